@@ -1,0 +1,1 @@
+//! Text to meaning, without opening a file.

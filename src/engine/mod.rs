@@ -1,0 +1,1 @@
+//! The one path from question to answer.

@@ -1,0 +1,1 @@
+//! Injective counter keys.

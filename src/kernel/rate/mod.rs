@@ -1,0 +1,54 @@
+//! How hits are counted against a limit: the four strategies and their one step.
+//!
+//! Guarantees: every strategy is exact in integers and deterministic; `ask` and `step` answer the
+//! same, and only `step` changes state; a denied client that returns after `retry_after` is
+//! admitted if nobody else came, and not one tick sooner.
+//! Leaves out: where the state lives and what time it is.
+
+pub mod fixed_window;
+pub mod gcra;
+pub mod limit;
+pub mod sliding_log;
+pub mod sliding_window;
+
+use crate::kernel::units::{Hits, Nanos};
+
+/// The verdict of one strategy on one question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The hits pass.
+    Admit(Room),
+    /// The hits do not pass now, and would after `retry_after` if nobody else came.
+    Deny {
+        /// Wait until these hits pass.
+        retry_after: Nanos,
+        /// What is left regardless.
+        room: Room,
+    },
+    /// More hits than the limit could ever admit: waiting does not help.
+    Never(Room),
+    /// `now` lies outside the calendar windows that the plan brought; plan again and ask again.
+    Stale,
+}
+
+/// What a counter has left after a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Hits that would be admitted at this instant.
+    pub remaining: Hits,
+    /// Wait until the counter is fully rested; for a window, until it ends.
+    pub reset_after: Nanos,
+}
+
+/// How a limit counts, with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// The generic cell rate algorithm.
+    Gcra(gcra::Gcra),
+    /// One count per window; windows are aligned to the epoch or to a calendar.
+    FixedWindow(fixed_window::FixedWindow),
+    /// Two windows, interpolated.
+    SlidingWindow(sliding_window::SlidingWindow),
+    /// Every arrival of the last period.
+    SlidingLog(sliding_log::SlidingLog),
+}

@@ -1,0 +1,88 @@
+//! Numbers that know what they count.
+//!
+//! Guarantees: no arithmetic here wraps; every saturating operation says which way it errs.
+//! Leaves out: ticks, which belong to one limit and live in [`super::rate`].
+
+use std::fmt;
+
+/// An instant or a duration in nanoseconds. Instants count from the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// One microsecond.
+    pub const MICRO: Self = Self(1_000);
+    /// One millisecond.
+    pub const MILLI: Self = Self(1_000_000);
+    /// One second.
+    pub const SECOND: Self = Self(1_000_000_000);
+
+    /// `seconds` as nanoseconds; saturates after 584 years.
+    #[must_use]
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(seconds.saturating_mul(Self::SECOND.0))
+    }
+
+    /// This duration in whole seconds, rounded up: nobody is told to come back too soon.
+    #[must_use]
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(Self::SECOND.0)
+    }
+
+    /// The time from `earlier` to here, zero when `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Self {
+        Self(self.0.saturating_sub(earlier.0))
+    }
+
+    /// This instant moved later; saturates at the end of time.
+    #[must_use]
+    pub const fn plus(self, duration: Self) -> Self {
+        Self(self.0.saturating_add(duration.0))
+    }
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n.is_multiple_of(1_000_000_000) => write!(f, "{}s", n / 1_000_000_000),
+            n if n.is_multiple_of(1_000_000) => write!(f, "{}ms", n / 1_000_000),
+            n if n.is_multiple_of(1_000) => write!(f, "{}us", n / 1_000),
+            n => write!(f, "{n}ns"),
+        }
+    }
+}
+
+/// What one question costs, or what a limit admits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hits(pub u64);
+
+impl Hits {
+    /// The hits left when `other` are taken away; never below zero.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// Both together; saturates, so that a count once huge stays huge.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl fmt::Display for Hits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number of a configuration; each accepted load has the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

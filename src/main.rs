@@ -1,0 +1,3 @@
+//! Parse the command line, run it, map the outcome to an exit code.
+
+fn main() {}

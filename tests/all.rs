@@ -1,0 +1,2 @@
+//! Every integration test, in one binary.
+#![allow(missing_docs)]
