@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::kernel::rate::Strategy;
+pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
 use tree::DescriptorTree;
 
@@ -61,7 +62,7 @@ pub struct Rule {
     /// Metrics carry every run-time key and value.
     pub detailed_metric: bool,
     /// Returned to the caller when not over limit.
-    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// The rule's full path: domain, then `key` or `key_value` per level, joined by dots.
     pub path: Box<str>,
     /// Where it was written: file and line, for `explain`.
@@ -90,41 +91,6 @@ pub enum Window {
     Per(Nanos),
     /// A calendar's own days, weeks, months or years.
     Calendar(Unit, Arc<Calendar>),
-}
-
-/// The units of the base language. A month has 30 days and a year 365.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unit {
-    /// 1 s.
-    Second,
-    /// 60 s.
-    Minute,
-    /// 3,600 s.
-    Hour,
-    /// 86,400 s.
-    Day,
-    /// 7 days, from a Thursday, as the epoch.
-    Week,
-    /// 30 days.
-    Month,
-    /// 365 days.
-    Year,
-}
-
-impl Unit {
-    /// The unit's length.
-    #[must_use]
-    pub const fn length(self) -> Nanos {
-        Nanos::from_secs(match self {
-            Self::Second => 1,
-            Self::Minute => 60,
-            Self::Hour => 3_600,
-            Self::Day => 86_400,
-            Self::Week => 604_800,
-            Self::Month => 2_592_000,
-            Self::Year => 31_536_000,
-        })
-    }
 }
 
 /// A calendar: its windows start at local midnight of a chosen day.
