@@ -1,4 +1,6 @@
 //! Every integration test, in one binary.
 #![allow(missing_docs)]
 
+mod conformance;
 mod law;
+mod tidy;

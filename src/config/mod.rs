@@ -11,6 +11,7 @@ pub mod tree;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::kernel::key::Counting;
 use crate::kernel::rate::Strategy;
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
@@ -114,4 +115,44 @@ pub enum OnBackendFailure {
     Deny,
     /// This replica's part, counted in its own memory.
     Local,
+}
+
+impl Limit {
+    /// How this limit's counters are named apart from those that count otherwise.
+    #[must_use]
+    pub fn counting(&self) -> Counting {
+        match (&self.strategy, &self.window) {
+            (Strategy::Gcra(_), _) => Counting::Gcra,
+            (Strategy::SlidingLog(_), _) => Counting::SlidingLog,
+            (Strategy::SlidingWindow(_), window) => Counting::SlidingWindow(window.length()),
+            (Strategy::FixedWindow(_), Window::Calendar(unit, _)) => Counting::Calendar(*unit),
+            (Strategy::FixedWindow(_), window) => Counting::FixedWindow(window.length()),
+        }
+    }
+
+    /// The strategy with the calendar's windows around `now`, where it has any.
+    #[must_use]
+    pub fn strategy_at(&self, _now: Nanos) -> Strategy {
+        self.strategy
+    }
+}
+
+impl Window {
+    /// The period's length; a calendar's window has its unit's nominal one.
+    #[must_use]
+    pub const fn length(&self) -> Nanos {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => unit.length(),
+            Self::Per(length) => *length,
+        }
+    }
+
+    /// The unit, where the period is one.
+    #[must_use]
+    pub const fn unit(&self) -> Option<Unit> {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => Some(*unit),
+            Self::Per(_) => None,
+        }
+    }
 }

@@ -4,12 +4,18 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+mod decide;
+mod plan;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::kernel::decision::{Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
+
+pub use decide::{Engine, Policy};
+pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.
 #[derive(Debug)]

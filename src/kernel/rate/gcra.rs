@@ -37,7 +37,7 @@ use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit counted by GCRA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gcra {
     requests: NonZeroU32,
     period: NonZeroU64,
