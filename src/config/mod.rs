@@ -4,8 +4,10 @@
 //! [`diagnostic::Diagnostic`]; a file written for envoyproxy/ratelimit means the same here.
 //! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
 
+pub mod calendar;
 pub mod diagnostic;
 pub mod raw;
+pub mod resolve;
 pub mod tree;
 
 use std::collections::HashMap;
@@ -127,13 +129,13 @@ impl Unit {
     }
 }
 
-/// A calendar: its windows start at local midnight of a chosen day.
+/// A calendar: its windows start with a chosen local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     /// The time zone.
     pub time_zone: jiff::tz::TimeZone,
-    /// Day of the week (1 = Monday), month, or (for years) month and day that a window starts on.
-    pub starts_on: i8,
+    /// The day that a window starts on.
+    pub starts: calendar::Starts,
 }
 
 /// What the caller gets when the backend fails.
