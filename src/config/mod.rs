@@ -4,8 +4,10 @@
 //! [`diagnostic::Diagnostic`]; a file written for envoyproxy/ratelimit means the same here.
 //! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
 
+pub mod calendar;
 pub mod diagnostic;
 pub mod raw;
+pub mod resolve;
 pub mod tree;
 
 use std::collections::HashMap;
@@ -13,6 +15,7 @@ use std::sync::Arc;
 
 use crate::kernel::key::Counting;
 use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
 use tree::DescriptorTree;
@@ -94,13 +97,13 @@ pub enum Window {
     Calendar(Unit, Arc<Calendar>),
 }
 
-/// A calendar: its windows start at local midnight of a chosen day.
+/// A calendar: its windows start with a chosen local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     /// The time zone.
     pub time_zone: jiff::tz::TimeZone,
-    /// Day of the week (1 = Monday), month, or (for years) month and day that a window starts on.
-    pub starts_on: i8,
+    /// The day that a window starts on.
+    pub starts: calendar::Starts,
 }
 
 /// What the caller gets when the backend fails.
@@ -132,8 +135,15 @@ impl Limit {
 
     /// The strategy with the calendar's windows around `now`, where it has any.
     #[must_use]
-    pub fn strategy_at(&self, _now: Nanos) -> Strategy {
-        self.strategy
+    pub fn strategy_at(&self, now: Nanos) -> Strategy {
+        match (&self.strategy, &self.window) {
+            (Strategy::FixedWindow(window), Window::Calendar(_, calendar)) => {
+                let starts = calendar.starts_around(now);
+                FixedWindow::new(window.limit(), Windows::Calendar { starts })
+                    .map_or(self.strategy, Strategy::FixedWindow)
+            }
+            (strategy, _) => *strategy,
+        }
     }
 }
 

@@ -126,7 +126,7 @@ impl<'c> Found<'c> {
     }
 
     fn configured(domain: &'c Domain, descriptor: &Descriptor<'_>) -> Self {
-        match domain.tree.lookup(&descriptor.entries) {
+        match domain.tree.lookup(descriptor.entries.iter().copied()) {
             None => Self::Nothing,
             Some(matched) => match &matched.rule.limit {
                 None => Self::Unlimited(matched.rule),
