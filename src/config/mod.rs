@@ -6,6 +6,7 @@
 
 pub mod diagnostic;
 pub mod raw;
+pub mod settings;
 pub mod tree;
 
 use std::collections::HashMap;
