@@ -4,3 +4,4 @@
 mod conformance;
 mod law;
 mod tidy;
+mod settings;

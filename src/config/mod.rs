@@ -8,6 +8,7 @@ pub mod calendar;
 pub mod diagnostic;
 pub mod raw;
 pub mod resolve;
+pub mod settings;
 pub mod tree;
 
 use std::collections::HashMap;
