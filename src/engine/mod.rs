@@ -103,3 +103,21 @@ pub enum Refusal {
         descriptor: usize,
     },
 }
+
+/// STUB until the engine lands: refuses every question.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Stub.
+    ///
+    /// # Errors
+    /// Always.
+    #[allow(clippy::unused_async)]
+    pub async fn decide(
+        &self,
+        _question: &crate::kernel::decision::Question<'_>,
+    ) -> Result<Answer, Refusal> {
+        Err(Refusal::NoConfig)
+    }
+}
