@@ -1,5 +1,5 @@
 //! Every integration test, in one binary.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
 mod conformance;
 mod law;
