@@ -3,5 +3,5 @@
 
 mod conformance;
 mod law;
-mod tidy;
 mod settings;
+mod tidy;
