@@ -1,6 +1,7 @@
 //! Every integration test, in one binary.
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
+mod config_meaning;
 mod conformance;
 mod law;
 mod settings;
