@@ -1,2 +1,5 @@
 //! Every integration test, in one binary.
-#![allow(missing_docs)]
+#![allow(missing_docs, unreachable_pub)]
+#![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
+
+mod config;

@@ -7,6 +7,7 @@
 pub mod diagnostic;
 pub mod raw;
 pub mod tree;
+mod yaml;
 
 use std::collections::HashMap;
 use std::sync::Arc;
