@@ -1,6 +1,8 @@
 //! Every integration test, in one binary.
-#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub)]
+#![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
+mod config;
 mod config_meaning;
 mod conformance;
 mod law;

@@ -13,6 +13,7 @@ pub mod raw;
 pub mod resolve;
 pub mod settings;
 pub mod tree;
+mod yaml;
 
 pub use describe::strategy_word;
 

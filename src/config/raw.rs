@@ -4,7 +4,43 @@
 //! accepts, with both of its passes; finds every problem of a file at once.
 //! Leaves out: what the words mean together, which is for [`super::resolve`].
 
-use super::diagnostic::{Span, Spanned};
+mod metadata;
+mod names;
+mod typed;
+mod word;
+
+use super::diagnostic::{Diagnostic, Findings, Source, Span, Spanned};
+use super::yaml;
+
+/// Reads one file: `name` is what a person knows it by.
+///
+/// Gives the file, its text for later places, and the warnings, in the order of the text.
+///
+/// # Errors
+///
+/// Every error and warning of the file. After a syntax error there is only that one.
+pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let mut findings = Findings::default();
+    let text = yaml::decode(bytes, &mut findings);
+    let file = file(&text, &mut findings);
+    let failed = findings.has_errors();
+    let source = Source::new(name, text);
+    let diagnostics = findings.into_diagnostics(&source);
+    if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
+}
+
+fn file(text: &str, findings: &mut Findings) -> File {
+    if findings.has_errors() {
+        return File::default();
+    }
+    let tree = yaml::parse(text, findings);
+    if findings.has_errors() {
+        return File::default();
+    }
+    let Some(misfits) = yaml::check(&tree, findings) else { return File::default() };
+    let blamed = names::check(&tree, misfits, findings);
+    typed::read(&tree, &blamed, findings)
+}
 
 /// A whole file: one domain.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +71,7 @@ pub struct Defaults {
 }
 
 /// One node of the descriptor tree.
+#[expect(clippy::struct_excessive_bools, reason = "the language's own switches, each by its name")]
 #[derive(Clone, Debug, Default)]
 pub struct Descriptor {
     /// Where the node stands: its first key.
