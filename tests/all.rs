@@ -8,3 +8,4 @@ mod conformance;
 mod law;
 mod settings;
 mod tidy;
+mod source;
