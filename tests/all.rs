@@ -1,2 +1,4 @@
 //! Every integration test, in one binary.
 #![allow(missing_docs)]
+
+mod edge;
