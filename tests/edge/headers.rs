@@ -109,8 +109,8 @@ fn a_period_below_a_second_is_shown_as_one() {
 #[test]
 fn unnamed_limits_are_default_and_twins_are_numbered_alike_in_both_headers() {
     let unnamed = || admitted(per_minute(2, ""), 1, Nanos::from_secs(7));
-    let named = admitted(per_minute(2, "a"), 1, Nanos::from_secs(7));
-    let [policy, limit] = policy_and_limit(vec![unnamed(), named, unnamed(), unnamed()]);
+    let other = admitted(per_minute(2, "a"), 1, Nanos::from_secs(7));
+    let [policy, limit] = policy_and_limit(vec![unnamed(), other, unnamed(), unnamed()]);
     let names = [r#""default""#, r#""a""#, r#""default-2""#, r#""default-3""#];
     assert_eq!(policy, names.map(|name| format!("{name};q=2;w=60")).join(", "));
     assert_eq!(limit, names.map(|name| format!("{name};r=1;t=7")).join(", "));
