@@ -4,14 +4,24 @@
 //! [`diagnostic::Diagnostic`]; a file written for envoyproxy/ratelimit means the same here.
 //! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
 
+pub mod calendar;
+mod describe;
 pub mod diagnostic;
+pub mod diff;
+mod lint;
 pub mod raw;
+pub mod resolve;
+pub mod settings;
 pub mod tree;
+
+pub use describe::strategy_word;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::kernel::key::Counting;
 use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
 use tree::DescriptorTree;
@@ -70,7 +80,7 @@ pub struct Rule {
 }
 
 /// How much, per what, counted how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Requests per unit.
     pub requests: u32,
@@ -93,13 +103,15 @@ pub enum Window {
     Calendar(Unit, Arc<Calendar>),
 }
 
-/// A calendar: its windows start at local midnight of a chosen day.
+/// A calendar: its windows start with a chosen local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     /// The time zone.
     pub time_zone: jiff::tz::TimeZone,
-    /// Day of the week (1 = Monday), month, or (for years) month and day that a window starts on.
-    pub starts_on: i8,
+    /// The day that a window starts on.
+    pub starts: calendar::Starts,
+    /// The windows last asked for.
+    pub(crate) latest: calendar::Latest,
 }
 
 /// What the caller gets when the backend fails.
@@ -114,4 +126,51 @@ pub enum OnBackendFailure {
     Deny,
     /// This replica's part, counted in its own memory.
     Local,
+}
+
+impl Limit {
+    /// How this limit's counters are named apart from those that count otherwise.
+    #[must_use]
+    pub fn counting(&self) -> Counting {
+        match (&self.strategy, &self.window) {
+            (Strategy::Gcra(_), _) => Counting::Gcra,
+            (Strategy::SlidingLog(_), _) => Counting::SlidingLog,
+            (Strategy::SlidingWindow(_), window) => Counting::SlidingWindow(window.length()),
+            (Strategy::FixedWindow(_), Window::Calendar(unit, _)) => Counting::Calendar(*unit),
+            (Strategy::FixedWindow(_), window) => Counting::FixedWindow(window.length()),
+        }
+    }
+
+    /// The strategy with the calendar's windows around `now`, where it has any.
+    #[must_use]
+    pub fn strategy_at(&self, now: Nanos) -> Strategy {
+        match (&self.strategy, &self.window) {
+            (Strategy::FixedWindow(window), Window::Calendar(_, calendar)) => {
+                let starts = calendar.around(now);
+                FixedWindow::new(window.limit(), Windows::Calendar { starts })
+                    .map_or(self.strategy, Strategy::FixedWindow)
+            }
+            (strategy, _) => *strategy,
+        }
+    }
+}
+
+impl Window {
+    /// The period's length; a calendar's window has its unit's nominal one.
+    #[must_use]
+    pub const fn length(&self) -> Nanos {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => unit.length(),
+            Self::Per(length) => *length,
+        }
+    }
+
+    /// The unit, where the period is one.
+    #[must_use]
+    pub const fn unit(&self) -> Option<Unit> {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => Some(*unit),
+            Self::Per(_) => None,
+        }
+    }
 }

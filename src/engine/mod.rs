@@ -4,12 +4,18 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+mod decide;
+mod plan;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::kernel::decision::{Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
+
+pub use decide::{Engine, Policy};
+pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.
 #[derive(Debug)]
@@ -20,6 +26,9 @@ pub struct Answer {
     pub statuses: SmallVec<[Status; 2]>,
     /// The status that headers describe.
     pub binding: Option<usize>,
+    /// On a denial: the wait after which the whole question would pass if nobody else came. `None`
+    /// when no wait helps.
+    pub retry_after: Option<Nanos>,
     /// Whether global shadow mode turned a denial into an admission.
     pub shadowed: bool,
     /// The configuration that decided.
@@ -96,22 +105,4 @@ pub enum Refusal {
         /// Which descriptor, from 0.
         descriptor: usize,
     },
-}
-
-/// STUB until the engine lands: refuses every question.
-#[derive(Debug)]
-pub struct Engine;
-
-impl Engine {
-    /// Stub.
-    ///
-    /// # Errors
-    /// Always.
-    #[allow(clippy::unused_async)]
-    pub async fn decide(
-        &self,
-        _question: &crate::kernel::decision::Question<'_>,
-    ) -> Result<Answer, Refusal> {
-        Err(Refusal::NoConfig)
-    }
 }

@@ -110,16 +110,31 @@ impl Reason {
 
 /// How a denial of one limit bears on the whole question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub struct Standing {
+    /// Whose denials are weighed together.
+    pub group: Group,
+    /// A denial is reported and not enforced: to the group it is an admission.
+    pub shadow: bool,
+}
+
+/// Whose denials are weighed together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Group {
     /// A denial denies the question.
     #[default]
     Enforced,
-    /// A denial denies only when every limit of the quota group denies.
+    /// A denial denies only when every limit of this group denies.
     Quota,
-    /// A denial is reported and not enforced.
-    Shadow,
     /// Takes no part: unlimited.
     Aside,
+}
+
+impl Standing {
+    /// What a counter's denial comes to.
+    #[must_use]
+    pub const fn verdict(self, denied: bool) -> Verdict {
+        if denied && !self.shadow { Verdict::Deny } else { Verdict::Admit }
+    }
 }
 
 /// The limit that decided a descriptor, as answers show it.
@@ -153,13 +168,13 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A descriptor that no limit decided.
+    /// A descriptor that no counter decided.
     #[must_use]
-    pub const fn unlimited(reason: Reason, standing: Standing) -> Self {
+    pub const fn settled(reason: Reason, group: Group) -> Self {
         Self {
             verdict: Verdict::Admit,
             reason,
-            standing,
+            standing: Standing { group, shadow: false },
             limit: None,
             room: Room { remaining: Hits(0), reset_after: Nanos(0) },
             retry_after: None,
@@ -171,22 +186,14 @@ impl Finding {
     /// `Stale` cannot be answered and is denied; the engine asks again before it comes to this.
     #[must_use]
     pub fn of_step(step: Step, limit: Shown, standing: Standing) -> Self {
-        let (verdict, reason, room, retry_after) = match step {
-            Step::Admit(room) => (Verdict::Admit, Reason::WithinLimit, room, None),
-            Step::Deny { retry_after, room } => {
-                (Verdict::Deny, Reason::OverLimit, room, Some(retry_after))
-            }
-            Step::Never(room) => (Verdict::Deny, Reason::LargerThanLimit, room, None),
-            Step::Stale => (Verdict::Deny, Reason::OverLimit, Room::default(), None),
+        let (reason, room, retry_after) = match step {
+            Step::Admit(room) => (Reason::WithinLimit, room, None),
+            Step::Deny { retry_after, room } => (Reason::OverLimit, room, Some(retry_after)),
+            Step::Never(room) => (Reason::LargerThanLimit, room, None),
+            Step::Stale => (Reason::OverLimit, Room::default(), None),
         };
-        Self { verdict, reason, standing, limit: Some(limit), room, retry_after }.shadowed()
-    }
-
-    fn shadowed(mut self) -> Self {
-        if self.standing == Standing::Shadow {
-            self.verdict = Verdict::Admit;
-        }
-        self
+        let verdict = standing.verdict(reason != Reason::WithinLimit);
+        Self { verdict, reason, standing, limit: Some(limit), room, retry_after }
     }
 
     /// Whether the counter itself said no, whatever shadow mode made of it.
@@ -202,25 +209,46 @@ impl Finding {
 /// Denied when an enforced limit denies, or when there is a quota group and all of it denies.
 /// With `quota_for_all` every descriptor but the unlimited ones is in that group, those without a
 /// rule included.
-pub fn combine(votes: impl Iterator<Item = (Standing, Verdict)>, quota_for_all: bool) -> Verdict {
-    let (mut group, mut group_denied) = (false, true);
-    for (standing, verdict) in votes {
-        let denied = verdict == Verdict::Deny;
-        match standing {
-            Standing::Aside => {}
-            Standing::Enforced if !quota_for_all => {
-                if denied {
+pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: bool) -> Verdict {
+    let (mut quota, mut quota_denies) = (false, true);
+    for (group, verdict) in votes {
+        let denies = verdict == Verdict::Deny;
+        match group {
+            Group::Aside => {}
+            Group::Enforced if !quota_for_all => {
+                if denies {
                     return Verdict::Deny;
                 }
             }
-            Standing::Shadow if !quota_for_all => {}
-            Standing::Enforced | Standing::Shadow | Standing::Quota => {
-                group = true;
-                group_denied &= denied;
+            Group::Enforced | Group::Quota => {
+                quota = true;
+                quota_denies &= denies;
             }
         }
     }
-    if group && group_denied { Verdict::Deny } else { Verdict::Admit }
+    if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
+}
+
+/// The wait after which a denied question would pass if nobody else came; `None` when none helps.
+///
+/// Every enforced denial must pass, and of a quota group that denies as a whole one member is
+/// enough.
+pub fn wait<'f>(
+    findings: impl Iterator<Item = &'f Finding> + Clone,
+    quota_for_all: bool,
+) -> Option<Nanos> {
+    let in_quota = |f: &&Finding| match f.standing.group {
+        Group::Enforced => quota_for_all,
+        Group::Quota => true,
+        Group::Aside => false,
+    };
+    let mut enforced = findings.clone().filter(|f| !in_quota(f) && f.verdict == Verdict::Deny);
+    let all = enforced.try_fold(Nanos(0), |longest, f| Some(longest.max(f.retry_after?)))?;
+    let mut group = findings.filter(in_quota).peekable();
+    if group.peek().is_none() || group.clone().any(|f| f.verdict == Verdict::Admit) {
+        return Some(all);
+    }
+    group.filter_map(|f| f.retry_after).min().map(|shortest| shortest.max(all))
 }
 
 /// Which finding the reference's three headers describe.
@@ -238,7 +266,7 @@ pub fn binding<'f>(
         if finding.limit.is_none() {
             continue;
         }
-        let quota = quota_for_all || finding.standing == Standing::Quota;
+        let quota = quota_for_all || finding.standing.group == Group::Quota;
         if finding.room.remaining.0 < best.1 {
             best = (Some(index), finding.room.remaining.0);
         }

@@ -7,12 +7,13 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::grpc::convert::{self, MAX_DESCRIPTORS, MAX_ENTRY_BYTES};
 use sluicegate::engine::Refusal;
-use sluicegate::kernel::decision::{Cost, Finding, Reason, Standing, Verdict};
+use sluicegate::kernel::decision::{Cost, Finding, Reason, Verdict};
 use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 use super::{
-    admitted, answer, denied, descriptor, free, overridden, per_minute, request, room, shown,
+    ENFORCED, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute, request,
+    room, shown,
 };
 
 fn refused(written: RateLimitDescriptor) -> Refusal {
@@ -153,13 +154,13 @@ fn refusals_are_unknown_where_clients_know_them_and_invalid_argument_elsewhere()
 #[test]
 fn there_is_one_status_per_descriptor_in_order_as_the_reference_shows_them() {
     let minute = per_minute(10, "lim");
-    let shadow = denied(per_minute(3, ""), Nanos::from_secs(9), Standing::Shadow);
+    let shadow = denied(per_minute(3, ""), Nanos::from_secs(9), SHADOW);
     let findings = vec![
         free(Reason::NoLimit),
         free(Reason::Replaced),
         free(Reason::Unlimited),
         admitted(minute.clone(), 4, Nanos::from_secs(59)),
-        denied(minute, Nanos::from_secs(59), Standing::Enforced),
+        denied(minute, Nanos::from_secs(59), ENFORCED),
         shadow,
     ];
     let reply =
@@ -211,7 +212,7 @@ fn every_unit_is_shown_by_its_number_and_another_period_as_unknown() {
     ];
     for (unit, want, number) in units {
         let limit = shown(5, Nanos::from_secs(90), unit, "");
-        let finding = Finding::of_step(Step::Admit(room(1, Nanos(1))), limit, Standing::Enforced);
+        let finding = Finding::of_step(Step::Admit(room(1, Nanos(1))), limit, ENFORCED);
         let answer = answer(Verdict::Admit, vec![finding]);
         let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
         let limit = reply.statuses[0].current_limit.clone().unwrap();
@@ -221,7 +222,7 @@ fn every_unit_is_shown_by_its_number_and_another_period_as_unknown() {
 
 #[test]
 fn global_shadow_mode_changes_the_verdict_and_no_status() {
-    let over = denied(per_minute(1, ""), Nanos::SECOND, Standing::Enforced);
+    let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
     let answer = answer(Verdict::Admit, vec![over]);
     let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
     assert_eq!(reply.overall_code(), Code::Ok);

@@ -6,7 +6,7 @@ use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict};
 use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::units::{Nanos, Unit};
 
-use super::{admitted, answer, denied, free, per_minute, room, shown};
+use super::{ENFORCED, QUOTA, SHADOW, admitted, answer, denied, free, per_minute, room, shown};
 
 fn reference() -> Headers {
     Headers { reference: Some(Names::default()), ..Headers::default() }
@@ -39,11 +39,11 @@ fn retry_after(verdict: Verdict, findings: Vec<Finding>) -> Option<String> {
 }
 
 fn over(seconds: u64) -> Finding {
-    denied(per_minute(1, ""), Nanos::from_secs(seconds), Standing::Enforced)
+    denied(per_minute(1, ""), Nanos::from_secs(seconds), ENFORCED)
 }
 
 fn quota(seconds: u64) -> Finding {
-    denied(per_minute(1, ""), Nanos::from_secs(seconds), Standing::Quota)
+    denied(per_minute(1, ""), Nanos::from_secs(seconds), QUOTA)
 }
 
 fn never(standing: Standing) -> Finding {
@@ -133,7 +133,7 @@ fn a_name_is_escaped_into_a_structured_fields_string() {
 
 #[test]
 fn a_shadow_limit_is_not_shown_to_clients_that_would_obey_it() {
-    let shadow = denied(per_minute(1, "s"), Nanos::SECOND, Standing::Shadow);
+    let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
     let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
     assert!(headers.is_empty());
 }
@@ -149,7 +149,7 @@ fn at_most_eight_limits_are_listed_and_no_integer_has_more_than_15_digits() {
 #[test]
 fn a_denial_says_when_to_come_back_rounded_up_and_never_zero() {
     let after = |nanos| {
-        let finding = denied(per_minute(1, ""), Nanos(nanos), Standing::Enforced);
+        let finding = denied(per_minute(1, ""), Nanos(nanos), ENFORCED);
         retry_after(Verdict::Deny, vec![finding]).unwrap()
     };
     assert_eq!(after(7_000_000_000), "7");
@@ -173,17 +173,16 @@ fn every_enforced_denial_must_have_passed() {
 fn one_member_of_a_quota_group_is_enough() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
-    let passing =
-        Finding::of_step(Step::Admit(room(1, Nanos(1))), per_minute(1, ""), Standing::Quota);
+    let passing = Finding::of_step(Step::Admit(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), passing, over(5)]).unwrap(), "5");
 }
 
 #[test]
 fn what_no_waiting_helps_has_no_retry_after() {
-    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(Standing::Enforced)]), None);
-    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(Standing::Quota)]), None);
-    let group = vec![quota(4), never(Standing::Quota)];
+    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(ENFORCED)]), None);
+    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(QUOTA)]), None);
+    let group = vec![quota(4), never(QUOTA)];
     assert_eq!(retry_after(Verdict::Deny, group).unwrap(), "4");
-    let shadow = vec![over(3), never(Standing::Shadow)];
+    let shadow = vec![over(3), never(SHADOW)];
     assert_eq!(retry_after(Verdict::Deny, shadow).unwrap(), "3");
 }

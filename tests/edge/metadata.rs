@@ -8,10 +8,13 @@ use serde_json::json;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::Answer;
-use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict};
+use sluicegate::kernel::decision::{Finding, Reason, Verdict};
 use sluicegate::kernel::units::Nanos;
 
-use super::{admitted, answer, denied, descriptor, free, overridden, per_minute, request};
+use super::{
+    ENFORCED, QUOTA, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute,
+    request,
+};
 
 /// A message as JSON, so that expectations read as the reference's recordings do.
 fn plain(value: &Value) -> serde_json::Value {
@@ -120,12 +123,12 @@ fn a_rule_that_is_over_attaches_nothing_and_a_shadow_rule_that_is_over_does() {
     let over = |standing| denied(per_minute(1, ""), Nanos::SECOND, standing);
     let who = |name: &str| json!({"who": name});
     let parts = vec![
-        (over(Standing::Enforced), who("enforced")),
-        (over(Standing::Quota), who("quota")),
-        (over(Standing::Shadow), who("shadow")),
+        (over(ENFORCED), who("enforced")),
+        (over(QUOTA), who("quota")),
+        (over(SHADOW), who("shadow")),
     ];
     assert_eq!(merged(parts), who("shadow"));
-    assert_eq!(merged(vec![(over(Standing::Enforced), who("enforced"))]), json!(null));
+    assert_eq!(merged(vec![(over(ENFORCED), who("enforced"))]), json!(null));
 }
 
 #[test]

@@ -12,9 +12,13 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use sluicegate::engine::{Answer, Status};
-use sluicegate::kernel::decision::{Finding, Reason, Shown, Standing, Verdict};
+use sluicegate::kernel::decision::{Finding, Group, Reason, Shown, Standing, Verdict, wait};
 use sluicegate::kernel::rate::{Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
+
+const ENFORCED: Standing = Standing { group: Group::Enforced, shadow: false };
+const QUOTA: Standing = Standing { group: Group::Quota, shadow: false };
+const SHADOW: Standing = Standing { group: Group::Enforced, shadow: true };
 
 /// A request of one domain with these descriptors.
 fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
@@ -46,7 +50,7 @@ fn room(remaining: u64, reset_after: Nanos) -> Room {
 }
 
 fn admitted(limit: Shown, remaining: u64, reset_after: Nanos) -> Finding {
-    Finding::of_step(Step::Admit(room(remaining, reset_after)), limit, Standing::Enforced)
+    Finding::of_step(Step::Admit(room(remaining, reset_after)), limit, ENFORCED)
 }
 
 fn denied(limit: Shown, retry_after: Nanos, standing: Standing) -> Finding {
@@ -54,12 +58,19 @@ fn denied(limit: Shown, retry_after: Nanos, standing: Standing) -> Finding {
 }
 
 fn free(reason: Reason) -> Finding {
-    Finding::unlimited(reason, Standing::Enforced)
+    Finding::settled(reason, Group::Enforced)
 }
 
 /// The answer that holds these findings; the first counted one binds.
 fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
-    let binding = findings.iter().position(|finding| finding.limit.is_some());
-    let statuses = findings.into_iter().map(|finding| Status { finding, metadata: None }).collect();
-    Answer { verdict, statuses, binding, shadowed: false, revision: Revision(1), now: Nanos(0) }
+    let denied = verdict == Verdict::Deny;
+    Answer {
+        verdict,
+        binding: findings.iter().position(|finding| finding.limit.is_some()),
+        retry_after: if denied { wait(findings.iter(), false) } else { None },
+        shadowed: false,
+        revision: Revision(1),
+        now: Nanos(0),
+        statuses: findings.into_iter().map(|finding| Status { finding, metadata: None }).collect(),
+    }
 }
