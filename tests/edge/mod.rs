@@ -2,6 +2,7 @@
 
 mod convert;
 mod headers;
+mod json;
 mod metadata;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Number, Value as Json};
 
 /// The response holds infinity, or what is not a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,10 +79,7 @@ fn fields(message: &Struct) -> Result<Json, Inexpressible> {
 fn plain(value: &Value) -> Result<Json, Inexpressible> {
     Ok(match &value.kind {
         None | Some(Kind::NullValue(_)) => Json::Null,
-        // A float's text is that of an integer where it is one: `7`, not `7.0`.
-        Some(Kind::NumberValue(number)) => {
-            Json::Number(number.to_string().parse().map_err(|_| Inexpressible)?)
-        }
+        Some(Kind::NumberValue(value)) => Json::Number(number(*value)?),
         Some(Kind::StringValue(text)) => Json::String(text.clone()),
         Some(Kind::BoolValue(value)) => Json::Bool(*value),
         Some(Kind::StructValue(message)) => fields(message)?,
@@ -90,6 +87,12 @@ fn plain(value: &Value) -> Result<Json, Inexpressible> {
             Json::Array(list.values.iter().map(plain).collect::<Result<_, _>>()?)
         }
     })
+}
+
+/// A whole number is written without a point, as `7`: readers that want an integer get one.
+fn number(value: f64) -> Result<Number, Inexpressible> {
+    let whole = (value.fract() == 0.0).then(|| value.to_string().parse::<i64>().ok()).flatten();
+    whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(Inexpressible)
 }
 
 /// An object in which default values do not appear.
