@@ -4,6 +4,9 @@
 //! nothing.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
+mod explain;
+mod show;
+
 use std::sync::Arc;
 
 use axum::Router;
@@ -13,32 +16,22 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde_json::Value;
 
 use super::{JSON, PLAIN};
+use crate::engine::Engine;
+
+pub use explain::{Explain, explain};
+pub use show::{LastError, Loads, config, rlconfig};
 
 /// What the admin port shows.
 #[derive(Clone)]
 pub struct Admin {
     /// What callers send as `Authorization: Bearer …`, if they must.
     pub token: Option<Arc<str>>,
-    /// `/config`.
-    pub config: Arc<dyn Fn() -> Value + Send + Sync>,
-    /// `/rlconfig`.
-    pub rlconfig: Arc<dyn Fn() -> String + Send + Sync>,
-    /// `/explain`.
-    pub explain: Arc<dyn Fn(&Explain) -> Value + Send + Sync>,
-}
-
-/// What `/explain` is asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explain {
-    /// The domain.
-    pub domain: String,
-    /// The descriptors, each a list of keys and values.
-    pub descriptors: Vec<Vec<(String, String)>>,
-    /// What the question would cost.
-    pub hits: u64,
+    /// Whose configuration is shown.
+    pub engine: Arc<Engine>,
+    /// What looks up how loads went.
+    pub loads: Arc<dyn Fn() -> Loads + Send + Sync>,
 }
 
 /// The paths and what they are for, as `/` lists them.
@@ -52,12 +45,9 @@ const PATHS: [(&str, &str); 4] = [
 /// `/config`, `/rlconfig`, `/explain`; every other path lists them.
 pub fn router(admin: Admin) -> Router {
     Router::new()
-        .route(
-            "/config",
-            get(async |State(admin): State<Admin>| (JSON, (admin.config)().to_string())),
-        )
-        .route("/rlconfig", get(async |State(admin): State<Admin>| (PLAIN, (admin.rlconfig)())))
-        .route("/explain", get(explain))
+        .route("/config", get(show_config))
+        .route("/explain", get(show_explain))
+        .route("/rlconfig", get(show_rlconfig))
         .fallback(async || (PLAIN, list()))
         .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
@@ -68,52 +58,26 @@ fn list() -> String {
     PATHS.iter().map(line).collect()
 }
 
-async fn explain(
+async fn show_config(State(admin): State<Admin>) -> Response {
+    let shown = config(&(admin.loads)(), admin.engine.config().as_deref());
+    (JSON, shown.to_string()).into_response()
+}
+
+async fn show_rlconfig(State(admin): State<Admin>) -> Response {
+    let lines = admin.engine.config().map_or_else(String::new, |config| rlconfig(&config));
+    (PLAIN, lines).into_response()
+}
+
+async fn show_explain(
     State(admin): State<Admin>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Response {
-    match Explain::read(query) {
-        Ok(asked) => (JSON, (admin.explain)(&asked).to_string()).into_response(),
-        Err(why) => (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
+    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
+    match (Explain::read(query), admin.engine.config()) {
+        (Err(why), _) => refused(why),
+        (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
+        (Ok(asked), Some(config)) => (JSON, explain(&config, &asked).to_string()).into_response(),
     }
-}
-
-impl Explain {
-    /// Reads the query's pairs.
-    ///
-    /// # Errors
-    /// A sentence for the person who asked.
-    pub fn read(query: Vec<(String, String)>) -> Result<Self, String> {
-        let mut asked = Self { hits: 1, ..Self::default() };
-        for (name, value) in query {
-            match &*name {
-                "domain" => asked.domain = value,
-                "descriptor" => asked.descriptors.push(entries(&value)?),
-                "hits" => asked.hits = hits(&value)?,
-                _ => return Err(format!("`{name}` is not domain, descriptor or hits")),
-            }
-        }
-        if asked.domain.is_empty() || asked.descriptors.is_empty() {
-            return Err("a domain and at least one descriptor are needed: \
-                        /explain?domain=d&descriptor=k=v,k2=v2"
-                .to_owned());
-        }
-        Ok(asked)
-    }
-}
-
-fn entries(text: &str) -> Result<Vec<(String, String)>, String> {
-    let entry = |part: &str| {
-        let (key, value) = part
-            .split_once('=')
-            .ok_or_else(|| format!("`{part}` is not an entry; one is written key=value"))?;
-        Ok((key.to_owned(), value.to_owned()))
-    };
-    text.split(',').map(entry).collect()
-}
-
-fn hits(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
 }
 
 async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Response {
