@@ -5,6 +5,7 @@
 mod config;
 mod config_meaning;
 mod conformance;
+mod edge;
 mod law;
 mod settings;
 mod tidy;
