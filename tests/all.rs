@@ -1,2 +1,11 @@
 //! Every integration test, in one binary.
-#![allow(missing_docs)]
+//!
+//! Nothing outside can reach or document what is in here, and a helper that panics is a failed test.
+#![allow(missing_docs, unreachable_pub)]
+#![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
+
+mod compat;
+mod e2e;
+mod http1;
+mod service;
+mod waiting;
