@@ -3,7 +3,7 @@
 #
 # The ways to get there, first that works: a virtual environment; pip with --target; the same after
 # apt-get installed what Python lacks. Needs no root, except where Python has neither venv nor pip.
-set -euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 version=1.40.0

@@ -49,8 +49,8 @@ check_fuzz() {
     done
 }
 
-# Tests marked #[ignore = "long: …"], such as ten million live keys; optimised, since their numbers are about memory and time.
-check_ignored() { run ignored cargo test --locked --release -- --ignored long; }
+# Tests marked #[ignore], such as ten million live keys; optimised, since they measure memory and time.
+check_ignored() { run ignored cargo test --locked --release -- --ignored --nocapture --test-threads 1; }
 
 checks=("$@")
 [ ${#checks[@]} -gt 0 ] || checks=(ignored fuzz)

@@ -5,7 +5,7 @@
 #   scripts/test.sh --quick    without Envoy and the tests that drive it
 #
 # The runs that take longer than a coffee are in scripts/long.sh.
-set -euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 deny_version=0.20.2

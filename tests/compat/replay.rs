@@ -229,7 +229,10 @@ fn loaded(
     match (recorded.as_str(), is_refused) {
         (Some("ok"), false) if loads.last_error.is_null() => Ok(()),
         (Some("ok"), _) => Err(format!("refused with {}", loads.last_error)),
-        (_, false) => Err(format!("accepted, though {recorded}")),
+        (_, false) => {
+            let why = &recorded["error_contains_substance"];
+            Err(format!("accepted, though it must be rejected: {why}"))
+        }
         (_, true) => refused_rightly(&loads.last_error, recorded, advice),
     }
 }
