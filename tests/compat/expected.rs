@@ -138,4 +138,5 @@ fn an_absent_field_and_an_extra_one_are_differences() {
     assert!(difference(&less, &more, 0..=0).is_some());
     assert!(difference(&more, &less, 0..=0).is_some());
     assert!(difference(&json!([1, 2]), &json!([2, 1]), 0..=0).is_some());
+    assert!(difference(&json!([1]), &json!([1, 2]), 0..=0).is_some());
 }

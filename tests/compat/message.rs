@@ -211,4 +211,5 @@ fn a_response_leaves_out_what_has_its_default_value() {
     let expected = json!({"overallCode": "OVER_LIMIT", "statuses": [{"code": "OVER_LIMIT",
         "currentLimit": {"requestsPerUnit": 2, "unit": "MONTH"}, "durationUntilReset": "9s"}]});
     assert_eq!(response(&message), (expected, json!([])));
+    assert_eq!(response(&RateLimitResponse::default()), (json!({}), json!([])));
 }
