@@ -1,3 +1,12 @@
 //! Parse the command line, run it, map the outcome to an exit code.
 
-fn main() {}
+use std::io;
+use std::process::ExitCode;
+
+use sluicegate::cli::{self, Terminal};
+
+fn main() -> ExitCode {
+    let (mut out, mut err) = (io::stdout(), io::stderr());
+    let mut terminal = Terminal { out: &mut out, err: &mut err };
+    cli::run(std::env::args_os().collect(), std::env::vars_os(), &mut terminal).into()
+}

@@ -5,7 +5,11 @@
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
 mod compat;
+mod conformance;
 mod e2e;
 mod http1;
+mod law;
 mod service;
+mod settings;
+mod tidy;
 mod waiting;

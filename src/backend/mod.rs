@@ -1,1 +1,93 @@
 //! Where counters live.
+//!
+//! Guarantees: the charges of one question are answered in order, one outcome each.
+//! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
+
+pub mod memory;
+
+use std::pin::Pin;
+
+use smallvec::SmallVec;
+
+use crate::kernel::decision::{Cost, Standing, Verdict};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::{Step, Strategy};
+use crate::kernel::units::Nanos;
+
+/// A place where counters live.
+pub trait Backend: Send + Sync + std::fmt::Debug {
+    /// Puts a question's hits to their counters at the instant `now`.
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
+}
+
+/// An answer at hand, or one to wait for. A backend in this process never waits, so its answers
+/// cost no allocation and no poll.
+pub enum Reply<'a, T> {
+    /// At hand.
+    Now(T),
+    /// On its way.
+    Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+}
+
+/// The charges of one question.
+#[derive(Clone, Debug, Default)]
+pub struct Charges {
+    /// Each names one counter; several may name the same.
+    pub list: SmallVec<[Charge; 2]>,
+    /// Whether one denial spares the others.
+    pub rule: Rule,
+}
+
+/// What goes to one counter.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// Which counter.
+    pub key: CounterKey,
+    /// How it counts.
+    pub strategy: Strategy,
+    /// What is put to it or given back.
+    pub cost: Cost,
+    /// How its denial bears on the question.
+    pub standing: Standing,
+}
+
+/// Whether one denial spares the other counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Rule {
+    /// Every charge is made whatever becomes of the others.
+    #[default]
+    Each,
+    /// No charge is made unless the question is admitted. Refunds are made all the same.
+    AllOrNothing {
+        /// Every limit is in the quota group.
+        quota_for_all: bool,
+        /// A descriptor without a counter keeps the quota group from denying.
+        rescued: bool,
+    },
+}
+
+/// One outcome per charge, in order.
+pub type Outcomes = SmallVec<[Outcome; 2]>;
+
+/// What became of one charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The counter was asked.
+    Stepped(Step),
+    /// Hits were given back.
+    Refunded(Step),
+    /// The key is new and there is no room for it; this verdict was chosen for that case.
+    Full(Verdict),
+}
+
+impl Outcome {
+    /// Whether this charge says no, whatever its standing.
+    #[must_use]
+    pub const fn denies(&self) -> bool {
+        match self {
+            Self::Stepped(step) => !matches!(step, Step::Admit(_)),
+            Self::Refunded(_) => false,
+            Self::Full(verdict) => matches!(verdict, Verdict::Deny),
+        }
+    }
+}

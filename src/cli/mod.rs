@@ -1,1 +1,122 @@
 //! The command line.
+//!
+//! Guarantees: every command ends in an [`Outcome`]; what a person asked for is on standard output,
+//! what went wrong on standard error.
+//! Leaves out: what commands know; they wire the layers below together and add nothing.
+
+pub mod args;
+pub mod doors;
+mod serve;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use crate::config::settings::{self, Loaded};
+use args::{Cli, Command, SchemaOf, Serve};
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done; nothing is wrong.
+    Yes,
+    /// Done; the answer is that something is wrong.
+    No,
+    /// It could not be done.
+    CouldNotSay,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        Self::from(match outcome {
+            Outcome::Yes => 0,
+            Outcome::No => 1,
+            Outcome::CouldNotSay => 2,
+        })
+    }
+}
+
+/// Where a command writes.
+pub struct Terminal<'a> {
+    /// What was asked for.
+    pub out: &'a mut dyn Write,
+    /// What went wrong.
+    pub err: &'a mut dyn Write,
+}
+
+/// Runs the command line `argv`, program name first, under `environment`.
+pub fn run(
+    argv: Vec<OsString>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    terminal: &mut Terminal<'_>,
+) -> Outcome {
+    let done = match args::parse(argv) {
+        Ok(cli) => command(cli, environment, terminal),
+        Err(error) => refused(&error, terminal),
+    };
+    // A reader that went away, `sluicegate schema limits | head`, wants nothing more.
+    done.unwrap_or(Outcome::CouldNotSay)
+}
+
+fn command(
+    cli: Cli,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Outcome> {
+    match cli.command {
+        Command::Serve(serve) => start(&serve, environment, terminal),
+        Command::Schema(schema) => print_schema(schema.of, terminal),
+        Command::Check(_) | Command::Explain(_) => not_yet(terminal),
+    }
+}
+
+fn refused(error: &clap::Error, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    if error.use_stderr() {
+        write!(terminal.err, "{}", error.render())?;
+        return Ok(Outcome::CouldNotSay);
+    }
+    write!(terminal.out, "{}", error.render())?;
+    Ok(Outcome::Yes)
+}
+
+fn start(
+    serve: &Serve,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Outcome> {
+    let doors = match doors::open(serve, environment) {
+        Ok(doors) => doors,
+        Err(sentence) => {
+            writeln!(terminal.err, "error: {sentence}")?;
+            return Ok(Outcome::CouldNotSay);
+        }
+    };
+    let loaded = settings::read(&doors);
+    let problems = loaded.as_ref().map_or_else(|problems| problems, |loaded| &loaded.warnings);
+    for problem in problems {
+        writeln!(terminal.err, "{problem}")?;
+    }
+    match loaded {
+        Err(_) => Ok(Outcome::CouldNotSay),
+        Ok(loaded) if serve.print_config => print_config(&loaded, terminal),
+        Ok(loaded) => Ok(serve::serve(loaded.settings)),
+    }
+}
+
+fn print_config(loaded: &Loaded, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    write!(terminal.out, "{}", settings::print_config(loaded))?;
+    Ok(Outcome::Yes)
+}
+
+fn print_schema(of: SchemaOf, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    match of {
+        SchemaOf::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
+        SchemaOf::Limits => return not_yet(terminal),
+    }
+    Ok(Outcome::Yes)
+}
+
+fn not_yet(terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    writeln!(terminal.err, "error: this command is not in this version yet")?;
+    Ok(Outcome::CouldNotSay)
+}

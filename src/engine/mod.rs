@@ -1,1 +1,123 @@
-//! The one path from question to answer.
+//! The one path from a question to an answer, wired.
+//!
+//! Guarantees: every question is answered under exactly one configuration and one instant; what
+//! cannot be asked is refused before any counter moves.
+//! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
+
+mod decide;
+mod plan;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::kernel::decision::{Finding, Verdict};
+use crate::kernel::units::{Nanos, Revision};
+
+pub use decide::{Engine, Policy};
+pub use plan::{CounterKeys, Overrides, Planning};
+
+/// The answer to one question.
+#[derive(Debug)]
+pub struct Answer {
+    /// The verdict of the whole question, global shadow mode applied.
+    pub verdict: Verdict,
+    /// One per descriptor, in the question's order.
+    pub statuses: SmallVec<[Status; 2]>,
+    /// The status that headers describe.
+    pub binding: Option<usize>,
+    /// Whether global shadow mode turned a denial into an admission.
+    pub shadowed: bool,
+    /// The configuration that decided.
+    pub revision: Revision,
+    /// The instant that decided.
+    pub now: Nanos,
+}
+
+/// What was decided for one descriptor.
+#[derive(Debug)]
+pub struct Status {
+    /// The decision.
+    pub finding: Finding,
+    /// The rule's metadata.
+    pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+}
+
+/// Why a question cannot be answered. No counter has moved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// As the reference: an error that clients know.
+    #[error("the domain must not be empty")]
+    EmptyDomain,
+    /// As the reference.
+    #[error("the list of descriptors must not be empty")]
+    NoDescriptors,
+    /// As the reference.
+    #[error("no limits are loaded yet; see the log or /config for what is wrong with them")]
+    NoConfig,
+    /// More descriptors than one question may hold.
+    #[error("{got} descriptors in one question; at most {most} are answered")]
+    TooManyDescriptors {
+        /// How many came.
+        got: usize,
+        /// How many may come.
+        most: usize,
+    },
+    /// A key or value too long to be meant.
+    #[error(
+        "descriptor {descriptor}: an entry of {got} bytes; a key or value has less than {most}"
+    )]
+    EntryTooLong {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// Its length in bytes.
+        got: usize,
+        /// The first length that is refused.
+        most: usize,
+    },
+    /// `hits_addend` of 2^63 and more.
+    #[error("descriptor {descriptor}: hits_addend {got} is 2^63 or more")]
+    HitsTooLarge {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// What came.
+        got: u64,
+    },
+    /// An override whose unit is not one.
+    #[error(
+        "descriptor {descriptor}: {got} is not a unit for a limit in a request; \
+         1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR and 7 (week) are"
+    )]
+    UnknownUnit {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// What came.
+        got: i32,
+    },
+    /// `is_negative_hits` while refunds are off.
+    #[error(
+        "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
+    )]
+    RefundsAreOff {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+    },
+}
+
+/// STUB until the engine lands: refuses every question.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Stub.
+    ///
+    /// # Errors
+    /// Always.
+    #[allow(clippy::unused_async)]
+    pub async fn decide(
+        &self,
+        _question: &crate::kernel::decision::Question<'_>,
+    ) -> Result<Answer, Refusal> {
+        Err(Refusal::NoConfig)
+    }
+}

@@ -1,1 +1,256 @@
-//! Questions and answers.
+//! What is asked, what is answered, and how the answers of one question's descriptors combine.
+//!
+//! Guarantees: every verdict has a [`Reason`] from a closed list; the verdict of a question depends
+//! on its findings alone, never on their timing.
+//! Leaves out: finding the limit of a descriptor (`engine::plan`) and counting (`rate`).
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::rate::{Room, Step};
+use super::units::{Hits, Nanos, Unit};
+
+/// One question: may these hits pass?
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// Envoy's domain.
+    pub domain: &'a str,
+    /// Each is matched and decided on its own.
+    pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
+}
+
+/// Envoy's descriptor: ordered entries, what they cost, and perhaps a limit of their own.
+#[derive(Clone, Debug)]
+pub struct Descriptor<'a> {
+    /// Ordered `(key, value)` pairs.
+    pub entries: SmallVec<[(&'a str, &'a str); 4]>,
+    /// What the question costs here.
+    pub cost: Cost,
+    /// A limit carried in the request.
+    pub limit: Option<Override>,
+}
+
+/// What a question puts to a counter, or takes from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Put these hits to the counter; zero peeks.
+    Charge(Hits),
+    /// Give these hits back.
+    Refund(Hits),
+}
+
+/// A limit carried in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// Requests per unit.
+    pub requests: u32,
+    /// The unit.
+    pub unit: Unit,
+}
+
+/// Admit or deny.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// May pass.
+    Admit,
+    /// May not.
+    Deny,
+}
+
+/// Why a descriptor was answered as it was: the closed list behind metrics, logs and headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// No rule matches, or the rule that matches has no limit.
+    NoLimit,
+    /// The rule says `unlimited`.
+    Unlimited,
+    /// Another rule of this question replaces this one.
+    Replaced,
+    /// Counted and within the limit.
+    WithinLimit,
+    /// Hits were given back.
+    Refunded,
+    /// Counted and over the limit.
+    OverLimit,
+    /// More hits than the limit could ever admit.
+    LargerThanLimit,
+    /// The store of counters is full and this key is new: `when_full` decided.
+    StoreFull,
+}
+
+impl Reason {
+    /// Every reason, in the order of their documentation.
+    pub const ALL: [Self; 8] = [
+        Self::NoLimit,
+        Self::Unlimited,
+        Self::Replaced,
+        Self::WithinLimit,
+        Self::Refunded,
+        Self::OverLimit,
+        Self::LargerThanLimit,
+        Self::StoreFull,
+    ];
+
+    /// The reason as metrics, logs and headers spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoLimit => "no_limit",
+            Self::Unlimited => "unlimited",
+            Self::Replaced => "replaced",
+            Self::WithinLimit => "within_limit",
+            Self::Refunded => "refunded",
+            Self::OverLimit => "over_limit",
+            Self::LargerThanLimit => "larger_than_limit",
+            Self::StoreFull => "store_full",
+        }
+    }
+}
+
+/// How a denial of one limit bears on the whole question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Whose denials are weighed together.
+    pub group: Group,
+    /// A denial is reported and not enforced: to the group it is an admission.
+    pub shadow: bool,
+}
+
+/// Whose denials are weighed together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Group {
+    /// A denial denies the question.
+    #[default]
+    Enforced,
+    /// A denial denies only when every limit of this group denies.
+    Quota,
+    /// Takes no part: unlimited.
+    Aside,
+}
+
+impl Standing {
+    /// What a counter's denial comes to.
+    #[must_use]
+    pub const fn verdict(self, denied: bool) -> Verdict {
+        if denied && !self.shadow { Verdict::Deny } else { Verdict::Admit }
+    }
+}
+
+/// The limit that decided a descriptor, as answers show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Requests per unit.
+    pub requests: u32,
+    /// The unit, where the period is one.
+    pub unit: Option<Unit>,
+    /// The period. For a calendar's window its nominal length.
+    pub period: Nanos,
+    /// The rule's name.
+    pub name: Option<Arc<str>>,
+}
+
+/// What was found for one descriptor.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// Admit or deny, shadow mode applied.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: Reason,
+    /// How a denial bears on the question.
+    pub standing: Standing,
+    /// The limit that decided, if one did.
+    pub limit: Option<Shown>,
+    /// What its counter has left.
+    pub room: Room,
+    /// On a denial: wait until these hits pass. `None` when waiting does not help.
+    pub retry_after: Option<Nanos>,
+}
+
+impl Finding {
+    /// A descriptor that no counter decided.
+    #[must_use]
+    pub const fn settled(reason: Reason, group: Group) -> Self {
+        Self {
+            verdict: Verdict::Admit,
+            reason,
+            standing: Standing { group, shadow: false },
+            limit: None,
+            room: Room { remaining: Hits(0), reset_after: Nanos(0) },
+            retry_after: None,
+        }
+    }
+
+    /// The finding that a counter's step means under `limit`.
+    ///
+    /// `Stale` cannot be answered and is denied; the engine asks again before it comes to this.
+    #[must_use]
+    pub fn of_step(step: Step, limit: Shown, standing: Standing) -> Self {
+        let (reason, room, retry_after) = match step {
+            Step::Admit(room) => (Reason::WithinLimit, room, None),
+            Step::Deny { retry_after, room } => (Reason::OverLimit, room, Some(retry_after)),
+            Step::Never(room) => (Reason::LargerThanLimit, room, None),
+            Step::Stale => (Reason::OverLimit, Room::default(), None),
+        };
+        let verdict = standing.verdict(reason != Reason::WithinLimit);
+        Self { verdict, reason, standing, limit: Some(limit), room, retry_after }
+    }
+
+    /// Whether the counter itself said no, whatever shadow mode made of it.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.reason, Reason::OverLimit | Reason::LargerThanLimit)
+            || matches!((self.reason, self.verdict), (Reason::StoreFull, Verdict::Deny))
+    }
+}
+
+/// The verdict of a whole question over its descriptors' verdicts.
+///
+/// Denied when an enforced limit denies, or when there is a quota group and all of it denies.
+/// With `quota_for_all` every descriptor but the unlimited ones is in that group, those without a
+/// rule included.
+pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: bool) -> Verdict {
+    let (mut quota, mut quota_denies) = (false, true);
+    for (group, verdict) in votes {
+        let denies = verdict == Verdict::Deny;
+        match group {
+            Group::Aside => {}
+            Group::Enforced if !quota_for_all => {
+                if denies {
+                    return Verdict::Deny;
+                }
+            }
+            Group::Enforced | Group::Quota => {
+                quota = true;
+                quota_denies &= denies;
+            }
+        }
+    }
+    if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
+}
+
+/// Which finding the reference's three headers describe.
+///
+/// Scanning in order: a strictly smaller remaining than the best so far wins; an over-limit one
+/// outside the quota group always wins, so the last such one does.
+/// Source: `reference` §2.12.
+#[must_use]
+pub fn binding<'f>(
+    findings: impl Iterator<Item = &'f Finding>,
+    quota_for_all: bool,
+) -> Option<usize> {
+    let mut best = (None, u64::from(u32::MAX));
+    for (index, finding) in findings.enumerate() {
+        if finding.limit.is_none() {
+            continue;
+        }
+        let quota = quota_for_all || finding.standing.group == Group::Quota;
+        if finding.room.remaining.0 < best.1 {
+            best = (Some(index), finding.room.remaining.0);
+        }
+        if finding.verdict == Verdict::Deny && !quota {
+            best = (Some(index), 0);
+        }
+    }
+    best.0
+}

@@ -86,3 +86,38 @@ impl fmt::Display for Revision {
         self.0.fmt(f)
     }
 }
+
+/// The units of the base language. A month has 30 days and a year 365.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// 1 s.
+    Second,
+    /// 60 s.
+    Minute,
+    /// 3,600 s.
+    Hour,
+    /// 86,400 s.
+    Day,
+    /// 7 days, from a Thursday, as the epoch.
+    Week,
+    /// 30 days.
+    Month,
+    /// 365 days.
+    Year,
+}
+
+impl Unit {
+    /// The unit's length.
+    #[must_use]
+    pub const fn length(self) -> Nanos {
+        Nanos::from_secs(match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 604_800,
+            Self::Month => 2_592_000,
+            Self::Year => 31_536_000,
+        })
+    }
+}

@@ -1,1 +1,7 @@
 //! What happened, counted and logged.
+//!
+//! Guarantees: counting takes no lock, allocates nothing and never blocks; every label is bounded.
+//! Leaves out: why it happened, and serving the page that shows the counts.
+
+pub mod event;
+pub mod metrics;

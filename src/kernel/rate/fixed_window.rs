@@ -1,5 +1,196 @@
 //! One count per window: the reference's strategy, with calendar windows too.
+//!
+//! | formula, for 5 a minute at 12:00:40 | worked row |
+//! |---|---|
+//! | window = ⌊now / length⌋·length | 12:00:00 |
+//! | after = count + hits | 4 + 2 = 6 |
+//! | admit iff after ≤ limit | 6 > 5, denied, and counted |
+//! | remaining = limit − after, at least 0 | 0 |
+//! | `retry_after` = `reset_after` = end of the window − now | 20 s |
+//!
+//! ```
+//! use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+//! use sluicegate::kernel::rate::{Room, Step};
+//! use sluicegate::kernel::units::{Hits, Nanos};
+//!
+//! let limit = FixedWindow::new(5, Windows::Every(Nanos::from_secs(60))).unwrap();
+//! let mut state = Count { start: Nanos::from_secs(12 * 3600), count: 4 };
+//! let now = Nanos::from_secs(12 * 3600 + 40);
+//! let (wait, remaining) = (Nanos::from_secs(20), Hits(0));
+//! let denied = Step::Deny { retry_after: wait, room: Room { remaining, reset_after: wait } };
+//! assert_eq!(limit.step(&mut state, now, Hits(2)), denied);
+//! assert_eq!(state.count, 6);
+//! ```
+//!
+//! Guarantees: at most `limit` hits are admitted in a window. A denied question is counted, as the
+//! reference counts it. Windows only move forward: an instant before the state's window counts
+//! into that window. A changed limit keeps the count of the window.
+//! Leaves out: where calendar windows start; the plan brings that.
 
-/// Placeholder shape until the strategy lands.
+use super::limit::{LimitError, Tick};
+use super::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+
+/// The shortest window: below it the count says less than the network's jitter.
+pub const SHORTEST: Nanos = Nanos::MILLI;
+
+/// A limit with one count per window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FixedWindow {}
+pub struct FixedWindow {
+    limit: u32,
+    windows: Windows,
+}
+
+/// Where windows start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// Windows of this length, aligned to the Unix epoch; at least [`SHORTEST`], whole
+    /// microseconds.
+    Every(Nanos),
+    /// Windows as a calendar has them.
+    Calendar {
+        /// The starts of the previous window, the current one, the next and the one after.
+        /// Rising, whole microseconds. The last one is only an end.
+        starts: [Nanos; 4],
+    },
+}
+
+/// The state: one window and its count. The default is rested.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// When the window began. Never moves back.
+    pub start: Nanos,
+    /// Hits asked for in the window, denied ones included.
+    pub count: u64,
+}
+
+impl FixedWindow {
+    /// `limit` hits per window; a limit of 0 denies every hit.
+    ///
+    /// # Errors
+    /// A window that is too short or not whole microseconds, or calendar windows out of order.
+    pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
+        windows.check()?;
+        Ok(Self { limit, windows })
+    }
+
+    /// Hits admitted per window.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Where the windows start.
+    #[must_use]
+    pub const fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// The verdict that [`FixedWindow::step`] would give; changes nothing.
+    #[must_use]
+    pub fn ask(&self, state: &Count, now: Nanos, hits: Hits) -> Step {
+        self.decide(*state, now, hits).1
+    }
+
+    /// Counts `hits`, whether they pass or not. Cost: no allocation. `hits` 0 passes unless the
+    /// window is over its limit.
+    pub fn step(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
+        let (count, step) = self.decide(*state, now, hits);
+        *state = count;
+        step
+    }
+
+    /// Gives `hits` back to the current window; none to a window that is over.
+    pub fn refund(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
+        let Some((mut count, end)) = self.current(*state, now) else { return Step::Stale };
+        count.count = count.count.saturating_sub(hits.0);
+        *state = count;
+        Step::Admit(self.room(count, end, now))
+    }
+
+    /// Is this state as good as never seen?
+    #[must_use]
+    pub fn rested(&self, state: &Count, now: Nanos) -> bool {
+        state.count == 0 || self.windows.parts(state.start, now)
+    }
+
+    /// The state after the question, and the answer.
+    fn decide(&self, state: Count, now: Nanos, hits: Hits) -> (Count, Step) {
+        let Some((mut count, end)) = self.current(state, now) else { return (state, Step::Stale) };
+        count.count = count.count.saturating_add(hits.0);
+        let room = self.room(count, end, now);
+        let limit = u64::from(self.limit);
+        let step = if count.count <= limit {
+            Step::Admit(room)
+        } else if limit < hits.0 {
+            Step::Never(room)
+        } else {
+            Step::Deny { retry_after: room.reset_after, room }
+        };
+        (count, step)
+    }
+
+    /// The state moved to its current window, and that window's end.
+    fn current(&self, state: Count, now: Nanos) -> Option<(Count, Nanos)> {
+        let (start, end) = self.windows.current(state.start, now)?;
+        let fresh = Count { start, count: 0 };
+        Some((if state.start < start { fresh } else { state }, end))
+    }
+
+    fn room(&self, count: Count, end: Nanos, now: Nanos) -> Room {
+        let now = Tick::Micro.nanos(Tick::Micro.floor(now));
+        Room {
+            remaining: Hits(u64::from(self.limit)).less(Hits(count.count)),
+            reset_after: end.since(now),
+        }
+    }
+}
+
+impl Windows {
+    fn check(&self) -> Result<(), LimitError> {
+        match *self {
+            Self::Every(window) if window < SHORTEST => {
+                Err(LimitError::ShortWindow { window, shortest: SHORTEST })
+            }
+            Self::Every(period) if !period.0.is_multiple_of(Nanos::MICRO.0) => {
+                Err(LimitError::UnevenPeriod { period })
+            }
+            Self::Calendar { starts } if !starts.is_sorted_by(|a, b| a < b) => {
+                Err(LimitError::UnorderedWindows)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Start and end of the window at `now`, or at `since` if that is later. None when the
+    /// calendar windows do not hold `now`.
+    fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
+        let at = now.max(since);
+        match self {
+            Self::Every(length) => {
+                let start = Nanos(at.0.saturating_sub(at.0.checked_rem(length.0)?));
+                Some((start, start.plus(*length)))
+            }
+            Self::Calendar { starts: [first, second, third, end] } => {
+                if now < *first || *end <= now {
+                    return None;
+                }
+                // A state from beyond the plan counts into the last window: better one window of
+                // doubt than no answer until the clock arrives there.
+                Some(match at {
+                    at if at < *second => (*first, *second),
+                    at if at < *third => (*second, *third),
+                    _ => (*third, *end),
+                })
+            }
+        }
+    }
+
+    /// Does a window start after `since` and not after `now`?
+    fn parts(&self, since: Nanos, now: Nanos) -> bool {
+        match self {
+            Self::Every(_) => self.current(since, now).is_some_and(|(start, _)| since < start),
+            Self::Calendar { starts } => starts.iter().any(|start| since < *start && *start <= now),
+        }
+    }
+}

@@ -1,5 +1,194 @@
 //! GCRA, the generic cell rate algorithm, exact in integers.
+//!
+//! N requests per period of P ticks with burst B. The state is one instant, the theoretical
+//! arrival time (TAT): when the counter will be rested. How far it lies ahead of now is the debt,
+//! counted in hit·ticks: a hit costs P, a tick earns N, and the debt never exceeds B·P.
+//!
+//! | formula, for 3 per 10 s, burst 4 (N = 3, P = 10^7 µs) | worked row |
+//! |---|---|
+//! | ahead = (whole − now)·N + frac, at most B·P | 4 hits at rest: 4·10^7 |
+//! | admit iff ahead + hits·P ≤ B·P | a fifth: 5·10^7 > 4·10^7, denied |
+//! | `retry_after` = ⌈(ahead + hits·P − B·P) / N⌉ ticks | ⌈10^7 / 3⌉ = 3,333,334 µs |
+//! | remaining = ⌊(B·P − ahead) / P⌋ | 0 |
+//! | `reset_after` = ⌈ahead / N⌉ ticks | ⌈4·10^7 / 3⌉ = 13,333,334 µs |
+//!
+//! ```
+//! use sluicegate::kernel::rate::gcra::{Gcra, Tat};
+//! use sluicegate::kernel::rate::{Room, Step};
+//! use sluicegate::kernel::units::{Hits, Nanos};
+//!
+//! let limit = Gcra::new(3, Nanos::from_secs(10), 4).unwrap();
+//! let (mut tat, now) = (Tat::default(), Nanos::from_secs(1_000));
+//! let spent = Room { remaining: Hits(0), reset_after: Nanos(13_333_334_000) };
+//! assert_eq!(limit.step(&mut tat, now, Hits(4)), Step::Admit(spent));
+//! let denied = Step::Deny { retry_after: Nanos(3_333_334_000), room: spent };
+//! assert_eq!(limit.step(&mut tat, now, Hits(1)), denied);
+//! ```
+//!
+//! Guarantees: exactly B hits pass at one instant, and over any t ticks at most B + ⌊t·N/P⌋; a
+//! denied question costs nothing. A clock that stepped back owes at most one burst and never
+//! admits more for it.
+//! Leaves out: which limit a state was written under; see [`Gcra::carry`].
 
-/// Placeholder shape until the strategy lands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gcra {}
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::limit::{self, LimitError, Tick, Worth};
+use super::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+
+/// A limit counted by GCRA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gcra {
+    requests: NonZeroU32,
+    period: NonZeroU64,
+    burst: NonZeroU32,
+    tick: Tick,
+    /// B·P, in hit·ticks.
+    capacity: u64,
+    /// Ticks in which a whole burst is earned back, rounded up.
+    drain: u64,
+}
+
+/// The state: when the counter will be rested. The default is rested.
+// Packed to 12 bytes: the memory backend holds millions of these, and 8-byte alignment would
+// make each 16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, packed(4))]
+pub struct Tat {
+    /// Whole ticks since the Unix epoch.
+    pub whole: u64,
+    /// The rest, in 1/N of a tick; below N.
+    pub frac: u32,
+}
+
+impl Gcra {
+    /// `requests` per `period`, at most `burst` at one instant.
+    ///
+    /// # Errors
+    /// A zero, a period that is not whole microseconds, or a burst that does not fit.
+    pub fn new(requests: u32, period: Nanos, burst: u32) -> Result<Self, LimitError> {
+        let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
+        let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
+        let fit = limit::fit(requests, period, burst.get())?;
+        // Below 2^53: that is what `fit` checks.
+        let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
+        let drain = capacity.div_ceil(u64::from(fit.requests.get()));
+        let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
+        Ok(Self { requests, period, burst, tick, capacity, drain })
+    }
+
+    /// Hits admitted at one instant.
+    #[must_use]
+    pub const fn burst(&self) -> u32 {
+        self.burst.get()
+    }
+
+    /// The unit of time this limit counts in.
+    #[must_use]
+    pub const fn tick(&self) -> Tick {
+        self.tick
+    }
+
+    /// N hits in P ticks, in lowest terms.
+    #[must_use]
+    pub const fn worth(&self) -> Worth {
+        Worth { hits: self.requests.get(), ticks: self.period }
+    }
+
+    /// The verdict that [`Gcra::step`] would give; changes nothing.
+    #[must_use]
+    pub fn ask(&self, state: &Tat, now: Nanos, hits: Hits) -> Step {
+        self.decide(*state, now, hits).1
+    }
+
+    /// Charges `hits` if they pass. Cost: no allocation. `hits` 0 always passes and charges nothing.
+    pub fn step(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
+        let (tat, step) = self.decide(*state, now, hits);
+        *state = tat;
+        step
+    }
+
+    /// Gives `hits` back; the debt does not fall below zero.
+    pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
+        let now = self.tick.floor(now);
+        let ahead = self.ahead(*state, now).saturating_sub(self.cost(hits));
+        *state = self.tat(now, ahead);
+        Step::Admit(self.room(*state, now, self.free(ahead)))
+    }
+
+    /// Is this state as good as never seen?
+    #[must_use]
+    pub fn rested(&self, state: &Tat, now: Nanos) -> bool {
+        self.ahead(*state, self.tick.floor(now)) == 0
+    }
+
+    /// The state under this limit of what was charged under `from`: the same debt in hits, rounded
+    /// up, never above this burst.
+    #[must_use]
+    pub fn carry(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
+        let owed = from.ahead(*state, from.tick.floor(now)).div_ceil(from.period.get());
+        let owed = Hits(owed.min(u64::from(self.burst.get())));
+        self.tat(self.tick.floor(now), self.cost(owed))
+    }
+
+    /// The state after the question, and the answer.
+    fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, Step) {
+        let now = self.tick.floor(now);
+        let ahead = self.ahead(state, now);
+        let free = self.free(ahead);
+        if let Some(left) = free.checked_sub(hits.0) {
+            // Below the capacity, because `hits` are at most what is free.
+            let tat = self.tat(now, ahead.saturating_add(self.cost(hits)));
+            return (tat, Step::Admit(self.room(tat, now, left)));
+        }
+        // Written although nothing is charged: a debt cut down to one burst, because the clock
+        // stepped back, must drain from here and not be cut again at every question.
+        let tat = self.tat(now, ahead);
+        let room = self.room(tat, now, free);
+        if u64::from(self.burst.get()) < hits.0 {
+            return (tat, Step::Never(room));
+        }
+        let excess = ahead.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
+        let wait = excess.div_ceil(u64::from(self.requests.get()));
+        (tat, Step::Deny { retry_after: self.tick.nanos(wait), room })
+    }
+
+    /// The debt in hit·ticks, at most the capacity.
+    fn ahead(&self, state: Tat, now: u64) -> u64 {
+        match state.whole.checked_sub(now) {
+            None => 0,
+            // Before multiplying: the product of any instant would not fit.
+            Some(ticks) if self.drain <= ticks => self.capacity,
+            Some(ticks) => ticks
+                .saturating_mul(u64::from(self.requests.get()))
+                .saturating_add(u64::from(state.frac))
+                .min(self.capacity),
+        }
+    }
+
+    /// The state that is `ahead` hit·ticks ahead of `now`.
+    fn tat(&self, now: u64, ahead: u64) -> Tat {
+        if ahead == 0 {
+            return Tat::default();
+        }
+        let requests = NonZeroU64::from(self.requests);
+        // The remainder is below N, which is a u32.
+        let frac = u32::try_from(ahead % requests).unwrap_or(u32::MAX);
+        Tat { whole: now.saturating_add(ahead / requests), frac }
+    }
+
+    fn room(&self, tat: Tat, now: u64, remaining: u64) -> Room {
+        let ticks = tat.whole.saturating_add(u64::from(0 < tat.frac)).saturating_sub(now);
+        Room { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
+    }
+
+    /// Hits that pass now.
+    fn free(&self, ahead: u64) -> u64 {
+        self.capacity.saturating_sub(ahead) / self.period
+    }
+
+    /// Hit·ticks; saturates, and is exact for whatever can pass.
+    fn cost(&self, hits: Hits) -> u64 {
+        hits.0.saturating_mul(self.period.get())
+    }
+}

@@ -1,1 +1,219 @@
 //! The numbers of a limit and where they stop fitting.
+//!
+//! A limit has its own tick. In ticks a period is a whole number P, N requests and P are divided
+//! by their greatest common divisor, and everything a strategy multiplies stays below 2^53, so
+//! that a script that only has doubles computes the same numbers.
+//!
+//! | limit | tick | N | P | (burst + 1)·P |
+//! |---|---|---|---|---|
+//! | 600 a minute, burst 50 | 1 µs | 1 | 100,000 | 5,100,000 |
+//! | 1,000,000,007 a day, as burst | 1 s | 1,000,000,007 | 86,400 | 8.6·10^13 |
+//! | 4,294,967,291 a year, as burst | none | | 31,536,000 | refused: 285,616,414 is the largest |
+//!
+//! Guarantees: the finest tick that fits is taken; what does not fit is refused with the largest
+//! burst that does.
+//! Leaves out: what a strategy does with the numbers.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use crate::kernel::units::Nanos;
+
+/// Every product stays below this, 2^53: a double holds the integers up to here.
+pub const EXACT: u64 = 9_007_199_254_740_992;
+
+/// The unit of time of one limit. An instant is rounded down to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tick {
+    /// 1 µs.
+    Micro,
+    /// 1 ms.
+    Milli,
+    /// 1 s.
+    Second,
+}
+
+impl Tick {
+    /// All ticks, the finest first.
+    pub const ALL: [Self; 3] = [Self::Micro, Self::Milli, Self::Second];
+
+    /// The length of one tick.
+    #[must_use]
+    pub const fn size(self) -> Nanos {
+        match self {
+            Self::Micro => Nanos::MICRO,
+            Self::Milli => Nanos::MILLI,
+            Self::Second => Nanos::SECOND,
+        }
+    }
+
+    /// Whole ticks up to `at`, rounded down.
+    // Each arm divides by a constant, which costs a multiplication; `size` would cost a division.
+    #[must_use]
+    pub const fn floor(self, at: Nanos) -> u64 {
+        match self {
+            Self::Micro => at.0 / 1_000,
+            Self::Milli => at.0 / 1_000_000,
+            Self::Second => at.0 / 1_000_000_000,
+        }
+    }
+
+    /// `ticks` as a duration or an instant; saturates after 584 years.
+    #[must_use]
+    pub const fn nanos(self, ticks: u64) -> Nanos {
+        Nanos(ticks.saturating_mul(self.size().0))
+    }
+
+    /// `period` in ticks if it is a whole number of them, and not none.
+    fn whole(self, period: Nanos) -> Option<NonZeroU64> {
+        let ticks = self.floor(period);
+        if self.nanos(ticks) == period { NonZeroU64::new(ticks) } else { None }
+    }
+}
+
+impl fmt::Display for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.size().fmt(f)
+    }
+}
+
+/// What one tick is worth: `hits` / `ticks` hits, in lowest terms for GCRA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worth {
+    /// Hits earned in `ticks` ticks.
+    pub hits: u32,
+    /// Ticks in which `hits` are earned; at least 1.
+    pub ticks: NonZeroU64,
+}
+
+impl Worth {
+    /// Is one tick worth more than 1 % of `burst`? Then the answers of the limit are visibly
+    /// coarser than its numbers.
+    ///
+    /// ```
+    /// # use std::num::NonZeroU64;
+    /// # use sluicegate::kernel::rate::limit::Worth;
+    /// let worth = Worth { hits: 3, ticks: NonZeroU64::new(2).unwrap() }; // 1.5 hits a tick
+    /// assert!(worth.is_coarse(149));
+    /// assert!(!worth.is_coarse(150));
+    /// ```
+    #[must_use]
+    pub fn is_coarse(self, burst: u32) -> bool {
+        let hundredfold = u64::from(self.hits).saturating_mul(100);
+        u64::from(burst).saturating_mul(self.ticks.get()) < hundredfold
+    }
+}
+
+/// Writes `hits/ticks`, as in `1/100000`.
+impl fmt::Display for Worth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.hits, self.ticks)
+    }
+}
+
+/// Why numbers make no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// GCRA with a burst of 0.
+    #[error("burst 0 would deny everything; wanted at least 1")]
+    ZeroBurst,
+    /// GCRA that never earns a hit.
+    #[error("0 requests earn nothing back; wanted at least 1, or strategy fixed_window")]
+    ZeroRequests,
+    /// A period of no length.
+    #[error("a period of 0 limits nothing; wanted at least 1us")]
+    ZeroPeriod,
+    /// A period finer than the finest tick.
+    #[error("period {period} is not a whole number of microseconds")]
+    UnevenPeriod {
+        /// The period as given.
+        period: Nanos,
+    },
+    /// A window shorter than [`super::fixed_window::SHORTEST`].
+    #[error("window {window} is shorter than {shortest}")]
+    ShortWindow {
+        /// The window as given.
+        window: Nanos,
+        /// The shortest window there is.
+        shortest: Nanos,
+    },
+    /// A period for which not even a limit of 1 can be counted exactly.
+    #[error("period {period} is too long to count exactly")]
+    LongPeriod {
+        /// The period as given.
+        period: Nanos,
+    },
+    /// A burst, or where there is none the requests, too large to count exactly.
+    #[error("{asked} cannot be counted exactly over {period}; the largest that fits is {largest}")]
+    TooLarge {
+        /// The burst, or the requests, as given.
+        asked: u32,
+        /// The period as given.
+        period: Nanos,
+        /// The largest burst, or number of requests, that fits this period; at least 1.
+        largest: u32,
+    },
+    /// Calendar windows that do not follow each other.
+    #[error("calendar windows must start one after the other")]
+    UnorderedWindows,
+}
+
+/// A rate in lowest terms and the tick it is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fit {
+    pub(super) tick: Tick,
+    pub(super) requests: NonZeroU32,
+    pub(super) period: NonZeroU64,
+}
+
+/// The finest tick with (`burst` + 1)·P < 2^53.
+pub(super) fn fit(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<Fit, LimitError> {
+    if period == Nanos(0) {
+        return Err(LimitError::ZeroPeriod);
+    }
+    if Tick::Micro.whole(period).is_none() {
+        return Err(LimitError::UnevenPeriod { period });
+    }
+    let fits = Tick::ALL.iter().filter_map(|tick| Fit::new(*tick, requests, period));
+    let mut largest = 0;
+    for fit in fits {
+        // A coarser tick has a smaller P, so the last one tried has the largest burst.
+        largest = fit.largest_burst();
+        if burst <= largest && 0 < largest {
+            return Ok(fit);
+        }
+    }
+    if largest == 0 {
+        return Err(LimitError::LongPeriod { period });
+    }
+    Err(LimitError::TooLarge { asked: burst, period, largest })
+}
+
+impl Fit {
+    fn new(tick: Tick, requests: NonZeroU32, period: Nanos) -> Option<Self> {
+        let ticks = tick.whole(period)?;
+        let divisor = gcd(u64::from(requests.get()), ticks);
+        let requests = u32::try_from(u64::from(requests.get()) / divisor).ok()?;
+        Some(Self {
+            tick,
+            requests: NonZeroU32::new(requests)?,
+            period: NonZeroU64::new(ticks.get() / divisor)?,
+        })
+    }
+
+    /// The largest burst with (burst + 1)·P < 2^53; 0 where there is none.
+    fn largest_burst(self) -> u32 {
+        let below = EXACT.saturating_sub(1);
+        let burst = (below / self.period).saturating_sub(1);
+        u32::try_from(burst).unwrap_or(u32::MAX)
+    }
+}
+
+/// The greatest common divisor, by Euclid.
+fn gcd(a: u64, b: NonZeroU64) -> NonZeroU64 {
+    let (mut a, mut b) = (a, b);
+    while let Some(rest) = NonZeroU64::new(a % b) {
+        (a, b) = (b.get(), rest);
+    }
+    b
+}

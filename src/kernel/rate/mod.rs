@@ -52,3 +52,42 @@ pub enum Strategy {
     /// Every arrival of the last period.
     SlidingLog(sliding_log::SlidingLog),
 }
+
+impl Strategy {
+    /// The unit of time this limit counts in; instants are rounded down to it.
+    #[must_use]
+    pub const fn tick(&self) -> limit::Tick {
+        match self {
+            Self::Gcra(limit) => limit.tick(),
+            Self::SlidingWindow(limit) => limit.tick(),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => limit::Tick::Micro,
+        }
+    }
+
+    /// The hits that one tick is worth, where hits come back tick by tick.
+    #[must_use]
+    pub const fn worth(&self) -> Option<limit::Worth> {
+        match self {
+            Self::Gcra(limit) => Some(limit.worth()),
+            Self::SlidingWindow(limit) => Some(limit.worth()),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => None,
+        }
+    }
+
+    /// Hits admitted at one instant by a counter at rest: the burst of GCRA, the limit elsewhere.
+    #[must_use]
+    pub const fn most(&self) -> u32 {
+        match self {
+            Self::Gcra(limit) => limit.burst(),
+            Self::FixedWindow(limit) => limit.limit(),
+            Self::SlidingWindow(limit) => limit.limit(),
+            Self::SlidingLog(limit) => limit.limit(),
+        }
+    }
+
+    /// Is one tick worth more than 1 % of what passes at one instant?
+    #[must_use]
+    pub fn is_coarse(&self) -> bool {
+        self.worth().is_some_and(|worth| worth.is_coarse(self.most()))
+    }
+}

@@ -1,5 +1,260 @@
 //! Every arrival of the last period, in a ring.
+//!
+//! The ring holds the last arrivals, those of one instant together; the head chases the tail, and
+//! what is a period old falls out when the ring is next touched.
+//!
+//! | formula, for 3 per 10 s; 2 hits at 0 s and 1 at 4 s; now 5 s | worked row |
+//! |---|---|
+//! | held = hits younger than the period | 3 |
+//! | admit iff held + hits ≤ N | 3 + 1 > 3, denied |
+//! | `retry_after`: when enough of the oldest are a period old | 0 + 10 − 5 = 5 s |
+//! | `reset_after`: when the newest is | 4 + 10 − 5 = 9 s |
+//!
+//! ```
+//! use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
+//! use sluicegate::kernel::rate::{Room, Step};
+//! use sluicegate::kernel::units::{Hits, Nanos};
+//!
+//! let limit = SlidingLog::new(3, Nanos::from_secs(10)).unwrap();
+//! let (mut log, at) = (Log::default(), |seconds| Nanos::from_secs(100 + seconds));
+//! assert!(matches!(limit.step(&mut log, at(0), Hits(2)), Step::Admit(_)));
+//! assert!(matches!(limit.step(&mut log, at(4), Hits(1)), Step::Admit(_)));
+//! let room = Room { remaining: Hits(0), reset_after: Nanos::from_secs(9) };
+//! let denied = Step::Deny { retry_after: Nanos::from_secs(5), room };
+//! assert_eq!(limit.step(&mut log, at(5), Hits(1)), denied);
+//! ```
+//!
+//! Memory: 12 bytes an arrival, at most 12·N and 40 for a key. Time: a step pops what fell out,
+//! once per arrival; a denial walks to the arrival it waits for.
+//!
+//! Guarantees: at most N hits in any half-open interval of one period, exactly. A denied question
+//! costs nothing. A lowered limit keeps the newest hits. When the clock stepped back, hits of the
+//! future have arrived now: none is forgotten early, and none is held for more than a period.
+//! Leaves out: any approximation; see [`super::sliding_window`] for what costs 16 bytes.
 
-/// Placeholder shape until the strategy lands.
+use std::collections::VecDeque;
+
+use super::limit::{EXACT, LimitError, Tick};
+use super::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+
+/// A limit over every interval of one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlidingLog {}
+pub struct SlidingLog {
+    limit: u32,
+    /// In microseconds.
+    period: u64,
+}
+
+/// The state: the arrivals of the last period, oldest first. The default is rested.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    runs: VecDeque<Run>,
+    /// Hits in all runs together.
+    held: u64,
+}
+
+/// Hits that arrived at one instant.
+// Packed to 12 bytes: a log holds up to N of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, packed(4))]
+struct Run {
+    /// Microseconds since the Unix epoch.
+    at: u64,
+    hits: u32,
+}
+
+impl SlidingLog {
+    /// `limit` hits in any `period`; a limit of 0 denies every hit.
+    ///
+    /// # Errors
+    /// A period of 0, not whole microseconds, or of more than 2^53 of them.
+    pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
+        let micros = Tick::Micro.floor(period);
+        match period {
+            Nanos(0) => Err(LimitError::ZeroPeriod),
+            _ if Tick::Micro.nanos(micros) != period => Err(LimitError::UnevenPeriod { period }),
+            _ if EXACT <= micros => Err(LimitError::LongPeriod { period }),
+            _ => Ok(Self { limit, period: micros }),
+        }
+    }
+
+    /// Hits in any period.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The length of every interval that holds at most the limit.
+    #[must_use]
+    pub const fn period(&self) -> Nanos {
+        Tick::Micro.nanos(self.period)
+    }
+
+    /// The verdict that [`SlidingLog::step`] would give; changes nothing.
+    #[must_use]
+    pub fn ask(&self, state: &Log, now: Nanos, hits: Hits) -> Step {
+        let now = Tick::Micro.floor(now);
+        let gone = state.runs.iter().map_while(|run| self.is_gone(*run, now).then_some(run.hits));
+        let held = state.held.saturating_sub(gone.map(u64::from).fold(0, u64::saturating_add));
+        let admitted = self.decide(state, held, now, hits);
+        match admitted {
+            // As if the hits were in the ring.
+            Step::Admit(room) if hits.0 != 0 => {
+                Step::Admit(Room { reset_after: Tick::Micro.nanos(self.period), ..room })
+            }
+            step => step,
+        }
+    }
+
+    /// Records `hits` if they pass. `hits` 0 always passes.
+    ///
+    /// Cost: allocates when the ring grows, which is by doubling, up to N arrivals.
+    pub fn step(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
+        let now = Tick::Micro.floor(now);
+        self.settle(state, now);
+        let step = self.decide(state, state.held, now, hits);
+        match step {
+            Step::Admit(_) if hits.0 != 0 => {
+                state.push(now, hits, self.limit);
+                Step::Admit(self.room(state, state.held, now))
+            }
+            _ => step,
+        }
+    }
+
+    /// Gives the newest `hits` back.
+    pub fn refund(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
+        let now = Tick::Micro.floor(now);
+        self.settle(state, now);
+        state.drop_newest(hits.0);
+        Step::Admit(self.room(state, state.held, now))
+    }
+
+    /// Is this state as good as never seen?
+    #[must_use]
+    pub fn rested(&self, state: &Log, now: Nanos) -> bool {
+        let now = Tick::Micro.floor(now);
+        state.runs.back().is_none_or(|newest| self.is_gone(*newest, now))
+    }
+
+    /// The answer when `held` hits are younger than a period.
+    fn decide(&self, state: &Log, held: u64, now: u64, hits: Hits) -> Step {
+        let room = self.room(state, held, now);
+        if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
+            return Step::Admit(Room { remaining: Hits(remaining), ..room });
+        }
+        if u64::from(self.limit) < hits.0 {
+            return Step::Never(room);
+        }
+        let excess = held.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
+        let wait = self.frees_in(state, excess, now);
+        Step::Deny { retry_after: Tick::Micro.nanos(wait), room }
+    }
+
+    /// Microseconds until the oldest `excess` hits are a period old.
+    fn frees_in(&self, state: &Log, excess: u64, now: u64) -> u64 {
+        let mut freed = 0_u64;
+        for run in state.runs.iter().filter(|run| !self.is_gone(**run, now)) {
+            freed = freed.saturating_add(u64::from(run.hits));
+            if excess <= freed {
+                return self.left(*run, now);
+            }
+        }
+        self.period
+    }
+
+    fn room(&self, state: &Log, held: u64, now: u64) -> Room {
+        let reset = state.runs.back().map_or(0, |newest| self.left(*newest, now));
+        Room {
+            remaining: Hits(u64::from(self.limit)).less(Hits(held)),
+            reset_after: Tick::Micro.nanos(reset),
+        }
+    }
+
+    /// Microseconds until `run` is a period old; one of the future has arrived now.
+    fn left(&self, run: Run, now: u64) -> u64 {
+        run.at.min(now).saturating_add(self.period).saturating_sub(now)
+    }
+
+    /// Is `run` a period old?
+    fn is_gone(&self, run: Run, now: u64) -> bool {
+        self.left(run, now) == 0
+    }
+
+    /// Pops what is a period old, brings the future to `now`, and keeps only the newest hits that
+    /// the limit could hold: older ones never decide before these do.
+    fn settle(&self, state: &mut Log, now: u64) {
+        // One hit stays under a limit of 0, so that the log still tells when it is rested.
+        let surplus = state.held.saturating_sub(u64::from(self.limit.max(1)));
+        state.drop_oldest(surplus);
+        while let Some(oldest) = state.runs.front().filter(|run| self.is_gone(**run, now)) {
+            state.held = state.held.saturating_sub(u64::from(oldest.hits));
+            state.runs.pop_front();
+        }
+        let mut future = 0_u32;
+        while let Some(newest) = state.runs.back().filter(|run| now < run.at) {
+            // Not above the limit, which holds for all runs together.
+            future = future.saturating_add(newest.hits);
+            state.runs.pop_back();
+        }
+        if future != 0 {
+            state.held = state.held.saturating_sub(u64::from(future));
+            state.push(now, Hits(u64::from(future)), self.limit);
+        }
+    }
+}
+
+impl Log {
+    /// Adds `hits` at `now`, which is not before the newest run.
+    fn push(&mut self, now: u64, hits: Hits, limit: u32) {
+        self.held = self.held.saturating_add(hits.0);
+        let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
+        match self.runs.back_mut() {
+            Some(newest) if newest.at == now => newest.hits = newest.hits.saturating_add(hits),
+            _ => {
+                self.make_room(limit);
+                self.runs.push_back(Run { at: now, hits });
+            }
+        }
+    }
+
+    /// Doubles a full ring, but not beyond `limit` arrivals: it never holds more.
+    fn make_room(&mut self, limit: u32) {
+        let len = self.runs.len();
+        if len == self.runs.capacity() {
+            let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
+            self.runs.reserve_exact(len.max(1).min(most));
+        }
+    }
+
+    fn drop_oldest(&mut self, hits: u64) {
+        let mut left = hits.min(self.held);
+        self.held = self.held.saturating_sub(left);
+        while let Some(run) = self.runs.front_mut() {
+            if !take(run, &mut left) {
+                return;
+            }
+            self.runs.pop_front();
+        }
+    }
+
+    fn drop_newest(&mut self, hits: u64) {
+        let mut left = hits.min(self.held);
+        self.held = self.held.saturating_sub(left);
+        while let Some(run) = self.runs.back_mut() {
+            if !take(run, &mut left) {
+                return;
+            }
+            self.runs.pop_back();
+        }
+    }
+}
+
+/// Takes up to `left` hits out of `run`; says whether the run is empty now.
+fn take(run: &mut Run, left: &mut u64) -> bool {
+    let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
+    run.hits = run.hits.saturating_sub(taken);
+    *left = left.saturating_sub(u64::from(taken));
+    run.hits == 0
+}

@@ -1,0 +1,245 @@
+//! Counters in this process: the embedded default.
+//!
+//! Guarantees: the kernel's step runs under the lock of the counter's shard, so concurrent
+//! questions are charged one after the other and exactly; at most `max_keys` counters live, and a
+//! new key beyond them is answered by [`WhenFull`], never with a silent fresh quota; a counter that
+//! is fully rested is dropped, one shard at a time.
+//! Leaves out: surviving a restart, and sharing with other replicas.
+//! Memory: 32 bytes for a GCRA counter, 40 for a window's, in hash tables that are 44 % to 87 %
+//! full; a log's arrivals come on top (see [`crate::kernel::rate::sliding_log`]).
+
+mod counters;
+mod shapes;
+mod shard;
+
+use std::hash::Hasher as _;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use smallvec::SmallVec;
+
+use super::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use crate::kernel::key::CounterKey;
+use crate::kernel::units::{Hits, Nanos};
+use counters::Counters;
+use shard::Shard;
+
+/// How many shards: enough that a sweep of one, which holds its lock, is short at millions of keys.
+const SHARDS: usize = 1024;
+
+/// What a new key gets when there is no room for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Deny: no quota is handed out that cannot be counted.
+    #[default]
+    Deny,
+    /// Admit, uncounted.
+    Allow,
+}
+
+impl WhenFull {
+    const fn verdict(self) -> Verdict {
+        match self {
+            Self::Deny => Verdict::Deny,
+            Self::Allow => Verdict::Admit,
+        }
+    }
+}
+
+/// The embedded backend.
+#[derive(Debug)]
+pub struct Memory {
+    shards: Box<[Mutex<Shard>]>,
+    /// Secret per process, so that nobody can aim keys at one shard or make two keys collide.
+    secret: [u8; 16],
+    counters: Counters,
+    when_full: WhenFull,
+    next_to_sweep: AtomicUsize,
+    refused: AtomicU64,
+}
+
+/// A key as the tables know it.
+pub(super) type KeyHash = [u64; 2];
+
+impl Memory {
+    /// An empty store for at most `max_keys` counters.
+    #[must_use]
+    pub fn new(max_keys: usize, when_full: WhenFull, secret: [u8; 16]) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            secret,
+            counters: Counters::new(max_keys),
+            when_full,
+            next_to_sweep: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// How many counters live.
+    pub fn live_keys(&self) -> usize {
+        self.counters.live()
+    }
+
+    /// How many may live.
+    pub fn max_keys(&self) -> usize {
+        self.counters.most()
+    }
+
+    /// How many times a new key found no room.
+    pub fn times_full(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Drops the rested counters of the next shard. Call it `Memory::SHARDS` times for a full round.
+    /// Cost: O(counters in that shard), under its lock.
+    pub fn sweep_next(&self, now: Nanos) {
+        let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
+        if let Some(shard) = self.shards.get(index) {
+            shard.lock().sweep(now, &self.counters);
+        }
+    }
+
+    /// How many calls of [`Memory::sweep_next`] make a round.
+    pub const SHARDS: usize = SHARDS;
+
+    fn hash(&self, key: &CounterKey) -> KeyHash {
+        let mut hasher = SipHasher13::new_with_key(&self.secret);
+        hasher.write(key.as_bytes());
+        let hash = hasher.finish128();
+        [hash.h1, hash.h2]
+    }
+
+    fn shard_of(hash: KeyHash) -> usize {
+        usize::try_from(hash[0] % SHARDS as u64).unwrap_or(0)
+    }
+
+    fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
+        self.shards[index].lock()
+    }
+
+    fn each(&self, now: Nanos, charges: &[Charge]) -> Outcomes {
+        charges
+            .iter()
+            .map(|charge| {
+                let hash = self.hash(&charge.key);
+                self.put(&mut self.lock(Self::shard_of(hash)), hash, now, charge)
+            })
+            .collect()
+    }
+
+    fn put(&self, shard: &mut Shard, hash: KeyHash, now: Nanos, charge: &Charge) -> Outcome {
+        let outcome = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
+        outcome.unwrap_or_else(|_full| {
+            self.refused.fetch_add(1, Relaxed);
+            Outcome::Full(self.when_full.verdict())
+        })
+    }
+
+    fn all_or_nothing(
+        &self,
+        now: Nanos,
+        charges: &[Charge],
+        quota_for_all: bool,
+        rescued: bool,
+    ) -> Outcomes {
+        let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
+        let mut locked = Locked::all(self, &hashes);
+        let asked: Outcomes = (0..charges.len())
+            .map(|i| self.ask(locked.of(hashes[i]), now, charges, &hashes, i))
+            .collect();
+        let votes = charges.iter().zip(&asked).map(|(charge, outcome)| {
+            (charge.standing.group, charge.standing.verdict(outcome.denies()))
+        });
+        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
+        let admitted = combine(votes.chain(passed), quota_for_all) == Verdict::Admit;
+        let settle = |(i, charge): (usize, &Charge)| {
+            let shard = locked.of(hashes[i]);
+            match charge.cost {
+                Cost::Charge(_) if !admitted => {
+                    self.spared(shard, hashes[i], now, charge, asked[i])
+                }
+                Cost::Charge(_) | Cost::Refund(_) => self.put(shard, hashes[i], now, charge),
+            }
+        };
+        charges.iter().enumerate().map(settle).collect()
+    }
+
+    /// What charge `i` would come to if all before it were charged.
+    fn ask(
+        &self,
+        shard: &Shard,
+        now: Nanos,
+        charges: &[Charge],
+        hashes: &[KeyHash],
+        i: usize,
+    ) -> Outcome {
+        let hits = match charges[i].cost {
+            Cost::Charge(hits) => hits,
+            Cost::Refund(_) => Hits(0),
+        };
+        let earlier =
+            (0..i).filter(|&j| hashes[j] == hashes[i]).filter_map(|j| match charges[j].cost {
+                Cost::Charge(hits) => Some(hits),
+                Cost::Refund(_) => None,
+            });
+        let together = earlier.fold(hits, Hits::plus);
+        if shard.has_room(hashes[i], &self.counters) {
+            Outcome::Stepped(shard.ask(hashes[i], now, &charges[i].strategy, together))
+        } else {
+            Outcome::Full(self.when_full.verdict())
+        }
+    }
+
+    /// The outcome of a charge that was not made because the question was denied: its own denial,
+    /// or what is left without it.
+    fn spared(
+        &self,
+        shard: &Shard,
+        hash: KeyHash,
+        now: Nanos,
+        charge: &Charge,
+        asked: Outcome,
+    ) -> Outcome {
+        if asked.denies() {
+            return asked;
+        }
+        if shard.has_room(hash, &self.counters) {
+            Outcome::Stepped(shard.ask(hash, now, &charge.strategy, Hits(0)))
+        } else {
+            asked
+        }
+    }
+}
+
+impl Backend for Memory {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        Reply::Now(match charges.rule {
+            Rule::AllOrNothing { quota_for_all, rescued } if charges.list.len() > 1 => {
+                self.all_or_nothing(now, &charges.list, quota_for_all, rescued)
+            }
+            Rule::Each | Rule::AllOrNothing { .. } => self.each(now, &charges.list),
+        })
+    }
+}
+
+/// The locked shards of one question.
+struct Locked<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
+
+impl<'m> Locked<'m> {
+    /// Locks in the order of the shards, so that two questions never wait for each other.
+    fn all(memory: &'m Memory, hashes: &[KeyHash]) -> Self {
+        let mut indices: SmallVec<[usize; 2]> =
+            hashes.iter().map(|&hash| Memory::shard_of(hash)).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        Self(indices.into_iter().map(|index| (index, memory.lock(index))).collect())
+    }
+
+    fn of(&mut self, hash: KeyHash) -> &mut Shard {
+        let index = Memory::shard_of(hash);
+        let at = self.0.partition_point(|(locked, _)| *locked < index);
+        &mut self.0[at].1
+    }
+}

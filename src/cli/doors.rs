@@ -1,0 +1,48 @@
+//! The three doors of the settings, opened: the command line, the environment and a file.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use super::args::Serve;
+use crate::config::settings::{Doors, PREFIX};
+
+/// The largest `server.yaml`, in bytes: a device or a wrong path should not fill the memory.
+const LARGEST: u64 = 1 << 20;
+
+/// What came in through each door.
+///
+/// # Errors
+///
+/// A sentence, where the file cannot be read.
+pub fn open(
+    serve: &Serve,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<Doors, String> {
+    Ok(Doors {
+        flags: serve.flags.given.clone(),
+        environment: environment.into_iter().filter_map(ours).collect(),
+        file: serve.settings.as_deref().map(read).transpose()?,
+    })
+}
+
+/// A variable of ours. What is not UTF-8 in it becomes U+FFFD, which no setting but a path accepts,
+/// and no path has.
+fn ours((name, text): (OsString, OsString)) -> Option<(String, String)> {
+    let name = name.to_str()?.to_owned();
+    name.starts_with(PREFIX).then(|| (name, text.to_string_lossy().into_owned()))
+}
+
+fn read(path: &Path) -> Result<(String, String), String> {
+    let name = path.display().to_string();
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_string(&mut text));
+    match read {
+        Err(error) => Err(format!("{name}: cannot read the settings: {error}")),
+        Ok(_) if text.len() as u64 > LARGEST => {
+            Err(format!("{name}: larger than {LARGEST} bytes; is it the right file?"))
+        }
+        Ok(_) => Ok((name, text)),
+    }
+}

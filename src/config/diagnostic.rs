@@ -1,0 +1,369 @@
+//! What is wrong with a text, where, and what would cure it.
+//!
+//! Guarantees: a diagnostic is self-contained (it carries the line it points at), has a code from
+//! a closed list, and its severity follows from the code.
+//! Leaves out: finding problems, which is for [`super::raw`], [`super::resolve`] and [`super::lint`].
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use serde::{Serialize, Serializer};
+
+/// A stretch of a source text, in bytes of the decoded text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+}
+
+/// A value and where it was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spanned<T> {
+    /// The value.
+    pub value: T,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// A named text, so that a span can be shown to a person.
+#[derive(Debug)]
+pub struct Source {
+    /// The path as the person knows it, for example `limits/shop.yaml`.
+    pub name: Arc<str>,
+    /// The decoded text (UTF-8, no byte order mark).
+    pub text: Arc<str>,
+    /// Where each line starts. Counted at the first question only: a sound file asks none.
+    lines: OnceLock<Box<[usize]>>,
+}
+
+/// Characters of a line that a place carries on either side of what it points at: JSON on one
+/// line of many megabytes would else be repeated in every diagnostic.
+const SHOWN: usize = 120;
+
+impl Source {
+    /// A text under a name.
+    #[must_use]
+    pub fn new(name: &str, text: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
+    }
+
+    /// Where `span` is, for a person. A span outside the text is moved to its end.
+    ///
+    /// Cost: the first call reads the whole text, each call its line.
+    #[must_use]
+    pub fn place(&self, span: Span) -> Place {
+        let start = floor_char(&self.text, span.start);
+        let lines = self.line_starts();
+        let line = lines.partition_point(|first| *first <= start);
+        let first = lines.get(line.saturating_sub(1)).copied().unwrap_or(0);
+        let before = &self.text[first..start];
+        let rest = until_line_end(&self.text[start..]);
+        let meant = floor_char(rest, span.end.saturating_sub(start));
+        Place {
+            file: self.name.clone(),
+            line,
+            column: before.chars().count() + 1,
+            width: rest[..meant].chars().take(SHOWN).count().max(1),
+            shown: before.chars().count().saturating_sub(SHOWN),
+            text: excerpt(before, rest),
+        }
+    }
+
+    /// The line that byte `at` is on, from 1. Cost: the logarithm of the number of lines, after
+    /// the first call.
+    #[must_use]
+    pub fn line(&self, at: usize) -> usize {
+        self.line_starts().partition_point(|first| *first <= at).max(1)
+    }
+
+    fn line_starts(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let bytes = self.text.as_bytes();
+            let ends_line = |at: usize| {
+                bytes[at] == b'\n' || (bytes[at] == b'\r' && bytes.get(at + 1) != Some(&b'\n'))
+            };
+            std::iter::once(0)
+                .chain((0..bytes.len()).filter(|at| ends_line(*at)).map(|at| at + 1))
+                .collect()
+        })
+    }
+}
+
+fn floor_char(text: &str, mut at: usize) -> usize {
+    at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+fn until_line_end(text: &str) -> &str {
+    text.split(['\n', '\r']).next().unwrap_or_default()
+}
+
+/// The line around a place. Control characters are replaced: a file must not steer a terminal.
+fn excerpt(before: &str, rest: &str) -> Box<str> {
+    let skipped = before.chars().count().saturating_sub(SHOWN);
+    let harmless = |c: char| match c {
+        '\t' => ' ',
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    before.chars().skip(skipped).chain(rest.chars().take(SHOWN)).map(harmless).collect()
+}
+
+/// A place that a person can go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file's name.
+    pub file: Arc<str>,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// How many characters of the line are meant; at least 1.
+    pub width: usize,
+    /// How many characters of a long line stand before `text`.
+    pub shown: usize,
+    /// The line itself; of a long one, the part around the column.
+    pub text: Box<str>,
+}
+
+/// How bad a diagnostic is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Loads, but is probably not what was meant.
+    Warning,
+    /// Does not load.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// What kind of finding, from the closed list.
+    pub code: Code,
+    /// Where.
+    pub place: Place,
+    /// What was wanted and what was got: one sentence, lower case, no full stop.
+    pub message: String,
+    /// What would cure it.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// How bad it is; follows from the code.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        self.code.severity()
+    }
+}
+
+/// The finding as `check` prints it: place and message, the line, a caret with the cure.
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { file, line, column, width, shown, text } = &self.place;
+        let (severity, code) = (self.severity(), self.code.name());
+        writeln!(f, "{file}:{line}:{column} {severity}[{code}] {}", self.message)?;
+        writeln!(f, "{line:>5} | {text}")?;
+        let indent = column.saturating_sub(shown + 1);
+        write!(f, "      | {:indent$}{:^<width$}", "", "")?;
+        self.help.as_ref().map_or(Ok(()), |help| write!(f, " {help}"))
+    }
+}
+
+impl Serialize for Diagnostic {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Flat {
+            severity: self.severity(),
+            code: self.code.name(),
+            file: &self.place.file,
+            line: self.place.line,
+            column: self.place.column,
+            message: &self.message,
+            help: self.help.as_deref(),
+        }
+        .serialize(serializer)
+    }
+}
+
+/// A diagnostic as JSON: stable field names for other programs.
+#[derive(Serialize)]
+struct Flat<'a> {
+    severity: Severity,
+    code: &'a str,
+    file: &'a str,
+    line: usize,
+    column: usize,
+    message: &'a str,
+    help: Option<&'a str>,
+}
+
+/// One line per code: the variant, its stable name and its title. Errors start with E.
+macro_rules! codes {
+    ($($variant:ident = $name:ident $title:literal,)*) => {
+        /// The closed list of findings.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Code {
+            $(#[doc = concat!(stringify!($name), ": ", $title, ".")] $variant,)*
+        }
+
+        impl Code {
+            /// Every code.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The stable name, for example `E01`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => stringify!($name),)* }
+            }
+
+            /// The kind of finding in a few words.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$variant => $title,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    Syntax = E01 "the text is not YAML",
+    Encoding = E02 "the bytes are not text",
+    TooLarge = E03 "the file is too large",
+    TooDeep = E04 "the file is nested too deeply",
+    EndlessAlias = E05 "an alias that contains itself or multiplies without measure",
+    BadMerge = E06 "a merge key with something other than a mapping",
+    TagMisfit = E07 "a tag that does not fit its text",
+    KeyNotText = E08 "a key that is not text",
+    UnknownKey = E09 "a key that the language does not have",
+    MisplacedWord = E10 "a word in a block that it does not belong to",
+    NotMappingInList = E11 "a list with something other than a mapping",
+    FractionOrTooBig = E12 "a fraction, or an integer beyond 64 bits",
+    TypeMismatch = E13 "a value of another type than wanted",
+    MetadataNotText = E14 "metadata that cannot be expressed as JSON",
+
+    IgnoredKey = W01 "a key without effect where it stands",
+    RepeatedKey = W02 "a key written twice in one block",
+    MergeOverwrites = W03 "a merge key that overwrites what stands before it",
+    NotFinite = W04 "a number that JSON cannot express",
+    BinaryNotText = W05 "binary that is not text",
+
+    EmptyDomain = E20 "a file without a domain",
+    DuplicateDomain = E21 "a domain that another file has, with merging off",
+    EmptyKey = E22 "a descriptor without a key",
+    DuplicateDescriptor = E23 "two descriptors of one level under one composite key",
+    UnknownUnit = E24 "no unit, or none of the seven",
+    UnlimitedWithLimit = E25 "`unlimited` together with words that limit",
+    EmptyReplaces = E26 "an empty name in `replaces`",
+    ReplacesItself = E27 "a rule that replaces its own name",
+    ShareWithoutWildcard = E28 "`share_threshold` on a descriptor without a `*`",
+    UnknownWord = E29 "a word that is none of those expected",
+    NotInThisVersion = E30 "a word whose machinery this version does not have",
+    BadDuration = E31 "a duration that cannot be read or used",
+    Contradiction = E32 "words that exclude each other",
+    ZeroBurst = E33 "a burst that would deny everything",
+    ZeroRequests = E34 "a limit of zero for a strategy that never admits with it",
+    DoesNotFit = E35 "numbers that cannot be counted exactly",
+    BadCalendar = E36 "a calendar without a known time zone or day",
+    TooMany = E37 "more descriptors than one domain can hold",
+
+    ShadowedPattern = W20 "a pattern that an earlier one leaves nothing to",
+    ShadowedKey = W21 "a bare key whose every entry a pattern takes",
+    AmbiguousKey = W22 "a composite key that answers for another descriptor's key",
+    StarInKey = W23 "a `*` in a key, which acts on key and value joined",
+    LargeBurst = W24 "a burst of more than ten units' worth of hits",
+    CoarseTick = W25 "one tick is worth more than a hundredth of the burst",
+    NoEffect = W26 "a word without effect where it stands",
+    UnknownReplaces = W27 "`replaces` names a rule that the domain does not have",
+    DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
+}
+
+impl Code {
+    /// How bad a finding with this code is.
+    #[must_use]
+    pub const fn severity(self) -> Severity {
+        match self.name().as_bytes() {
+            [b'W', ..] => Severity::Warning,
+            _ => Severity::Error,
+        }
+    }
+}
+
+/// Findings of one text while it is being read: spans now, places when all is known.
+#[derive(Debug, Default)]
+pub struct Findings(Vec<Finding>);
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    span: Span,
+    code: Code,
+    message: String,
+    help: Option<String>,
+}
+
+/// Diagnostics shown of one file: nobody reads more, and a generated file can hold a million.
+const MOST: usize = 200;
+
+impl Findings {
+    /// Takes down one finding.
+    pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
+        self.0.push(Finding { span, code, message: message.into(), help: None });
+    }
+
+    /// Takes down one finding with its cure.
+    pub fn add_with_help(
+        &mut self,
+        code: Code,
+        span: Span,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let help = Some(help.into());
+        self.0.push(Finding { span, code, message: message.into(), help });
+    }
+
+    /// Whether there are so many that another would not be shown.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        MOST < self.0.len()
+    }
+
+    /// Whether one of them is an error.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.0.iter().any(|finding| finding.code.severity() == Severity::Error)
+    }
+
+    /// The findings in the order of the text, each once; of very many, errors first, the first 200.
+    #[must_use]
+    pub fn into_diagnostics(mut self, source: &Source) -> Vec<Diagnostic> {
+        self.0.sort_unstable();
+        self.0.dedup();
+        if MOST < self.0.len() {
+            self.0.sort_by_key(|finding| std::cmp::Reverse(finding.code.severity()));
+            self.0.truncate(MOST);
+            self.0.sort_unstable();
+        }
+        self.0.into_iter().map(|finding| finding.at(source)).collect()
+    }
+}
+
+impl Finding {
+    fn at(self, source: &Source) -> Diagnostic {
+        let Self { span, code, message, help } = self;
+        Diagnostic { code, place: source.place(span), message, help }
+    }
+}

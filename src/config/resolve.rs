@@ -1,0 +1,313 @@
+//! Raw files to a [`Config`], or every reason why not.
+//!
+//! Guarantees: the reference's checks, in and across files; all problems of all files at once,
+//! never half a configuration; linear in the size of the files, and no recursion, so that no depth
+//! of nesting overflows the stack.
+//! Leaves out: what text and which keys a file may have, which is for [`super::raw`].
+
+mod calendar_of;
+pub(crate) mod duration;
+pub(crate) mod findings;
+mod limit;
+pub(crate) mod words;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::diagnostic::{Code, Diagnostic, Source, Span, Spanned};
+use super::raw::{self, Descriptor, File};
+use super::tree::builder::{Builder, Refused};
+use super::tree::{Marks, NodeId};
+use super::{Charging, Config, Domain, Limit, Rule};
+use crate::kernel::units::Revision;
+use findings::{At, Findings};
+use limit::{Ask, Block, Defaults};
+
+/// The configuration that `files` make, and its warnings.
+///
+/// With `merge_domains`, files of one domain are one: their first levels side by side, patterns in
+/// the order of `files`; `charge` and `defaults` may be in any of them, and must agree.
+///
+/// # Errors
+/// Everything that is wrong with any of the files, by file and place, and the warnings after it.
+pub fn resolve(
+    files: &[(File, Source)],
+    revision: Revision,
+    merge_domains: bool,
+) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let mut findings = Findings::new(files.iter().map(|(_, source)| source));
+    let groups = by_domain(files, merge_domains, &mut findings);
+    let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
+    let domains = domains.map(|domain| (domain.name.clone(), domain)).collect();
+    let warnings = findings.finish()?;
+    Ok((Config { revision, domains }, warnings))
+}
+
+/// The files of one domain, by their number.
+struct Group<'r> {
+    domain: &'r str,
+    files: Vec<usize>,
+}
+
+/// Without merging, each file is a group of its own even where that is an error: then the rest of it
+/// is checked as well.
+fn by_domain<'r>(
+    files: &'r [(File, Source)],
+    merge: bool,
+    findings: &mut Findings<'_>,
+) -> Vec<Group<'r>> {
+    let mut groups: Vec<Group<'r>> = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for (number, (file, _)) in files.iter().enumerate() {
+        let domain = file.domain.value.as_str();
+        let at = At { file: number, span: file.domain.span };
+        if domain.is_empty() {
+            let message = "a file may not have an empty domain".to_owned();
+            let cure = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
+            findings.add(Code::EmptyDomain, at, message, cure.to_owned());
+        } else if let Some(&group) = known.get(domain) {
+            if merge {
+                groups[group].files.push(number);
+                continue;
+            }
+            duplicate_domain(domain, at, groups[group].files[0], files, findings);
+        } else {
+            known.insert(domain, groups.len());
+        }
+        groups.push(Group { domain, files: vec![number] });
+    }
+    groups
+}
+
+fn duplicate_domain(
+    domain: &str,
+    at: At,
+    first: usize,
+    files: &[(File, Source)],
+    findings: &mut Findings<'_>,
+) {
+    let first = At { file: first, span: files[first].0.domain.span };
+    let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
+    let cure = "put both into one file, or allow it with `merge_domains: true`".to_owned();
+    findings.add(Code::DuplicateDomain, at, message, cure);
+}
+
+/// Where a node was written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Origin {
+    /// Its key's place.
+    pub(crate) key: At,
+}
+
+/// The descriptors of one level of one file, and the node above them.
+struct Level<'r> {
+    file: usize,
+    parent: NodeId,
+    descriptors: &'r [Descriptor],
+}
+
+struct DomainReader<'r, 'f, 'a> {
+    files: &'r [(File, Source)],
+    group: &'r Group<'r>,
+    findings: &'f mut Findings<'a>,
+    builder: Builder,
+    /// By node.
+    origins: Vec<Origin>,
+    defaults: Defaults,
+}
+
+impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
+    fn new(
+        files: &'r [(File, Source)],
+        group: &'r Group<'r>,
+        findings: &'f mut Findings<'a>,
+    ) -> Self {
+        let (builder, origins) = (Builder::new(), vec![Origin::default()]);
+        Self { files, group, findings, builder, origins, defaults: Defaults::default() }
+    }
+
+    fn read(mut self) -> Domain {
+        let charge = self.charge();
+        self.defaults = self.defaults();
+        let first = self.group.files.iter().map(|&file| Level {
+            file,
+            parent: NodeId::ROOT,
+            descriptors: &self.files[file].0.descriptors,
+        });
+        let mut levels: VecDeque<Level<'r>> = first.collect();
+        while let Some(level) = levels.pop_front() {
+            for descriptor in level.descriptors {
+                let node = self.descriptor(level.file, level.parent, descriptor);
+                let (file, descriptors) = (level.file, &descriptor.descriptors);
+                if !descriptors.is_empty() {
+                    levels.push_back(Level { file, parent: node, descriptors });
+                }
+            }
+        }
+        let tree = self.builder.finish();
+        Domain { name: self.group.domain.into(), charge, tree }
+    }
+
+    fn charge(&mut self) -> Charging {
+        let mut said: Option<(Charging, At)> = None;
+        for &file in &self.group.files {
+            let Some(word) = &self.files[file].0.charge else { continue };
+            let mut ask = Ask { file, findings: self.findings };
+            let Some(charge) = ask.word(words::CHARGES, "charge", Some(word)) else { continue };
+            let at = At { file, span: word.span };
+            match said {
+                Some((first, first_at)) if first != charge => self.disagree("charge", at, first_at),
+                _ => said = Some((charge, at)),
+            }
+        }
+        said.map(|(charge, _)| charge).unwrap_or_default()
+    }
+
+    fn defaults(&mut self) -> Defaults {
+        let mut said: Option<(Defaults, At)> = None;
+        for &file in &self.group.files {
+            let Some(raw) = &self.files[file].0.defaults else { continue };
+            let defaults = limit::defaults(raw, file, self.findings);
+            let at = At { file, span: raw.span };
+            match said {
+                Some((first, first_at)) if first != defaults => {
+                    self.disagree("defaults", at, first_at);
+                }
+                _ => said = Some((defaults, at)),
+            }
+        }
+        said.map(|(defaults, _)| defaults).unwrap_or_default()
+    }
+
+    fn disagree(&mut self, word: &str, at: At, first: At) {
+        let first = self.findings.place(first);
+        let message = format!("`{word}` of one domain differs from that in {first}");
+        let cure = "merged files are one domain: say it once, or the same in each".to_owned();
+        self.findings.add(Code::Contradiction, at, message, cure);
+    }
+
+    /// Adds a descriptor, checked; one that cannot be added is there all the same, out of every
+    /// lookup's sight, so that what is below it is checked as well.
+    fn descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
+        let key = At { file, span: place_of(raw) };
+        let node = self.node(parent, raw, key);
+        self.origins.push(Origin { key });
+        self.share_threshold(file, raw);
+        if let Some(span) = raw.concurrency {
+            let mut ask = Ask { file, findings: self.findings };
+            ask.not_yet(span, "`concurrency`", "leave it out; limit rates with `rate_limit`");
+        }
+        if let Some(rate_limit) = &raw.rate_limit {
+            self.rule(file, node, raw, rate_limit);
+        }
+        node
+    }
+
+    fn node(&mut self, parent: NodeId, raw: &Descriptor, key: At) -> NodeId {
+        let (share_threshold, value_to_metric) = (raw.share_threshold.value, raw.value_to_metric);
+        let marks = Marks { share_threshold, value_to_metric };
+        let name = (raw.key.value.as_str(), raw.value.value.as_str());
+        if raw.key.value.is_empty() {
+            let message = "descriptor has an empty key".to_owned();
+            let cure = "put `key: NAME`, the key that Envoy's action sends".to_owned();
+            self.findings.add(Code::EmptyKey, key, message, cure);
+            return self.builder.hide(parent, name, marks);
+        }
+        match self.builder.add(parent, name, marks) {
+            Ok(node) => node,
+            Err(refused) => {
+                let node = self.builder.hide(parent, name, marks);
+                self.refuse(refused, node, key);
+                node
+            }
+        }
+    }
+
+    fn refuse(&mut self, refused: Refused, node: NodeId, key: At) {
+        let Refused::Duplicate(first) = refused else {
+            let message = "this domain has more descriptors than can be numbered".to_owned();
+            self.findings.add(Code::TooMany, key, message, "split it into several domains");
+            return;
+        };
+        if self.findings.is_full(key) {
+            return;
+        }
+        let path = self.builder.path(self.group.domain, node);
+        let place = self.findings.place(self.origins[first.index()].key);
+        let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
+        let tree = self.builder.tree();
+        let help = if tree.parts(first) == tree.parts(node) {
+            "put both into one descriptor"
+        } else {
+            "key and value are joined by `_`, so that these two are one: rename a key"
+        };
+        self.findings.add(Code::DuplicateDescriptor, key, message, help.to_owned());
+    }
+
+    fn share_threshold(&mut self, file: usize, raw: &Descriptor) {
+        let (key, value) = (&raw.key.value, &raw.value.value);
+        if !raw.share_threshold.value || key.contains('*') || value.contains('*') {
+            return;
+        }
+        let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };
+        let message =
+            format!("`share_threshold` is only for wildcard values, and `{name}` has no `*`");
+        let cure = "leave it out, or put a `*` into the value".to_owned();
+        let at = At { file, span: raw.share_threshold.span };
+        self.findings.add(Code::ShareWithoutWildcard, at, message, cure);
+    }
+
+    fn rule(&mut self, file: usize, node: NodeId, raw: &Descriptor, rate_limit: &raw::RateLimit) {
+        let replaces = self.replaces(file, rate_limit);
+        let defaults = self.defaults;
+        let block = Block { file, raw: rate_limit, defaults, findings: self.findings };
+        if let Ok(limit) = block.read() {
+            let rule = self.assemble(node, raw, rate_limit, limit, replaces);
+            self.builder.impose(node, rule);
+        }
+    }
+
+    fn replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
+        for name in &raw.replaces {
+            let at = At { file, span: name.span };
+            if name.value.is_empty() {
+                let message = "`replaces` has an empty entry".to_owned();
+                let cure = "`- name: NAME`, the name of another rule".to_owned();
+                self.findings.add(Code::EmptyReplaces, at, message, cure);
+            } else if name.value == raw.name.value {
+                let message = format!("`replaces` holds the rule's own name `{}`", name.value);
+                let cure = "leave it out; a rule cannot replace itself".to_owned();
+                self.findings.add(Code::ReplacesItself, at, message, cure);
+            }
+        }
+        raw.replaces.iter().map(|name| Arc::from(name.value.as_str())).collect()
+    }
+
+    fn assemble(
+        &self,
+        node: NodeId,
+        raw: &Descriptor,
+        rate_limit: &raw::RateLimit,
+        limit: Option<Limit>,
+        replaces: Box<[Arc<str>]>,
+    ) -> Rule {
+        let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
+        Rule {
+            limit,
+            name: name.map(Arc::from),
+            replaces,
+            shadow: raw.shadow_mode,
+            quota: raw.quota_mode,
+            detailed_metric: raw.detailed_metric,
+            metadata: raw.metadata.as_ref().map(|metadata| Arc::new(metadata.value.clone())),
+            path: self.builder.path(self.group.domain, node).into(),
+            place: self.findings.line(self.origins[node.index()].key).into(),
+        }
+    }
+}
+
+/// A descriptor's key, or the descriptor where it has none.
+fn place_of(raw: &Descriptor) -> Span {
+    let Spanned { span, .. } = raw.key;
+    if span.end == 0 { raw.span } else { span }
+}

@@ -1,0 +1,120 @@
+//! What a `calendar` block means.
+//!
+//! Guarantees: a known time zone and a day that exists in the unit's windows.
+//! Leaves out: when windows start, which is for [`crate::config::calendar`].
+
+use jiff::civil::{Date, Weekday};
+use jiff::tz::TimeZone;
+
+use super::findings::{At, Findings};
+use super::words;
+use crate::config::calendar::Starts;
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::{Calendar, Unit, raw};
+
+/// The days of the week as a file may name them.
+pub(crate) const WEEKDAYS: &words::Words<Weekday> = &[
+    ("monday", Weekday::Monday),
+    ("tuesday", Weekday::Tuesday),
+    ("wednesday", Weekday::Wednesday),
+    ("thursday", Weekday::Thursday),
+    ("friday", Weekday::Friday),
+    ("saturday", Weekday::Saturday),
+    ("sunday", Weekday::Sunday),
+];
+
+/// The calendar of a limit per `unit`.
+pub(super) fn read(
+    raw: &raw::Calendar,
+    unit: Unit,
+    file: usize,
+    findings: &mut Findings<'_>,
+) -> Option<Calendar> {
+    let mut reader = Reader { file, findings };
+    let time_zone = reader.time_zone(raw);
+    let starts = reader.starts(raw, unit);
+    Some(Calendar { time_zone: time_zone?, starts: starts? })
+}
+
+struct Reader<'f, 'a> {
+    file: usize,
+    findings: &'f mut Findings<'a>,
+}
+
+impl Reader<'_, '_> {
+    fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
+        let Some(name) = &raw.time_zone else {
+            let cure = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
+            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), cure);
+            return None;
+        };
+        let found = TimeZone::get(&name.value).ok();
+        if found.is_none() {
+            let cure = near_zone(&name.value).map_or_else(
+                || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
+                |near| format!("did you mean `{near}`?"),
+            );
+            self.error(name.span, format!("unknown time zone `{}`", name.value), &cure);
+        }
+        found
+    }
+
+    fn starts(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<Starts> {
+        let (default, wanted) = match unit {
+            Unit::Day => (Starts::Day, "a day starts at midnight: leave `starts_on` out"),
+            Unit::Week => {
+                (Starts::Week(Weekday::Monday), "1 (Monday) to 7, or a day's name as in `monday`")
+            }
+            Unit::Month => (Starts::Month(1), "1 to 31, where 31 is the last day of every month"),
+            Unit::Year => (Starts::Year { month: 1, day: 1 }, "month and day, as in `04-01`"),
+            Unit::Second | Unit::Minute | Unit::Hour => {
+                let message = "`calendar` with a unit shorter than a day".to_owned();
+                self.error(raw.span, message, "leave it out, or say day, week, month or year");
+                return None;
+            }
+        };
+        let Some(day) = &raw.starts_on else { return Some(default) };
+        let found = starts_on(unit, day);
+        if found.is_none() {
+            let message = format!("`starts_on: {}` is no day to start on", day.value);
+            self.error(day.span, message, wanted);
+        }
+        found
+    }
+
+    fn error(&mut self, span: Span, message: String, cure: &str) {
+        let at = At { file: self.file, span };
+        self.findings.add(Code::BadCalendar, at, message, cure.to_owned());
+    }
+}
+
+fn starts_on(unit: Unit, day: &Spanned<String>) -> Option<Starts> {
+    let text = day.value.as_str();
+    match unit {
+        Unit::Week => match words::meaning(WEEKDAYS, &text.to_lowercase()) {
+            Some(weekday) => Some(Starts::Week(weekday)),
+            None => Weekday::from_monday_one_offset(number(text)?).ok().map(Starts::Week),
+        },
+        Unit::Month => number(text).filter(|day| (1..=31).contains(day)).map(Starts::Month),
+        Unit::Year => month_and_day(text),
+        Unit::Second | Unit::Minute | Unit::Hour | Unit::Day => None,
+    }
+}
+
+fn number(text: &str) -> Option<i8> {
+    let digits = text.len() <= 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+fn month_and_day(text: &str) -> Option<Starts> {
+    let (month, day) = text.split_once('-')?;
+    let (month, day) = (number(month)?, number(day)?);
+    // Of a leap year, so that 02-29 is a day.
+    Date::new(2024, month, day).ok().map(|_| Starts::Year { month, day })
+}
+
+fn near_zone(name: &str) -> Option<String> {
+    let known: Vec<_> = jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
+    let name = name.replace(' ', "_");
+    words::nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
+}

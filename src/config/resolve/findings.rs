@@ -1,0 +1,58 @@
+//! Everything found while resolving, file by file.
+//!
+//! Guarantees: findings come out by file and place; whether something was wrong is never lost.
+//! Leaves out: how they look, which is for [`crate::config::diagnostic`].
+
+use crate::config::diagnostic::{self, Code, Diagnostic, Severity, Source, Span};
+
+/// A stretch of one of the files.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct At {
+    /// The number of the file.
+    pub(crate) file: usize,
+    pub(crate) span: Span,
+}
+
+/// What was found so far, per file.
+pub(crate) struct Findings<'a>(Vec<(&'a Source, diagnostic::Findings)>);
+
+impl<'a> Findings<'a> {
+    pub(crate) fn new(sources: impl Iterator<Item = &'a Source>) -> Self {
+        Self(sources.map(|source| (source, diagnostic::Findings::default())).collect())
+    }
+
+    pub(crate) fn add(&mut self, code: Code, at: At, message: String, help: impl Into<String>) {
+        if let Some((_, found)) = self.0.get_mut(at.file) {
+            found.add_with_help(code, at.span, message, help);
+        }
+    }
+
+    /// Whether another finding in this file would not be shown: no need to look up its neighbours.
+    pub(crate) fn is_full(&self, at: At) -> bool {
+        self.0.get(at.file).is_none_or(|(_, found)| found.is_full())
+    }
+
+    /// `file:line:column`. Cost: linear in the line.
+    pub(crate) fn place(&self, at: At) -> String {
+        self.0.get(at.file).map_or_else(String::new, |(source, _)| {
+            let place = source.place(at.span);
+            format!("{}:{}:{}", place.file, place.line, place.column)
+        })
+    }
+
+    /// `file:line`.
+    pub(crate) fn line(&self, at: At) -> String {
+        self.0.get(at.file).map_or_else(String::new, |(source, _)| {
+            format!("{}:{}", source.name, source.line(at.span.start))
+        })
+    }
+
+    /// The warnings, or everything where one is an error.
+    pub(crate) fn finish(self) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
+        let sound = !self.0.iter().any(|(_, found)| found.has_errors());
+        let found = self.0.into_iter().flat_map(|(source, found)| found.into_diagnostics(source));
+        let found: Vec<_> = found.collect();
+        debug_assert!(!sound || found.iter().all(|one| one.severity() == Severity::Warning));
+        if sound { Ok(found) } else { Err(found) }
+    }
+}

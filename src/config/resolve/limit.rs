@@ -1,0 +1,365 @@
+//! What one `rate_limit` block means.
+//!
+//! Guarantees: the reference's checks of a block, and for our own words that nothing is accepted
+//! and ignored; every problem of a block is found at once.
+//! Leaves out: where the block stands in the tree, which is for [`super`].
+
+use std::sync::Arc;
+
+use super::findings::{At, Findings};
+use super::words::{self, StrategyWord, Words};
+use super::{calendar_of, duration};
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::raw;
+use crate::config::{Calendar, Limit, OnBackendFailure, Unit, Window};
+use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use crate::kernel::rate::gcra::Gcra;
+use crate::kernel::rate::limit::LimitError;
+use crate::kernel::rate::sliding_log::SlidingLog;
+use crate::kernel::rate::sliding_window::SlidingWindow;
+use crate::kernel::units::Nanos;
+
+/// More than this many units' worth of hits at once is probably a slip.
+const LARGE_BURST: u32 = 10;
+
+/// What a domain's limits are unless they say otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Defaults {
+    pub(super) strategy: StrategyWord,
+    pub(super) on_backend_failure: OnBackendFailure,
+}
+
+/// The block means nothing; the findings say why.
+pub(super) struct Wrong;
+
+/// One block being read.
+pub(super) struct Block<'r, 'f, 'a> {
+    pub(super) file: usize,
+    pub(super) raw: &'r raw::RateLimit,
+    pub(super) defaults: Defaults,
+    pub(super) findings: &'f mut Findings<'a>,
+}
+
+/// The meaning of `defaults`.
+pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings<'_>) -> Defaults {
+    let mut ask = Ask { file, findings };
+    let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
+    let failure = ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
+    ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+    Defaults {
+        strategy: strategy.unwrap_or_default(),
+        on_backend_failure: failure.unwrap_or_default(),
+    }
+}
+
+impl Block<'_, '_, '_> {
+    /// The limit; `None` is `unlimited`.
+    pub(super) fn read(mut self) -> Result<Option<Limit>, Wrong> {
+        if self.raw.unlimited.value {
+            return self.unlimited().map(|()| None);
+        }
+        self.limited().map(Some).ok_or(Wrong)
+    }
+
+    fn limited(&mut self) -> Option<Limit> {
+        let raw = self.raw;
+        let window = self.window();
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+        let failure =
+            ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
+        let on_backend_failure = failure.unwrap_or(self.defaults.on_backend_failure);
+        let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
+        let strategy = strategy.unwrap_or(self.defaults.strategy);
+        let window = self.calendar(strategy, window);
+        let burst = self.burst(strategy);
+        let (window, burst) = (window?, burst?);
+        let requests = raw.requests_per_unit.value;
+        let strategy = self.strategy(strategy, &window, burst)?;
+        Some(Limit { requests, window, strategy, on_backend_failure })
+    }
+
+    fn unlimited(&mut self) -> Result<(), Wrong> {
+        let raw = self.raw;
+        let unit = &raw.unit;
+        if words::unit(&unit.value).is_some() {
+            let message = format!("`unit: {}` beside `unlimited: true`", unit.value);
+            self.error(Code::UnlimitedWithLimit, unit.span, message, "leave out one of the two");
+            return Err(Wrong);
+        }
+        let ours = [
+            ("per", raw.per.as_ref().map(|word| word.span)),
+            ("strategy", raw.strategy.as_ref().map(|word| word.span)),
+            ("burst", raw.burst.as_ref().map(|word| word.span)),
+            ("mode", raw.mode.as_ref().map(|word| word.span)),
+            ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
+            ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
+            ("calendar", raw.calendar.as_ref().map(|block| block.span)),
+        ];
+        let mut sound = true;
+        for (word, span) in ours.into_iter().filter_map(|(word, span)| Some((word, span?))) {
+            let message = format!("`{word}` beside `unlimited: true` would mean nothing");
+            self.error(Code::UnlimitedWithLimit, span, message, "leave out one of the two");
+            sound = false;
+        }
+        self.ignored_beside_unlimited();
+        if sound { Ok(()) } else { Err(Wrong) }
+    }
+
+    /// What the reference accepts beside `unlimited` and ignores.
+    fn ignored_beside_unlimited(&mut self) {
+        let raw = self.raw;
+        let requests = raw.requests_per_unit.span;
+        let ignored = [
+            ("unit", raw.unit.span, !raw.unit.value.is_empty()),
+            ("requests_per_unit", requests, requests.start < requests.end),
+        ];
+        for (word, span, _) in ignored.into_iter().filter(|&(.., written)| written) {
+            let message = format!("`{word}` has no effect beside `unlimited: true`");
+            self.findings.add(Code::NoEffect, self.at(span), message, "leave it out");
+        }
+    }
+
+    fn window(&mut self) -> Option<Window> {
+        let raw = self.raw;
+        match &raw.per {
+            Some(per) if !raw.unit.value.is_empty() => {
+                let message = format!("`unit: {}` and `per: {}`", raw.unit.value, per.value);
+                self.error(Code::Contradiction, per.span, message, "leave out one of the two");
+                None
+            }
+            Some(per) => self.per(per),
+            None => self.unit().map(Window::Unit),
+        }
+    }
+
+    fn unit(&mut self) -> Option<Unit> {
+        let unit = &self.raw.unit;
+        let found = words::unit(&unit.value);
+        if found.is_none() && unit.value.is_empty() {
+            let message = "a rate_limit needs a `unit`".to_owned();
+            let cure =
+                "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
+            let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
+            self.error(Code::UnknownUnit, span, message, cure);
+        } else if found.is_none() {
+            let message = format!("invalid unit `{}`", unit.value);
+            self.error(
+                Code::UnknownUnit,
+                unit.span,
+                message,
+                &words::cure(words::UNITS, &unit.value),
+            );
+        }
+        found
+    }
+
+    fn per(&mut self, per: &Spanned<String>) -> Option<Window> {
+        let example = "a whole number and `ms`, `s`, `m`, `h` or `d`, as in `90s` or `1h30m`";
+        let Some(period) = duration::parse(&per.value) else {
+            let message = format!("`per: {}` is no duration", per.value);
+            self.error(Code::BadDuration, per.span, message, example);
+            return None;
+        };
+        if period < Nanos::MILLI {
+            let message = format!("`per: {}` is shorter than 1ms", per.value);
+            self.error(Code::BadDuration, per.span, message, "at least `1ms`");
+            return None;
+        }
+        Some(Window::Per(period))
+    }
+
+    /// The window with its calendar, if the block has one.
+    fn calendar(&mut self, strategy: StrategyWord, window: Option<Window>) -> Option<Window> {
+        let Some(raw) = &self.raw.calendar else { return window };
+        if strategy != StrategyWord::FixedWindow {
+            let message = format!("`calendar` with `strategy: {strategy}`");
+            let cure = "only `fixed_window` has windows that a calendar can place";
+            self.error(Code::Contradiction, raw.span, message, cure);
+        }
+        let Window::Unit(unit) = window? else {
+            let cure = "give a `unit` of day, week, month or year instead of `per`";
+            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), cure);
+            return None;
+        };
+        let calendar = calendar_of::read(raw, unit, self.file, self.findings)?;
+        (strategy == StrategyWord::FixedWindow).then(|| Window::Calendar(unit, Arc::new(calendar)))
+    }
+
+    /// The hits admitted at one instant; the requests where nothing else is said.
+    fn burst(&mut self, strategy: StrategyWord) -> Option<u32> {
+        let requests = self.raw.requests_per_unit.value;
+        let Some(burst) = &self.raw.burst else { return Some(requests) };
+        if strategy != StrategyWord::Gcra {
+            let message = format!("`burst` with `strategy: {strategy}`");
+            let cure =
+                "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
+            self.error(Code::Contradiction, burst.span, message, cure);
+            return None;
+        }
+        if burst.value == 0 {
+            let message = "burst 0 would deny everything".to_owned();
+            let cure = format!("leave it out for a burst of `requests_per_unit` ({requests})");
+            self.error(Code::ZeroBurst, burst.span, message, &cure);
+            return None;
+        }
+        if requests != 0 && requests.saturating_mul(LARGE_BURST) < burst.value {
+            let message = format!(
+                "a burst of {} admits {} units' worth of hits at one instant",
+                burst.value,
+                burst.value / requests
+            );
+            let cure = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
+            self.findings.add(Code::LargeBurst, self.at(burst.span), message, cure);
+        }
+        Some(burst.value)
+    }
+
+    fn strategy(&mut self, word: StrategyWord, window: &Window, burst: u32) -> Option<Strategy> {
+        let requests = self.raw.requests_per_unit.value;
+        if requests == 0 && !self.zero(word) {
+            return None;
+        }
+        match build(word, requests, window, burst) {
+            Ok(strategy) => {
+                self.coarse(&strategy);
+                Some(strategy)
+            }
+            Err(error) => {
+                self.refuse(error);
+                None
+            }
+        }
+    }
+
+    /// Whether a limit of zero may stand: in windows it denies all, as in the reference.
+    fn zero(&mut self, word: StrategyWord) -> bool {
+        let requests = self.raw.requests_per_unit.span;
+        let written = requests.start < requests.end;
+        let span = if written { requests } else { self.raw.span };
+        if word != StrategyWord::FixedWindow {
+            let message = format!("`{word}` of 0 requests never earns a hit");
+            let cure =
+                "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+            self.error(Code::ZeroRequests, span, message, cure);
+            return false;
+        }
+        if !written {
+            let message = "no `requests_per_unit`, so every hit is denied".to_owned();
+            let cure = "say how many, or `requests_per_unit: 0` if that is meant";
+            self.findings.add(Code::DeniesAll, self.at(span), message, cure);
+        }
+        true
+    }
+
+    fn coarse(&mut self, strategy: &Strategy) {
+        let Some(worth) = strategy.worth().filter(|_| strategy.is_coarse()) else { return };
+        let message = format!(
+            "one tick of {} is worth {worth} hits, more than 1 % of the {} that pass at one instant",
+            strategy.tick(),
+            strategy.most()
+        );
+        let cure = "answers are that coarse; a larger burst or fewer requests make them finer";
+        self.findings.add(Code::CoarseTick, self.at(self.raw.span), message, cure);
+    }
+
+    fn refuse(&mut self, error: LimitError) {
+        let burst = self.raw.burst.as_ref();
+        let numbers = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
+        let cure = match error {
+            LimitError::TooLarge { largest, .. } => {
+                format!("at most {largest}, or a shorter period")
+            }
+            _ => "a smaller number or another period".to_owned(),
+        };
+        self.findings.add(Code::DoesNotFit, self.at(numbers), error.to_string(), cure);
+    }
+
+    fn at(&self, span: Span) -> At {
+        At { file: self.file, span }
+    }
+
+    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
+        self.findings.add(code, self.at(span), message, cure);
+    }
+}
+
+fn build(
+    word: StrategyWord,
+    requests: u32,
+    window: &Window,
+    burst: u32,
+) -> Result<Strategy, LimitError> {
+    let period = match window {
+        Window::Unit(unit) | Window::Calendar(unit, _) => unit.length(),
+        Window::Per(period) => *period,
+    };
+    Ok(match word {
+        StrategyWord::Gcra => Strategy::Gcra(Gcra::new(requests, period, burst)?),
+        StrategyWord::SlidingWindow => {
+            Strategy::SlidingWindow(SlidingWindow::new(requests, period)?)
+        }
+        StrategyWord::SlidingLog => Strategy::SlidingLog(SlidingLog::new(requests, period)?),
+        StrategyWord::FixedWindow => {
+            Strategy::FixedWindow(FixedWindow::new(requests, windows(window, period))?)
+        }
+    })
+}
+
+/// Where the windows start. A calendar's are some that are long over: whoever charges replaces them
+/// by those around its own instant, and one who forgets to is told `Stale`.
+fn windows(window: &Window, period: Nanos) -> Windows {
+    match window {
+        Window::Calendar(_, calendar) => Windows::Calendar { starts: Calendar::long_ago(calendar) },
+        Window::Unit(_) | Window::Per(_) => Windows::Every(period),
+    }
+}
+
+/// Asks words of closed lists.
+pub(super) struct Ask<'f, 'a> {
+    pub(super) file: usize,
+    pub(super) findings: &'f mut Findings<'a>,
+}
+
+impl Ask<'_, '_> {
+    /// The meaning of a word; `None` where there is none, said if it was written.
+    pub(super) fn word<T: Copy>(
+        &mut self,
+        words: &Words<T>,
+        key: &str,
+        word: Option<&Spanned<String>>,
+    ) -> Option<T> {
+        let word = word?;
+        let found = words::meaning(words, &word.value);
+        if found.is_none() {
+            let message = format!("`{key}: {}` is not known", word.value);
+            let at = At { file: self.file, span: word.span };
+            self.findings.add(Code::UnknownWord, at, message, words::cure(words, &word.value));
+        }
+        found
+    }
+
+    /// `mode` and `max_overshoot`: only `strict` is there yet.
+    fn mode(&mut self, mode: Option<&Spanned<String>>, overshoot: Option<&Spanned<String>>) {
+        if let (Some(false), Some(mode)) = (self.word(words::MODES, "mode", mode), mode) {
+            self.not_yet(
+                mode.span,
+                &format!("`mode: {}`", mode.value),
+                "`mode: strict`, or leave it out",
+            );
+        }
+        if let Some(overshoot) = overshoot {
+            self.not_yet(
+                overshoot.span,
+                "`max_overshoot`",
+                "leave it out; `strict` never overshoots",
+            );
+        }
+    }
+
+    pub(super) fn not_yet(&mut self, span: Span, what: &str, cure: &str) {
+        let message = format!("{what} is not in this version yet");
+        self.findings.add(Code::NotInThisVersion, At { file: self.file, span }, message, cure);
+    }
+}

@@ -1,0 +1,114 @@
+//! The words a limits file may use where a choice is asked for.
+//!
+//! Guarantees: one list per choice, for reading, for the cure of a typo and for the schema.
+//! Leaves out: key names, which are for [`crate::config::raw`].
+
+use crate::config::{Charging, OnBackendFailure, Unit};
+
+/// A closed list of words and what they stand for.
+pub(crate) type Words<T> = [(&'static str, T)];
+
+/// The units of the base language.
+pub(crate) const UNITS: &Words<Unit> = &[
+    ("second", Unit::Second),
+    ("minute", Unit::Minute),
+    ("hour", Unit::Hour),
+    ("day", Unit::Day),
+    ("week", Unit::Week),
+    ("month", Unit::Month),
+    ("year", Unit::Year),
+];
+
+/// How hits may be counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StrategyWord {
+    #[default]
+    FixedWindow,
+    Gcra,
+    SlidingWindow,
+    SlidingLog,
+}
+
+/// `strategy`.
+pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
+    ("fixed_window", StrategyWord::FixedWindow),
+    ("gcra", StrategyWord::Gcra),
+    ("sliding_window", StrategyWord::SlidingWindow),
+    ("sliding_log", StrategyWord::SlidingLog),
+];
+
+/// `mode`, and whether this version can do it.
+pub(crate) const MODES: &Words<bool> =
+    &[("strict", true), ("cached_deny", false), ("leased", false)];
+
+/// `on_backend_failure`.
+pub(crate) const FAILURES: &Words<OnBackendFailure> = &[
+    ("error", OnBackendFailure::Error),
+    ("allow", OnBackendFailure::Allow),
+    ("deny", OnBackendFailure::Deny),
+    ("local", OnBackendFailure::Local),
+];
+
+/// `charge`.
+pub(crate) const CHARGES: &Words<Charging> =
+    &[("each", Charging::Each), ("all_or_nothing", Charging::AllOrNothing)];
+
+/// What `word` stands for, letter for letter.
+pub(crate) fn meaning<T: Copy>(words: &Words<T>, word: &str) -> Option<T> {
+    words.iter().find(|(known, _)| *known == word).map(|&(_, meaning)| meaning)
+}
+
+/// The unit that `word` names in whatever case; blanks are not taken off.
+pub(crate) fn unit(word: &str) -> Option<Unit> {
+    let upper = word.to_uppercase();
+    UNITS.iter().find(|(known, _)| known.to_uppercase() == upper).map(|&(_, unit)| unit)
+}
+
+impl std::fmt::Display for StrategyWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(name(STRATEGIES, *self))
+    }
+}
+
+/// The word for a meaning.
+pub(crate) fn name<T: Copy + PartialEq>(words: &Words<T>, meaning: T) -> &'static str {
+    words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
+}
+
+/// The cure for a word that is not on the list: the nearest one, or all of them.
+pub(crate) fn cure<T>(words: &Words<T>, word: &str) -> String {
+    if let Some(near) = nearest(word, words.iter().map(|&(known, _)| known)) {
+        return format!("did you mean `{near}`?");
+    }
+    let all: Vec<_> = words.iter().map(|(known, _)| format!("`{known}`")).collect();
+    format!("one of {}", all.join(", "))
+}
+
+/// The known word that a typing error or two would turn into `word`.
+pub(crate) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    let lower = word.trim().to_lowercase();
+    if lower.chars().count() > 64 {
+        return None;
+    }
+    let tolerated = lower.chars().count().div_ceil(4).min(2);
+    known
+        .map(|candidate| (distance(&lower, &candidate.to_lowercase()), candidate))
+        .filter(|&(distance, _)| distance <= tolerated)
+        .min_by_key(|&(distance, _)| distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Letters to put in, take out or change (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, other) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,199 @@
+//! What a process can be told from outside, in one table.
+//!
+//! Guarantees: the table below is the only list of settings. The typed [`Settings`], the flags, the
+//! environment variables, the keys of `server.yaml`, its JSON Schema, the file that is shipped and
+//! what `--print-config` shows all follow from it. Of two doors that name one setting the stronger
+//! wins: flags, then the environment, then `server.yaml`, then the default. Every problem of every
+//! door is reported at once, even where a stronger door wins.
+//! Leaves out: reading the command line, the environment and the file, which is for [`crate::cli`].
+
+mod file;
+mod nearest;
+mod print;
+mod read;
+mod value;
+mod words;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+pub use nearest::nearest;
+pub use print::{print_config, schema, server_yaml};
+pub use read::{Doors, Loaded, Origin, Problem, read};
+pub use value::{HeaderName, Ratio, Secret, Shape, Value};
+pub use words::{Backend, CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
+
+use crate::kernel::units::Nanos;
+
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $unit:literal; )+) => {
+        /// Everything a process can be told from outside, checked.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::struct_excessive_bools, reason = "each is a switch that a person sets")]
+        pub struct Settings {
+            $( $(#[doc = $doc])+ pub $name: $type, )+
+        }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Self { $( $name: $default, )+ }
+            }
+        }
+
+        static TABLE: LazyLock<Vec<Setting>> = LazyLock::new(|| vec![ $(
+            Setting {
+                name: stringify!($name),
+                flag: stringify!($name).replace('_', "-"),
+                variable: format!("{PREFIX}{}", stringify!($name).to_uppercase()),
+                doc: [$($doc.trim()),+].join(" "),
+                unit: $unit,
+                accepts: <$type as Value>::accepts(),
+                shape: <$type as Value>::SHAPE,
+                choices: <$type as Value>::CHOICES,
+                hidden: <$type as Value>::HIDDEN,
+                schema: <$type as Value>::schema(),
+                is_later: <$type as Value>::is_later,
+                set: |settings, texts| {
+                    settings.$name = <$type as Value>::read(texts)?;
+                    Some(())
+                },
+                show: |settings| settings.$name.show(),
+            },
+        )+ ]);
+    };
+}
+
+settings! {
+    /// Files and directories of limits, watched for changes; in the environment separated by `:`.
+    limits: Vec<PathBuf> = Vec::new(), "paths";
+    /// Address that gRPC, HTTP and metrics listen on.
+    host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED), "IP address";
+    /// gRPC: rate limits, health, reflection. 0 takes a free port and prints it.
+    grpc_port: u16 = 8081, "TCP port";
+    /// HTTP: `/json`, `/healthcheck`, `/livez`, `/readyz`. 0 takes a free port and prints it.
+    http_port: u16 = 8080, "TCP port";
+    /// HTTP: `/metrics`. 0 takes a free port and prints it.
+    metrics_port: u16 = 9090, "TCP port";
+    /// Address that admin listens on; anything but loopback needs `admin_token`.
+    admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+    /// HTTP: `/rlconfig`, `/config`, `/explain`. 0 takes a free port and prints it.
+    admin_port: u16 = 6070, "TCP port";
+    /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
+    admin_token: Option<Secret> = None, "text";
+    /// Where counters live.
+    backend: Backend = Backend::Memory, "word";
+    /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
+    counter_keys: CounterKeys = CounterKeys::Injective, "word";
+    /// Most keys that the memory backend counts at one time.
+    max_keys: u64 = 10_000_000, "keys";
+    /// What a new key gets once there are `max_keys`.
+    when_full: WhenFull = WhenFull::Deny, "word";
+    /// What a limit carried in a request may do: replace the configured one, nothing, only tighten it.
+    overrides: Overrides = Overrides::Allow, "word";
+    /// Whether a descriptor may give hits back (`is_negative_hits`); otherwise it is refused.
+    negative_hits: bool = false, "switch";
+    /// Decide and report, but never deny.
+    shadow_mode: bool = false, "switch";
+    /// Treat every limit as marked `quota_mode`: deny only when all that a question meets are used up.
+    quota_mode: bool = false, "switch";
+    /// Join files that name the same domain, instead of refusing the second.
+    merge_domains: bool = false, "switch";
+    /// Part of a limit from which on a caller counts as near it.
+    near_limit_ratio: Ratio = Ratio::REFERENCE, "part of the limit";
+    /// Rate limit headers in answers: none, the reference's three, the IETF draft's, or all of them.
+    response_headers: ResponseHeaders = ResponseHeaders::None, "word";
+    /// Name of the reference's header with the limit.
+    limit_header: HeaderName = header("RateLimit-Limit"), "header name";
+    /// Name of the reference's header with what is left of it.
+    remaining_header: HeaderName = header("RateLimit-Remaining"), "header name";
+    /// Name of the reference's header with the seconds until it is whole again.
+    reset_header: HeaderName = header("RateLimit-Reset"), "header name";
+    /// Send `Retry-After` with a denial.
+    retry_after: bool = false, "switch";
+    /// Send the question and the rules' metadata back as dynamic metadata.
+    dynamic_metadata: bool = false, "switch";
+    /// Start although the first load is refused, and serve without limits until one is accepted.
+    start_without_config: bool = false, "switch";
+    /// Report `NOT_SERVING` until at least one domain is loaded.
+    healthy_with_config: bool = false, "switch";
+    /// How long files must rest after a change before they are read again.
+    reload_debounce: Nanos = Nanos(100 * Nanos::MILLI.0), "duration";
+    /// Time between `NOT_SERVING` and GOAWAY, for load balancers to look elsewhere.
+    drain_delay: Nanos = Nanos::from_secs(5), "duration";
+    /// Time after GOAWAY that calls in flight have to finish.
+    drain_timeout: Nanos = Nanos::from_secs(30), "duration";
+    /// Threads that answer; 0 takes one for each core.
+    threads: u32 = 0, "threads";
+    /// Least important log line that is written.
+    log_level: LogLevel = LogLevel::Info, "word";
+    /// Log lines for people, or one JSON object a line.
+    log_format: LogFormat = LogFormat::Text, "word";
+}
+
+/// What every variable's name begins with.
+pub const PREFIX: &str = "SLUICEGATE_";
+
+/// Words of the language whose machinery is not in this version. Naming one is an error: a person
+/// who sets a deadline and sees the process start believes that there is one.
+pub const LATER: &[&str] = &[
+    "backend_deadline",
+    "hooks",
+    "local_deny_cache",
+    "max_buckets",
+    "node_id",
+    "peer_port",
+    "peer_secret",
+    "replicas_min",
+    "stop_when_over",
+    "syslog_from",
+    "syslog_host",
+    "syslog_port",
+];
+
+/// One row of the table.
+#[derive(Debug)]
+pub struct Setting {
+    /// The name in `server.yaml`: `a_b_c`.
+    pub name: &'static str,
+    /// The flag, without its two dashes: `a-b-c`.
+    pub flag: String,
+    /// The environment variable: `SLUICEGATE_A_B_C`.
+    pub variable: String,
+    /// What it is for.
+    pub doc: String,
+    /// What its value counts or is.
+    pub unit: &'static str,
+    /// What is accepted, for a sentence.
+    pub accepts: String,
+    /// How many texts make its value.
+    pub shape: Shape,
+    /// The accepted texts, where they are a closed list.
+    pub choices: &'static [&'static str],
+    /// Whether a text for it must not be shown.
+    pub hidden: bool,
+    /// Its part of the JSON Schema.
+    schema: serde_json::Value,
+    is_later: fn(&str) -> bool,
+    set: fn(&mut Settings, &[&str]) -> Option<()>,
+    show: fn(&Settings) -> String,
+}
+
+impl Setting {
+    /// The value that `settings` holds, as YAML.
+    #[must_use]
+    pub fn show(&self, settings: &Settings) -> String {
+        (self.show)(settings)
+    }
+}
+
+/// Every setting, in the order that a person reads them.
+#[must_use]
+pub fn table() -> &'static [Setting] {
+    &TABLE
+}
+
+/// A default name; the table's own are sound, which a test holds.
+fn header(name: &str) -> HeaderName {
+    HeaderName::new(name).unwrap_or_default()
+}

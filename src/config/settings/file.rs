@@ -1,0 +1,168 @@
+//! `server.yaml`: a flat mapping from names to scalars or lists of scalars, each with its place.
+//!
+//! Guarantees: every entry keeps the line and column of its name and of its value.
+//! Leaves out: which names there are and what their values mean, which is for [`super`].
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Location, Spanned};
+
+use super::value::Shape;
+
+/// A line and a column, both from 1.
+pub(super) type Point = (u64, u64);
+
+/// One line of the file: a name and its value.
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) name_at: Point,
+    pub(super) value_at: Point,
+    pub(super) node: Node,
+}
+
+/// A value as it was written.
+pub(super) enum Node {
+    Scalar(String),
+    List(Vec<String>),
+    /// Nothing, a mapping, or a list of anything but scalars.
+    Other,
+}
+
+impl Node {
+    /// The texts that make a value of `shape`.
+    pub(super) fn texts(&self, shape: Shape) -> Option<Vec<&str>> {
+        match self {
+            Self::Scalar(text) => Some(vec![text]),
+            Self::List(texts) if shape == Shape::Many => {
+                Some(texts.iter().map(String::as_str).collect())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Why the text is not a mapping at all.
+pub(super) struct Unreadable {
+    pub(super) at: Point,
+    pub(super) message: String,
+}
+
+/// The entries in the order they were written.
+pub(super) fn read(text: &str) -> Result<Vec<Entry>, Unreadable> {
+    let read: Result<Option<Mapping>, _> = serde_saphyr::from_str(text);
+    match read {
+        Ok(mapping) => Ok(mapping.map(|Mapping(entries)| entries).unwrap_or_default()),
+        Err(error) => Err(Unreadable {
+            at: error.location().map_or((1, 1), point),
+            message: first_line(&error.without_snippet().to_string()),
+        }),
+    }
+}
+
+fn point(at: Location) -> Point {
+    (at.line().max(1), at.column().max(1))
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or("it is not YAML").to_owned()
+}
+
+struct Mapping(Vec<Entry>);
+
+impl<'de> Deserialize<'de> for Mapping {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MappingVisitor)
+    }
+}
+
+struct MappingVisitor;
+
+impl<'de> Visitor<'de> for MappingVisitor {
+    type Value = Mapping;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a mapping from settings to their values")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Mapping, A::Error> {
+        let mut entries = Vec::new();
+        while let Some((name, node)) = map.next_entry::<Spanned<String>, Spanned<Node>>()? {
+            entries.push(Entry {
+                name_at: point(name.referenced),
+                name: name.value,
+                value_at: point(node.referenced),
+                node: node.value,
+            });
+        }
+        Ok(Mapping(entries))
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or a list of values")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_i128<E: Error>(self, value: i128) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_u128<E: Error>(self, value: u128) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(value.to_string()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut texts = Some(Vec::new());
+        while let Some(item) = seq.next_element()? {
+            match item {
+                Node::Scalar(text) => texts.iter_mut().for_each(|texts| texts.push(text.clone())),
+                _ => texts = None,
+            }
+        }
+        Ok(texts.map_or(Node::Other, Node::List))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Node::Other)
+    }
+}

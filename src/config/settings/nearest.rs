@@ -1,0 +1,52 @@
+//! The known word that a misspelt one was probably meant to be.
+//!
+//! Guarantees: proposes only words within a third of their length in edits; cost is bounded by the
+//! product of the two lengths.
+
+/// The known word nearest to `word`, when it is near enough to be worth proposing.
+#[must_use]
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known.into_iter().map(|known| (edits(word, known), known));
+    let (edits, known) = near.min_by_key(|(edits, _)| *edits)?;
+    (edits <= (known.len() / 3).max(1)).then_some(known)
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours between two words.
+fn edits(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
+    let mut before_last = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, to) in b.iter().enumerate() {
+            let mut cost = (last[j] + usize::from(from != to)).min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *from == b[j - 1] && a[i - 1] == *to {
+                cost = cost.min(before_last[j - 1] + 1);
+            }
+            row.push(cost);
+        }
+        before_last = std::mem::replace(&mut last, row);
+    }
+    last.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{edits, nearest};
+
+    #[test]
+    fn an_edit_is_an_insertion_a_deletion_a_replacement_or_a_swap() {
+        assert_eq!(edits("port", "port"), 0);
+        assert_eq!(edits("prt", "port"), 1);
+        assert_eq!(edits("poort", "port"), 1);
+        assert_eq!(edits("pert", "port"), 1);
+        assert_eq!(edits("prot", "port"), 1);
+        assert_eq!(edits("", "port"), 4);
+    }
+
+    #[test]
+    fn a_word_like_no_other_is_given_no_neighbour() {
+        assert_eq!(nearest("grpc_prot", ["http_port", "grpc_port"]), Some("grpc_port"));
+        assert_eq!(nearest("colour", ["http_port", "grpc_port"]), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! The table for people and editors: `--print-config`, `server.yaml`, its JSON Schema.
+
+use serde_json::{Value as Json, json};
+
+use super::{Loaded, Origin, Setting, Settings, table};
+
+/// The values in force, each with where it came from; itself a sound `server.yaml`, secrets aside.
+#[must_use]
+pub fn print_config(loaded: &Loaded) -> String {
+    let lines: Vec<_> = table().iter().map(|row| (value(row, &loaded.settings), row)).collect();
+    let width = lines.iter().map(|(line, _)| line.len()).max().unwrap_or_default().min(40);
+    let lines = lines.into_iter().map(|(line, row)| {
+        let origin = loaded.origins.get(row.name).unwrap_or(&Origin::Default);
+        format!("{line:width$}  # {origin}\n")
+    });
+    lines.collect::<Vec<_>>().concat()
+}
+
+/// `config/server.yaml`: every setting at its default, with its unit and its sentence.
+#[must_use]
+pub fn server_yaml() -> String {
+    let settings = Settings::default();
+    let rows = table()
+        .iter()
+        .map(|row| format!("\n# {}\n# {}\n{}\n", row.doc, takes(row), value(row, &settings)));
+    std::iter::once(SERVER_YAML_HEAD.to_owned()).chain(rows).collect::<Vec<_>>().concat()
+}
+
+const SERVER_YAML_HEAD: &str = "\
+# yaml-language-server: $schema=schema/sluicegate-server.schema.json
+#
+# Every setting at its default. Give the file to `sluicegate serve --settings server.yaml` and keep
+# only what you change. The setting `a_b_c` is also the flag `--a-b-c`, which wins over everything,
+# and the variable `SLUICEGATE_A_B_C`, which wins over this file.
+";
+
+/// The JSON Schema of `server.yaml`.
+#[must_use]
+pub fn schema() -> Json {
+    let properties: serde_json::Map<_, _> =
+        table().iter().map(|row| (row.name.to_owned(), property(row))).collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "server.yaml of Sluicegate",
+        "description": "What a Sluicegate process can be told. Flags and the environment win over it.",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": properties,
+    })
+}
+
+fn property(row: &Setting) -> Json {
+    let mut property = row.schema.clone();
+    property["description"] = format!("{} Takes {}.", row.doc, takes(row)).into();
+    property["default"] = default(row);
+    property
+}
+
+/// The default as JSON: what is shown is YAML, and either JSON or a bare word.
+fn default(row: &Setting) -> Json {
+    let shown = row.show(&Settings::default());
+    serde_json::from_str(&shown).unwrap_or(Json::String(shown))
+}
+
+fn takes(row: &Setting) -> String {
+    if row.accepts.contains(row.unit) || row.unit == "word" || row.unit == "switch" {
+        return row.accepts.clone();
+    }
+    format!("{}: {}", row.unit, row.accepts)
+}
+
+fn value(row: &Setting, settings: &Settings) -> String {
+    format!("{}: {}", row.name, row.show(settings))
+}

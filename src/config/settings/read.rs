@@ -1,0 +1,245 @@
+//! Three doors to one [`Settings`]: flags, environment, `server.yaml`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::value::Shape;
+use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
+use crate::config::diagnostic::Severity;
+
+/// What came in through each door.
+///
+/// Not `Debug`: a token may be among the texts.
+#[derive(Clone, Default)]
+pub struct Doors {
+    /// Names as in [`Setting::flag`], without dashes, and the texts given for each.
+    pub flags: Vec<(String, Vec<String>)>,
+    /// Variables; those that do not begin with [`PREFIX`] are not ours.
+    pub environment: Vec<(String, String)>,
+    /// Name and text of `server.yaml`.
+    pub file: Option<(String, String)>,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The table.
+    Default,
+    /// `server.yaml`: its name as the person knows it, line and column from 1.
+    File(Arc<str>, u64, u64),
+    /// The variable of this name.
+    Environment(String),
+    /// The flag of this name, without its two dashes.
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(name, line, column) => write!(f, "{name}:{line}:{column}"),
+            Self::Environment(variable) => f.write_str(variable),
+            Self::Flag(flag) => write!(f, "--{flag}"),
+        }
+    }
+}
+
+/// One thing wrong with what came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// An error keeps the process from starting; a warning does not.
+    pub severity: Severity,
+    /// Where.
+    pub origin: Origin,
+    /// What was wanted and what was got.
+    pub message: String,
+    /// What would cure it.
+    pub help: Option<String>,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { severity, origin, message, help } = self;
+        let severity = if *severity == Severity::Error { "error" } else { "warning" };
+        write!(f, "{severity}: {origin}: {message}")?;
+        help.iter().try_for_each(|help| write!(f, "; {help}"))
+    }
+}
+
+/// The settings and what is known about them.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The values.
+    pub settings: Settings,
+    /// Where each value came from, by the setting's name; absent for a default.
+    pub origins: BTreeMap<&'static str, Origin>,
+    /// What is probably not as it was meant.
+    pub warnings: Vec<Problem>,
+}
+
+/// Reads all doors, the weakest first.
+///
+/// # Errors
+///
+/// Every problem of every door, warnings among them, when at least one is an error.
+pub fn read(doors: &Doors) -> Result<Loaded, Vec<Problem>> {
+    let mut reader = Reader::default();
+    if let Some((name, text)) = &doors.file {
+        reader.file(&Arc::from(name.as_str()), text);
+    }
+    reader.environment(&doors.environment);
+    reader.flags(&doors.flags);
+    reader.together();
+    let Reader { settings, origins, problems } = reader;
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(problems);
+    }
+    Ok(Loaded { settings, origins, warnings: problems })
+}
+
+#[derive(Default)]
+struct Reader {
+    settings: Settings,
+    origins: BTreeMap<&'static str, Origin>,
+    problems: Vec<Problem>,
+}
+
+impl Reader {
+    fn file(&mut self, name: &Arc<str>, text: &str) {
+        let at = |(line, column)| Origin::File(Arc::clone(name), line, column);
+        let entries = match file::read(text) {
+            Ok(entries) => entries,
+            Err(broken) => return self.error(at(broken.at), broken.message, None),
+        };
+        for entry in entries {
+            match table().iter().find(|setting| setting.name == entry.name) {
+                Some(setting) => {
+                    let texts = entry.node.texts(setting.shape);
+                    self.assign(setting, at(entry.value_at), texts.as_deref());
+                }
+                None => self.unknown(at(entry.name_at), &entry.name, ""),
+            }
+        }
+    }
+
+    fn environment(&mut self, variables: &[(String, String)]) {
+        for (variable, text) in variables {
+            let Some(word) = variable.strip_prefix(PREFIX) else { continue };
+            let origin = Origin::Environment(variable.clone());
+            match table().iter().find(|setting| setting.variable == *variable) {
+                Some(setting) => self.assign(setting, origin, Some(&split(setting.shape, text))),
+                None => self.unknown(origin, &word.to_lowercase(), text),
+            }
+        }
+    }
+
+    fn flags(&mut self, flags: &[(String, Vec<String>)]) {
+        for (flag, texts) in flags {
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let origin = Origin::Flag(flag.clone());
+            match table().iter().find(|setting| setting.flag == *flag) {
+                Some(setting) => self.assign(setting, origin, Some(&texts)),
+                None => self.unknown(origin, &flag.replace('-', "_"), ""),
+            }
+        }
+    }
+
+    fn assign(&mut self, setting: &Setting, origin: Origin, texts: Option<&[&str]>) {
+        if texts.is_some_and(|texts| (setting.set)(&mut self.settings, texts).is_some()) {
+            self.origins.insert(setting.name, origin);
+            return;
+        }
+        let (message, help) = refusal(setting, texts.unwrap_or_default());
+        self.error(origin, message, help);
+    }
+
+    fn unknown(&mut self, origin: Origin, name: &str, text: &str) {
+        if LATER.contains(&name) {
+            let help = Some("leave it out: nothing would heed it".to_owned());
+            return self.error(origin, format!("`{name}` is not in this version yet"), help);
+        }
+        let in_environment = matches!(origin, Origin::Environment(_));
+        if in_environment && is_service_link(name, text) {
+            return;
+        }
+        let severity = if in_environment { Severity::Warning } else { Severity::Error };
+        let message = "there is no such setting".to_owned();
+        let help = nearest(name, table().iter().map(|setting| setting.name))
+            .map(|name| format!("did you mean {}?", spelt_for(&origin, name)));
+        self.problems.push(Problem { severity, origin, message, help });
+    }
+
+    fn error(&mut self, origin: Origin, message: String, help: Option<String>) {
+        self.problems.push(Problem { severity: Severity::Error, origin, message, help });
+    }
+
+    fn origin(&self, name: &str) -> Origin {
+        self.origins.get(name).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// What settings have to do with each other.
+    fn together(&mut self) {
+        let open = !self.settings.admin_host.is_loopback();
+        if open && self.settings.admin_token.is_none() {
+            let message = format!(
+                "`admin_host` {} lets other machines read the limits, and `admin_token` is not set",
+                self.settings.admin_host
+            );
+            let help = Some("set admin_token, or listen on 127.0.0.1".to_owned());
+            self.error(self.origin("admin_host"), message, help);
+        }
+    }
+}
+
+/// The texts of a variable: a list is written as in `PATH`.
+fn split(shape: Shape, text: &str) -> Vec<&str> {
+    match shape {
+        Shape::Many => text.split(':').filter(|part| !part.is_empty()).collect(),
+        Shape::One | Shape::Switch => vec![text],
+    }
+}
+
+/// Why `texts` are not a value of `setting`, and what would be.
+fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
+    let Setting { name, accepts, .. } = setting;
+    match texts {
+        [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
+        [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
+        [text] if (setting.is_later)(text) => {
+            (format!("`{name}: {text}` is not in this version yet"), Some(format!("use {accepts}")))
+        }
+        [text] if is_address_of_a_service(text) => (
+            format!("`{name}` takes {accepts}, got `{text}`"),
+            Some("Kubernetes sets this variable for a Service of that name: set `enableServiceLinks: false`".into()),
+        ),
+        [text] => {
+            let help = nearest(text, setting.choices.iter().copied());
+            (format!("`{name}` takes {accepts}, got `{text}`"), help.map(|word| format!("did you mean `{word}`?")))
+        }
+        [] => (format!("`{name}` takes {accepts}"), None),
+    }
+}
+
+/// `name` as it is spelt where the misspelt one stands.
+fn spelt_for(origin: &Origin, name: &str) -> String {
+    match origin {
+        Origin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
+        Origin::Flag(_) => format!("--{}", name.replace('_', "-")),
+        Origin::File(..) | Origin::Default => format!("`{name}`"),
+    }
+}
+
+fn is_address_of_a_service(text: &str) -> bool {
+    ["tcp://", "udp://", "sctp://"].iter().any(|scheme| text.starts_with(scheme))
+}
+
+/// Whether Kubernetes made this variable for a Service called `sluicegate` or the like: a dozen of
+/// them in every pod would bury the one warning that a person should read.
+fn is_service_link(name: &str, text: &str) -> bool {
+    let parts = ["service_host", "service_port"];
+    let ends = ["_tcp_port", "_tcp_addr", "_tcp_proto", "_udp_port", "_udp_addr", "_udp_proto"];
+    is_address_of_a_service(text)
+        || parts.iter().any(|part| name.contains(part))
+        || ends.iter().any(|end| name.ends_with(end))
+}

@@ -1,0 +1,302 @@
+//! The kinds of value a setting can have, and how each is read from a text.
+//!
+//! Guarantees: one text means the same through every door; a text that is not understood is refused
+//! together with what would be; `show` writes what `read` reads.
+//! Leaves out: which settings there are, and what they have to do with each other.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde_json::{Value as Json, json};
+
+use crate::kernel::units::Nanos;
+
+/// How many texts make one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Exactly one.
+    One,
+    /// One, which a bare flag may leave out: then it is `true`.
+    Switch,
+    /// Any number.
+    Many,
+}
+
+/// A kind of value.
+pub trait Value: Sized {
+    /// How many texts make one value.
+    const SHAPE: Shape = Shape::One;
+    /// The accepted texts, where they are a closed list.
+    const CHOICES: &'static [&'static str] = &[];
+    /// Whether a text must not be shown, not even in an error.
+    const HIDDEN: bool = false;
+    /// The value, or nothing when the texts are not understood.
+    fn read(texts: &[&str]) -> Option<Self>;
+    /// What is accepted, for a sentence: `a port from 0 to 65535`.
+    fn accepts() -> String;
+    /// The value as YAML, fit to be printed.
+    fn show(&self) -> String;
+    /// The value's own part of a JSON Schema.
+    fn schema() -> Json;
+    /// Whether the text is a word of a later version.
+    #[must_use]
+    fn is_later(_text: &str) -> bool {
+        false
+    }
+}
+
+/// The one text of a value of [`Shape::One`].
+fn one<T: FromStr>(texts: &[&str]) -> Option<T> {
+    match texts {
+        [text] => text.parse().ok(),
+        _ => None,
+    }
+}
+
+/// A whole number; `_` may group its digits.
+fn whole<T: FromStr>(texts: &[&str]) -> Option<T> {
+    match texts {
+        [text] if text.starts_with(|c: char| c.is_ascii_digit()) => {
+            text.replace('_', "").parse().ok()
+        }
+        _ => None,
+    }
+}
+
+macro_rules! whole_numbers {
+    ($($type:ty: $accepts:literal;)*) => { $(
+        impl Value for $type {
+            fn read(texts: &[&str]) -> Option<Self> {
+                whole(texts)
+            }
+            fn accepts() -> String {
+                $accepts.to_owned()
+            }
+            fn show(&self) -> String {
+                self.to_string()
+            }
+            fn schema() -> Json {
+                json!({"type": "integer", "minimum": 0, "maximum": <$type>::MAX})
+            }
+        }
+    )* };
+}
+
+whole_numbers! {
+    u16: "a whole number from 0 to 65535";
+    u32: "a whole number from 0 to 4294967295";
+    u64: "a whole number from 0";
+}
+
+impl Value for bool {
+    const SHAPE: Shape = Shape::Switch;
+    const CHOICES: &'static [&'static str] = &["true", "false"];
+    fn read(texts: &[&str]) -> Option<Self> {
+        one(texts)
+    }
+    fn accepts() -> String {
+        "true or false".to_owned()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+    fn schema() -> Json {
+        json!({"type": "boolean"})
+    }
+}
+
+impl Value for IpAddr {
+    fn read(texts: &[&str]) -> Option<Self> {
+        one(texts)
+    }
+    fn accepts() -> String {
+        "an IP address such as 127.0.0.1, 0.0.0.0 or ::".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.to_string())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]})
+    }
+}
+
+/// Files and directories.
+impl Value for Vec<PathBuf> {
+    const SHAPE: Shape = Shape::Many;
+    fn read(texts: &[&str]) -> Option<Self> {
+        texts.iter().map(|text| (!text.is_empty()).then(|| PathBuf::from(text))).collect()
+    }
+    fn accepts() -> String {
+        "paths of files or directories".to_owned()
+    }
+    fn show(&self) -> String {
+        let shown: Vec<_> = self.iter().map(|path| quoted(&path.to_string_lossy())).collect();
+        format!("[{}]", shown.join(", "))
+    }
+    fn schema() -> Json {
+        json!({"type": ["array", "string"], "items": {"type": "string", "minLength": 1}})
+    }
+}
+
+/// A duration, from nanoseconds to days.
+impl Value for Nanos {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => duration(text),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "a whole number with its unit: ns, us, ms, s, m, h or d; for example 250ms or 5s".to_owned()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^([0-9]+(ns|us|ms|s|m|h|d)|0)$"})
+    }
+}
+
+/// `250ms` as nanoseconds; a bare `0` needs no unit.
+fn duration(text: &str) -> Option<Nanos> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        "d" => 86_400_000_000_000,
+        "" if number == "0" => 1,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit).map(Nanos)
+}
+
+/// A part of a whole, from 0 to 1, in the 32-bit float that the reference computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio(f32);
+
+impl Ratio {
+    /// The reference's `NEAR_LIMIT_RATIO`.
+    pub const REFERENCE: Self = Self(0.8);
+
+    /// `part` when it is from 0 to 1.
+    #[must_use]
+    pub fn new(part: f32) -> Option<Self> {
+        (0.0..=1.0).contains(&part).then_some(Self(part))
+    }
+
+    /// The part of a whole, from 0 to 1.
+    #[must_use]
+    pub const fn get(self) -> f32 {
+        self.0
+    }
+}
+
+impl Value for Ratio {
+    fn read(texts: &[&str]) -> Option<Self> {
+        one(texts).and_then(Self::new)
+    }
+    fn accepts() -> String {
+        "a number from 0 to 1".to_owned()
+    }
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+    fn schema() -> Json {
+        json!({"type": "number", "minimum": 0, "maximum": 1})
+    }
+}
+
+/// The name of an HTTP header; empty for none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderName(String);
+
+impl HeaderName {
+    /// `name` when it is empty or an HTTP token of at most 256 bytes.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let sound = name.len() <= 256 && name.bytes().all(is_token);
+        sound.then(|| Self(name.to_owned()))
+    }
+
+    /// The name as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// RFC 9110, section 5.6.2.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+impl Value for HeaderName {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => Self::new(text),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "an HTTP header name, or nothing to leave the header out".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.0)
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "maxLength": 256, "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]*$"})
+    }
+}
+
+/// A token that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Whether `offered` is this secret; takes as long for a wrong guess as for a near one.
+    #[must_use]
+    pub fn matches(&self, offered: &[u8]) -> bool {
+        let differing = self.0.bytes().zip(offered).fold(0, |sum, (a, b)| sum | (a ^ b));
+        self.0.len() == offered.len() && differing == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Value for Option<Secret> {
+    const HIDDEN: bool = true;
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] if text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Some(Some(Secret((*text).to_owned())))
+            }
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "printable ASCII without blanks, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(if self.is_some() { "(set, not shown)" } else { "" })
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^[!-~]*$"})
+    }
+}
+
+/// A double-quoted scalar that YAML and JSON read alike.
+pub(super) fn quoted(text: &str) -> String {
+    Json::from(text).to_string()
+}

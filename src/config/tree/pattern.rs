@@ -1,0 +1,71 @@
+//! A `*` pattern against one entry of a request.
+//!
+//! Guarantees: the reference's semantics: the subject is the entry's composite `key_value`, it must
+//! start with the first literal, end with the last, and hold the middle ones in order between them,
+//! each at its leftmost place; no allocation, whatever the entry's length.
+//! Leaves out: which pattern is asked first, which is for [`super::DescriptorTree`].
+
+/// The composite `key_value` of one request entry, never joined in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Composite<'a>([&'a [u8]; 3]);
+
+impl<'a> Composite<'a> {
+    pub(crate) fn new(key: &'a str, value: &'a str) -> Self {
+        Self([key.as_bytes(), b"_", value.as_bytes()])
+    }
+
+    /// A name that is joined already.
+    fn joined(name: &'a str) -> Self {
+        Self([name.as_bytes(), b"", b""])
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    /// Whether `literal` stands at byte `at`.
+    pub(super) fn holds(self, mut at: usize, mut literal: &[u8]) -> bool {
+        for piece in self.0 {
+            if at >= piece.len() {
+                at -= piece.len();
+                continue;
+            }
+            let meet = literal.len().min(piece.len() - at);
+            if piece[at..at + meet] != literal[..meet] {
+                return false;
+            }
+            literal = &literal[meet..];
+            at = 0;
+        }
+        literal.is_empty()
+    }
+
+    /// The end of the leftmost `literal` within `from..to`.
+    fn find_end(self, literal: &[u8], from: usize, to: usize) -> Option<usize> {
+        let last = to.checked_sub(literal.len())?;
+        (from..=last).find(|&at| self.holds(at, literal)).map(|at| at + literal.len())
+    }
+}
+
+/// Whether `pattern`, which has at least one `*`, matches `subject`.
+pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
+    let mut literals = pattern.split('*').map(str::as_bytes);
+    let first = literals.next().unwrap_or_default();
+    let last = literals.next_back().unwrap_or_default();
+    let Some(to) = subject.len().checked_sub(last.len()).filter(|&to| first.len() <= to) else {
+        return false;
+    };
+    subject.holds(0, first)
+        && subject.holds(to, last)
+        && literals
+            .try_fold(first.len(), |from, literal| subject.find_end(literal, from, to))
+            .is_some()
+}
+
+/// Whether everything that `narrow` matches is matched by `wide` as well.
+///
+/// Exact: a star in `narrow` stands for a letter that no literal of `wide` has, so only a star of
+/// `wide` can take it; what matches with that letter matches with any text in its place.
+pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
+    matches(wide, Composite::joined(narrow))
+}

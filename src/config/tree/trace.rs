@@ -1,0 +1,138 @@
+//! Why a descriptor found the rule that it found.
+//!
+//! Guarantees: takes the same steps as [`DescriptorTree::lookup`], by the same functions.
+//! Leaves out: how a person is told, which is for `explain`.
+
+use super::{DescriptorTree, How, Match, NodeId, Shared, entry_hashes, pattern, substitute};
+use crate::config::tree::pattern::Composite;
+
+/// The walk of one descriptor.
+#[derive(Debug)]
+pub struct Trace<'t> {
+    /// One per entry that was looked at.
+    pub steps: Vec<Step<'t>>,
+    /// How it ended.
+    pub outcome: Outcome<'t>,
+}
+
+/// One entry at one level.
+#[derive(Debug)]
+pub struct Step<'t> {
+    /// The entry.
+    pub entry: (String, String),
+    /// The candidates, in the order of their right: exact, patterns, bare.
+    pub tried: Vec<Tried<'t>>,
+}
+
+/// One candidate at one level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried<'t> {
+    /// How it would be found.
+    pub how: How,
+    /// The name it would be found under.
+    pub name: std::borrow::Cow<'t, str>,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// What became of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The walk goes on here.
+    Taken,
+    /// The level has no such node, or the pattern does not match.
+    Absent,
+    /// It is there and matches, but one with an older right was taken.
+    Outranked,
+}
+
+/// How a walk ended.
+#[derive(Debug)]
+pub enum Outcome<'t> {
+    /// With a rule.
+    Found(Match<'t>),
+    /// The descriptor has no entries.
+    NoEntries,
+    /// The last step found no node.
+    NoNode,
+    /// The last step's node has no children and there are more entries: deeper than the file.
+    NoChildren,
+    /// The node of the last entry has no `rate_limit`.
+    NoLimit {
+        /// Whether the file goes deeper than the descriptor.
+        has_children: bool,
+    },
+}
+
+impl Step<'_> {
+    /// The candidate that was taken.
+    #[must_use]
+    pub fn taken(&self) -> Option<&Tried<'_>> {
+        self.tried.iter().find(|tried| tried.verdict == Verdict::Taken)
+    }
+}
+
+impl DescriptorTree {
+    /// The walk of a descriptor, with every candidate at every level.
+    ///
+    /// Cost: linear in the patterns of the levels passed; allocates. For people, not for requests.
+    #[must_use]
+    pub fn explain(&self, entries: &[(&str, &str)]) -> Trace<'_> {
+        let mut steps = Vec::new();
+        let mut shared = Shared::new();
+        let mut level = NodeId::ROOT;
+        for (position, &(key, value)) in entries.iter().enumerate() {
+            let (tried, taken) = self.candidates(level, key, value);
+            steps.push(Step { entry: (key.to_owned(), value.to_owned()), tried });
+            let Some((node, how)) = taken else {
+                return Trace { steps, outcome: Outcome::NoNode };
+            };
+            if how == How::Wildcard && self.node(node).marks.share_threshold {
+                shared.push((position, substitute(self.name(node), key)));
+            }
+            let has_children = self.node(node).has_children;
+            if position + 1 == entries.len() {
+                let outcome = match self.rule(node) {
+                    Some(rule) => Outcome::Found(Match { rule, shared }),
+                    None => Outcome::NoLimit { has_children },
+                };
+                return Trace { steps, outcome };
+            }
+            if !has_children {
+                return Trace { steps, outcome: Outcome::NoChildren };
+            }
+            level = node;
+        }
+        Trace { steps, outcome: Outcome::NoEntries }
+    }
+
+    fn candidates(
+        &self,
+        level: NodeId,
+        key: &str,
+        value: &str,
+    ) -> (Vec<Tried<'_>>, Option<(NodeId, How)>) {
+        let taken = self.step(level, key, value);
+        let (bare, exact) = entry_hashes(level, key, value);
+        let subject = Composite::new(key, value);
+        let judge = |how, name, node: Option<NodeId>| {
+            let verdict = match node {
+                None => Verdict::Absent,
+                Some(node) if taken == Some((node, how)) => Verdict::Taken,
+                Some(_) => Verdict::Outranked,
+            };
+            Tried { how, name, verdict }
+        };
+        let mut tried = Vec::new();
+        let found = self.find_exact(level, exact, key, value);
+        tried.push(judge(How::Exact, format!("{key}_{value}").into(), found));
+        for &node in self.wildcards(level) {
+            let name = self.name(node);
+            let found = pattern::matches(name, subject).then_some(node);
+            tried.push(judge(How::Wildcard, name.into(), found));
+        }
+        let found = self.find_bare(level, bare, key);
+        tried.push(judge(How::Bare, key.to_owned().into(), found));
+        (tried, taken)
+    }
+}

@@ -1,0 +1,126 @@
+//! The gRPC port: rate limits, health, reflection.
+//!
+//! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
+//! once, every connection is told (GOAWAY) and every call under way is finished.
+//! Leaves out: TLS, and any limit on how long the finishing may take.
+
+pub mod convert;
+pub mod metadata;
+pub mod rls;
+pub mod surface;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitServiceServer, SERVICE_NAME,
+};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+use tonic_reflection::server::Error as ReflectionError;
+use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
+
+use super::Reporting;
+use super::health::{Health, Ready};
+use crate::engine::Engine;
+use rls::RateLimits;
+use surface::Surface;
+
+/// How often a silent proxy is pinged, and how long it may take to answer. Without it a proxy
+/// whose machine died keeps its connection here for as long as the kernel likes: hours.
+pub const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Health's name for the whole process, as the reference spells it.
+const PROCESS: &str = "ratelimit";
+
+/// What the gRPC port serves.
+#[derive(Clone, Debug)]
+pub struct Grpc {
+    /// Answers.
+    pub engine: Arc<Engine>,
+    /// What answers show.
+    pub reporting: Reporting,
+    /// What health checks show.
+    pub health: Health,
+    /// Whether the services can be listed. The reference has no reflection.
+    pub reflection: bool,
+}
+
+/// Serves `grpc` on `listener` until `shutdown`, then finishes what is under way.
+///
+/// Never sets `max_connection_age_grace`: tonic 0.14 then sends no GOAWAY and cuts calls.
+///
+/// # Errors
+/// When the server cannot be set up.
+pub async fn serve(
+    listener: TcpListener,
+    grpc: Grpc,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let ready = grpc.health.watch();
+    report(&reporter, grpc.health.ready()).await;
+    let limits = RateLimitServiceServer::new(RateLimits::new(grpc.engine, grpc.reporting));
+    let server = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .add_service(Surface(limits))
+        .add_service(health)
+        .add_optional_service(grpc.reflection.then(reflection).transpose()?)
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            until(shutdown, reporter.clone()),
+        );
+    tokio::select! {
+        ended = server => Ok(ended?),
+        () = mirror(reporter, ready) => Ok(()),
+    }
+}
+
+/// Why the gRPC port cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The transport failed.
+    #[error("gRPC server: {0}")]
+    Transport(#[from] tonic::transport::Error),
+    /// The descriptors within this program are broken.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] ReflectionError),
+}
+
+/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end.
+async fn until(shutdown: impl Future<Output = ()>, mut reporter: HealthReporter) {
+    shutdown.await;
+    for service in [PROCESS, SERVICE_NAME, ""] {
+        reporter.clear_service_status(service).await;
+    }
+}
+
+/// Shows every change of readiness; never ends.
+async fn mirror(reporter: HealthReporter, mut ready: watch::Receiver<Ready>) {
+    while ready.changed().await.is_ok() {
+        let now = *ready.borrow_and_update();
+        report(&reporter, now).await;
+    }
+    std::future::pending::<()>().await;
+}
+
+/// The unnamed service is the server itself: it serves, as in the reference, until it drains. Then
+/// it does not, unlike the reference: a proxy that checks without a name must leave as well.
+async fn report(reporter: &HealthReporter, ready: Ready) {
+    let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in [PROCESS, SERVICE_NAME] {
+        reporter.set_service_status(service, serving(ready == Ready::Yes)).await;
+    }
+    reporter.set_service_status("", serving(ready != Ready::Draining)).await;
+}
+
+fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+}

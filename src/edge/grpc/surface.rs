@@ -1,0 +1,76 @@
+//! What a call meets before the service does: the transport's own refusals, with the codes that
+//! clients of the reference know.
+//!
+//! Guarantees: a message above 4 MiB is `RESOURCE_EXHAUSTED` (tonic says `OUT_OF_RANGE`), one that
+//! cannot be decoded is `INTERNAL`, another method `UNIMPLEMENTED`; the first two are counted.
+//! Leaves out: the service's answers, which pass untouched; it never answers with these codes.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tonic::Code;
+use tonic::codegen::http::{HeaderValue, Request, Response};
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::NamedService;
+
+use crate::telemetry::event::{Asked, Outcome, Protocol};
+
+/// A service as its callers should meet it.
+#[derive(Clone, Debug)]
+pub struct Surface<S>(pub S);
+
+impl<S: NamedService> NamedService for Surface<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S, B, R> Service<Request<B>> for Surface<S>
+where
+    S: Service<
+            Request<B>,
+            Response = Response<R>,
+            Error = Infallible,
+            Future = BoxFuture<Response<R>, Infallible>,
+        >,
+{
+    type Response = Response<R>;
+    type Error = Infallible;
+    type Future = Recoded<R>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        Recoded(self.0.call(request))
+    }
+}
+
+/// A response whose transport error, if it is one, has the code that clients know.
+#[allow(missing_debug_implementations)]
+pub struct Recoded<R>(BoxFuture<Response<R>, Infallible>);
+
+impl<R> Future for Recoded<R> {
+    type Output = Result<Response<R>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let response = ready!(self.0.as_mut().poll(cx));
+        Poll::Ready(response.map(recode))
+    }
+}
+
+/// Only an error without an answer has its code in the headers; an answer's comes in trailers.
+fn recode<R>(mut response: Response<R>) -> Response<R> {
+    let Some(code) = response.headers().get("grpc-status") else { return response };
+    let outcome = match Code::from_bytes(code.as_bytes()) {
+        Code::OutOfRange => Outcome::TooLarge,
+        Code::Internal => Outcome::Malformed,
+        _ => return response,
+    };
+    if outcome == Outcome::TooLarge {
+        let known = HeaderValue::from(Code::ResourceExhausted as i32);
+        response.headers_mut().insert("grpc-status", known);
+    }
+    Asked { protocol: Protocol::Grpc, outcome }.emit();
+    response
+}

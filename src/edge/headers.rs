@@ -1,0 +1,200 @@
+//! Headers about limits: one table for all protocols.
+//!
+//! Guarantees: times are whole seconds, rounded up; every value is visible ASCII; at most
+//! [`MAX_LISTED`] limits are listed, so a header's length is bounded by the rules' names.
+//! Leaves out: which limit binds (decided in `kernel::decision`) and how a protocol carries
+//! headers.
+//!
+//! | header | from | when |
+//! |---|---|---|
+//! | the reference's three, in order, as configured | the binding limit | `reference`, and a limit binds |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | every counted limit | `draft`, and there is one |
+//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | as above |
+//! | `Retry-After` | the wait that lets the whole question pass | denied, and waiting helps |
+//!
+//! Sources: the reference's service for the three; draft-ietf-httpapi-ratelimit-headers-10 and RFC
+//! 9651 (structured fields) for the next two; RFC 9110 §10.2.3 for the last.
+
+use std::fmt::{self, Write as _};
+
+use smallvec::SmallVec;
+
+use crate::engine::Answer;
+use crate::kernel::decision::{Finding, Shown, Standing, Verdict};
+use crate::kernel::units::Nanos;
+
+/// Most limits that `RateLimit` and `RateLimit-Policy` list; a client reads a few, and headers of
+/// several kilobytes are refused by servers between here and there.
+pub const MAX_LISTED: usize = 8;
+
+/// The name of a limit whose rule has none.
+const UNNAMED: &str = "default";
+
+/// The largest integer of a structured field: 15 digits. Source: RFC 9651 §3.3.1.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// Which headers answers carry.
+#[derive(Clone, Debug, Default)]
+pub struct Headers {
+    /// The reference's three, under these names.
+    pub reference: Option<Names>,
+    /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
+    pub draft: bool,
+    /// `Retry-After` on denials.
+    pub retry_after: bool,
+}
+
+/// The names of the reference's three headers, sent as they are, empty ones included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// Requests per unit.
+    pub limit: Box<str>,
+    /// Hits left.
+    pub remaining: Box<str>,
+    /// Seconds until the window ends.
+    pub reset: Box<str>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            limit: "RateLimit-Limit".into(),
+            remaining: "RateLimit-Remaining".into(),
+            reset: "RateLimit-Reset".into(),
+        }
+    }
+}
+
+/// A header's name and value.
+pub type Header<'h> = (&'h str, String);
+
+impl Headers {
+    /// The headers of `answer`, in the order they are sent. Allocates nothing when all are off.
+    #[must_use]
+    pub fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 6]> {
+        let mut headers = SmallVec::new();
+        if let Some(names) = &self.reference {
+            headers.extend(names.of(answer));
+        }
+        if self.draft {
+            headers.extend(draft(answer));
+        }
+        if self.retry_after && answer.verdict == Verdict::Deny {
+            headers.extend(retry_after(answer));
+        }
+        headers
+    }
+}
+
+impl Names {
+    fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 3]> {
+        let bound = answer.binding.and_then(|index| answer.statuses.get(index));
+        let Some((finding, shown)) = bound.and_then(|status| counted(&status.finding)) else {
+            return SmallVec::new();
+        };
+        let reset = finding.room.reset_after.as_secs_ceil();
+        smallvec::smallvec![
+            (&*self.limit, shown.requests.to_string()),
+            (&*self.remaining, finding.room.remaining.to_string()),
+            (&*self.reset, reset.to_string()),
+        ]
+    }
+}
+
+/// The two headers of the draft.
+///
+/// Limits in shadow mode are left out: a client that obeys the header would enforce them.
+fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
+    let listed: SmallVec<[_; MAX_LISTED]> = answer
+        .statuses
+        .iter()
+        .filter_map(|status| counted(&status.finding))
+        .filter(|(finding, _)| finding.standing != Standing::Shadow)
+        .take(MAX_LISTED)
+        .collect();
+    if listed.is_empty() {
+        return SmallVec::new();
+    }
+    let items = |show: fn(&Finding, &Shown) -> String| -> String {
+        let each = |(index, &(finding, shown)): (usize, &(&Finding, &Shown))| {
+            let name = policy_name(shown);
+            let twins = listed[..index].iter().filter(|(_, other)| policy_name(other) == name);
+            format!("{};{}", Item { name, twins: twins.count() }, show(finding, shown))
+        };
+        listed.iter().enumerate().map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
+    };
+    let policies = items(|_, shown| format!("q={};w={}", shown.requests, seconds(shown.period)));
+    let limits = items(|finding, _| {
+        let left = finding.room.remaining.0.min(MAX_INTEGER);
+        format!("r={left};t={}", finding.room.reset_after.as_secs_ceil())
+    });
+    smallvec::smallvec![("RateLimit-Policy", policies), ("RateLimit", limits)]
+}
+
+fn retry_after<'h>(answer: &Answer) -> Option<Header<'h>> {
+    wait(answer).map(|wait| ("Retry-After", seconds(wait).to_string()))
+}
+
+fn counted(finding: &Finding) -> Option<(&Finding, &Shown)> {
+    finding.limit.as_ref().map(|shown| (finding, shown))
+}
+
+fn policy_name(shown: &Shown) -> &str {
+    shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(UNNAMED)
+}
+
+/// A limit's name as a structured field's string. What such a string cannot hold is
+/// percent-encoded; the second limit of one name is `name-2`, so that the two headers pair up.
+struct Item<'a> {
+    name: &'a str,
+    /// How many limits before this one have its name.
+    twins: usize,
+}
+
+impl fmt::Display for Item<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        for byte in self.name.bytes() {
+            match byte {
+                b'"' | b'\\' => write!(f, "\\{}", char::from(byte))?,
+                b' '..=b'~' => f.write_char(char::from(byte))?,
+                _ => write!(f, "%{byte:02x}")?,
+            }
+        }
+        if 0 < self.twins {
+            write!(f, "-{}", self.twins + 1)?;
+        }
+        f.write_char('"')
+    }
+}
+
+/// Whole seconds, rounded up, at least one: zero would mean "at once" or "no window".
+fn seconds(duration: Nanos) -> u64 {
+    duration.as_secs_ceil().max(1)
+}
+
+/// The wait after which the whole question would pass if nobody else came; `None` when none helps.
+///
+/// Every enforced denial must have passed, and of a quota group one member is enough.
+fn wait(answer: &Answer) -> Option<Nanos> {
+    let denied = |standing| {
+        answer
+            .statuses
+            .iter()
+            .map(|status| &status.finding)
+            .filter(move |f| f.verdict == Verdict::Deny && f.standing == standing)
+            .map(|f| f.retry_after)
+    };
+    // `None` first: a limit that no waiting helps makes the question hopeless.
+    let enforced = denied(Standing::Enforced)
+        .try_fold(None, |longest, wait| wait.map(|wait| longest.max(Some(wait))))?;
+    let group_denies = !answer.statuses.iter().any(|status| {
+        status.finding.standing == Standing::Quota && status.finding.verdict == Verdict::Admit
+    });
+    let quota = if group_denies && denied(Standing::Quota).next().is_some() {
+        Some(denied(Standing::Quota).flatten().min()?)
+    } else {
+        None
+    };
+    enforced.max(quota)
+}

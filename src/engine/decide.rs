@@ -1,0 +1,141 @@
+//! The decision path: one instant, one configuration, one answer.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+
+use super::plan::{Part, Plan, Planning, plan};
+use super::{Answer, Refusal, Status};
+use crate::backend::{Backend, Outcome, Reply};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::kernel::decision::{Finding, Group, Question, Reason, Verdict, binding, combine};
+use crate::kernel::rate::{Room, Step};
+use crate::kernel::units::{Nanos, Revision};
+
+/// Answers questions.
+#[derive(Debug)]
+pub struct Engine {
+    clock: Clock,
+    config: ArcSwapOption<Config>,
+    backend: Arc<dyn Backend>,
+    policy: Policy,
+}
+
+/// What the settings say about every answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policy {
+    /// How questions become charges.
+    pub planning: Planning,
+    /// Denials of whole questions are reported and not enforced.
+    pub shadow: bool,
+}
+
+impl Engine {
+    /// An engine without limits; it refuses every question until [`Engine::publish`].
+    #[must_use]
+    pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
+        Self { clock, config: ArcSwapOption::empty(), backend, policy }
+    }
+
+    /// Puts `config` in force for every question that comes from now on.
+    pub fn publish(&self, config: Arc<Config>) {
+        self.config.store(Some(config));
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> Option<Arc<Config>> {
+        self.config.load_full()
+    }
+
+    /// The clock that rules this engine's answers.
+    #[must_use]
+    pub const fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Answers `question`.
+    ///
+    /// # Errors
+    /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
+    /// order; no counter has moved then.
+    pub async fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
+        let now = self.clock.now();
+        let (plan, revision) = self.plan(question, now)?;
+        let outcomes = match self.backend.charge(now, &plan.charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(reply) => reply.await,
+        };
+        Ok(self.answer(plan, &outcomes, revision, now))
+    }
+
+    fn plan(&self, question: &Question<'_>, now: Nanos) -> Result<(Plan, Revision), Refusal> {
+        if question.domain.is_empty() {
+            return Err(Refusal::EmptyDomain);
+        }
+        if question.descriptors.is_empty() {
+            return Err(Refusal::NoDescriptors);
+        }
+        let config = self.config.load();
+        let config = config.as_deref().ok_or(Refusal::NoConfig)?;
+        Ok((plan(config, question, self.policy.planning, now), config.revision))
+    }
+
+    fn answer(&self, plan: Plan, outcomes: &[Outcome], revision: Revision, now: Nanos) -> Answer {
+        let quota_for_all = self.policy.planning.quota_for_all;
+        let Plan { parts, charges } = plan;
+        let mut charged = charges.list.iter().zip(outcomes);
+        let statuses = parts.into_iter().map(|part| {
+            status(part, || charged.next().map(|(charge, outcome)| (charge.standing, *outcome)))
+        });
+        let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
+        let findings = || statuses.iter().map(|status| &status.finding);
+        let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
+        let shadowed = self.policy.shadow && decided == Verdict::Deny;
+        Answer {
+            verdict: if shadowed { Verdict::Admit } else { decided },
+            binding: binding(findings(), quota_for_all),
+            shadowed,
+            revision,
+            now,
+            statuses,
+        }
+    }
+}
+
+/// The status of one descriptor; `next` is the outcome of its charge.
+fn status(
+    part: Part,
+    next: impl FnOnce() -> Option<(crate::kernel::decision::Standing, Outcome)>,
+) -> Status {
+    let (shown, metadata) = match part {
+        Part::Settled(reason, group) => {
+            return Status { finding: Finding::settled(reason, group), metadata: None };
+        }
+        Part::Charged { shown, metadata } => (shown, metadata),
+    };
+    let Some((standing, outcome)) = next() else {
+        return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
+    };
+    let finding = match outcome {
+        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
+        Outcome::Refunded(step) => {
+            let step = Step::Admit(room(step));
+            Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }
+        }
+        Outcome::Full(verdict) => Finding {
+            verdict: standing.verdict(verdict == Verdict::Deny),
+            reason: Reason::StoreFull,
+            ..Finding::of_step(Step::Never(Room::default()), shown, standing)
+        },
+    };
+    Status { finding, metadata }
+}
+
+const fn room(step: Step) -> Room {
+    match step {
+        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => room,
+        Step::Stale => Room { remaining: crate::kernel::units::Hits(0), reset_after: Nanos(0) },
+    }
+}

@@ -1,0 +1,208 @@
+//! One struct per thing that happens.
+//!
+//! Guarantees: `emit` counts in [`METRICS`]; `count` counts in any other set; both cost a few
+//! relaxed additions to memory that the calling thread mostly has to itself.
+//! Leaves out: names, units and labels, which are in [`super::metrics`].
+
+use super::metrics::{METRICS, Metrics};
+use crate::kernel::decision::{Reason, Verdict};
+use crate::kernel::units::{Nanos, Revision};
+
+/// A question was decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Decided<R> {
+    /// The verdict, global shadow mode applied.
+    pub verdict: Verdict,
+    /// Whether global shadow mode turned a denial into an admission.
+    pub shadowed: bool,
+    /// One per descriptor.
+    pub reasons: R,
+    /// How long it took, where it was measured.
+    pub took: Option<Nanos>,
+}
+
+impl<R: Iterator<Item = Reason>> Decided<R> {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.decided(self.verdict, self.shadowed, self.reasons, self.took);
+    }
+}
+
+/// An edge was asked something, and what came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// By which protocol.
+    pub protocol: Protocol,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+impl Asked {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.asked(self);
+    }
+}
+
+/// The protocols of the edges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// `ShouldRateLimit`.
+    Grpc,
+    /// `/json`.
+    Json,
+}
+
+impl Protocol {
+    /// Every protocol, in the order of their discriminants.
+    pub const ALL: [Self; 2] = [Self::Grpc, Self::Json];
+
+    /// The protocol as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// What an edge answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// May pass.
+    Admit,
+    /// May not.
+    Deny,
+    /// Refused: no domain.
+    EmptyDomain,
+    /// Refused: no descriptors.
+    NoDescriptors,
+    /// Refused: nothing is loaded.
+    NoConfig,
+    /// Refused: too many descriptors.
+    TooManyDescriptors,
+    /// Refused: a key or value is too long.
+    EntryTooLong,
+    /// Refused: `hits_addend` of 2^63 and more.
+    HitsTooLarge,
+    /// Refused: an override's unit is not one.
+    UnknownUnit,
+    /// Refused: a refund while refunds are off.
+    RefundsAreOff,
+    /// Refused: cannot be read.
+    Malformed,
+    /// Refused: above 4 MiB.
+    TooLarge,
+    /// Refused: did not arrive in time.
+    Late,
+    /// Decided, but the protocol cannot express the answer.
+    Inexpressible,
+}
+
+impl Outcome {
+    /// Every outcome, in the order of their discriminants.
+    pub const ALL: [Self; 14] = [
+        Self::Admit,
+        Self::Deny,
+        Self::EmptyDomain,
+        Self::NoDescriptors,
+        Self::NoConfig,
+        Self::TooManyDescriptors,
+        Self::EntryTooLong,
+        Self::HitsTooLarge,
+        Self::UnknownUnit,
+        Self::RefundsAreOff,
+        Self::Malformed,
+        Self::TooLarge,
+        Self::Late,
+        Self::Inexpressible,
+    ];
+
+    /// The outcome as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Deny => "deny",
+            Self::EmptyDomain => "empty_domain",
+            Self::NoDescriptors => "no_descriptors",
+            Self::NoConfig => "no_config",
+            Self::TooManyDescriptors => "too_many_descriptors",
+            Self::EntryTooLong => "entry_too_long",
+            Self::HitsTooLarge => "hits_too_large",
+            Self::UnknownUnit => "unknown_unit",
+            Self::RefundsAreOff => "refunds_are_off",
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+            Self::Late => "late",
+            Self::Inexpressible => "inexpressible",
+        }
+    }
+}
+
+/// A configuration was taken into use.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded {
+    /// Its number.
+    pub revision: Revision,
+    /// When, since the Unix epoch.
+    pub at: Nanos,
+}
+
+impl Loaded {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.loaded(self);
+    }
+}
+
+/// A configuration was refused; the last good one stays.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadRefused;
+
+impl LoadRefused {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.load_refused();
+    }
+}
+
+/// A new key met the ceiling on live keys.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreFull {
+    /// What `when_full` made of it.
+    pub verdict: Verdict,
+}
+
+impl StoreFull {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.store_full(self.verdict);
+    }
+}

@@ -1,0 +1,294 @@
+//! Every name, unit and bound of what is counted.
+//!
+//! Guarantees: counting is wait-free and exact; the page is Prometheus' text format 0.0.4; every
+//! label's values come from a closed list, named beside it.
+//! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
+//! count, one cell per counter is fought over by every core, and it writes another text format.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use super::event::{Asked, Loaded, Outcome, Protocol};
+use crate::kernel::decision::{Reason, Verdict};
+use crate::kernel::units::Nanos;
+
+/// What this process has counted.
+pub static METRICS: Metrics = Metrics::new();
+
+/// Cells that threads share by number: more than the worker threads of most machines, so that a
+/// count rarely waits for another core's cache line.
+const SHARDS: usize = 16;
+
+/// Upper bounds of the histogram's buckets: from a decision in memory (half a microsecond) to one
+/// that waited for a store's deadline many times over.
+const BOUNDS: [(Nanos, &str); 12] = [
+    (Nanos(500), "5e-07"),
+    (Nanos(1_000), "1e-06"),
+    (Nanos(2_500), "2.5e-06"),
+    (Nanos(10_000), "1e-05"),
+    (Nanos(50_000), "5e-05"),
+    (Nanos(250_000), "0.00025"),
+    (Nanos(1_000_000), "0.001"),
+    (Nanos(2_500_000), "0.0025"),
+    (Nanos(5_000_000), "0.005"),
+    (Nanos(15_000_000), "0.015"),
+    (Nanos(50_000_000), "0.05"),
+    (Nanos(250_000_000), "0.25"),
+];
+
+/// A set of counters.
+#[derive(Debug)]
+pub struct Metrics {
+    shards: [Shard; SHARDS],
+    loads: AtomicU64,
+    refused: AtomicU64,
+    revision: AtomicU64,
+    loaded_at: AtomicU64,
+}
+
+/// What one thread counts, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard {
+    /// Admitted, denied, and admitted by global shadow mode.
+    verdicts: [AtomicU64; 3],
+    reasons: [AtomicU64; Reason::ALL.len()],
+    asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
+    full: [AtomicU64; 2],
+    /// Per bucket, not cumulated; the last has no upper bound.
+    took: [AtomicU64; BOUNDS.len() + 1],
+    took_sum: AtomicU64,
+}
+
+/// What is not counted but looked up when the page is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gauges {
+    /// Live keys of the memory backend.
+    pub keys: u64,
+    /// The ceiling on live keys.
+    pub max_keys: u64,
+    /// When this process started, since the Unix epoch.
+    pub started: Nanos,
+}
+
+thread_local! {
+    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The shard of the next thread that counts for the first time.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+impl Metrics {
+    /// A set in which nothing has happened.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            shards: [const { Shard::new() }; SHARDS],
+            loads: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            revision: AtomicU64::new(0),
+            loaded_at: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn decided(
+        &self,
+        verdict: Verdict,
+        shadowed: bool,
+        reasons: impl Iterator<Item = Reason>,
+        took: Option<Nanos>,
+    ) {
+        let shard = self.shard();
+        add(&shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
+        reasons.for_each(|reason| add(&shard.reasons[reason as usize], 1));
+        if let Some(took) = took {
+            let bucket = BOUNDS.iter().position(|&(bound, _)| took <= bound);
+            add(&shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
+            add(&shard.took_sum, took.0);
+        }
+    }
+
+    pub(super) fn asked(&self, asked: Asked) {
+        add(&self.shard().asked[asked.protocol as usize][asked.outcome as usize], 1);
+    }
+
+    pub(super) fn store_full(&self, verdict: Verdict) {
+        add(&self.shard().full[verdict as usize], 1);
+    }
+
+    pub(super) fn loaded(&self, loaded: Loaded) {
+        add(&self.loads, 1);
+        self.revision.store(loaded.revision.0, Relaxed);
+        self.loaded_at.store(loaded.at.0, Relaxed);
+    }
+
+    pub(super) fn load_refused(&self) {
+        add(&self.refused, 1);
+    }
+
+    fn shard(&self) -> &Shard {
+        let index = SHARD.with(|mine| {
+            if mine.get() == usize::MAX {
+                mine.set(NEXT.fetch_add(1, Relaxed) % SHARDS);
+            }
+            mine.get()
+        });
+        &self.shards[index]
+    }
+
+    fn sum(&self, cell: impl Fn(&Shard) -> &AtomicU64) -> u64 {
+        self.shards.iter().map(|shard| cell(shard).load(Relaxed)).fold(0, u64::wrapping_add)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shard {
+    const fn new() -> Self {
+        Self {
+            verdicts: [const { AtomicU64::new(0) }; 3],
+            reasons: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            asked: [const { [const { AtomicU64::new(0) }; Outcome::ALL.len()] };
+                Protocol::ALL.len()],
+            full: [const { AtomicU64::new(0) }; 2],
+            took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
+            took_sum: AtomicU64::new(0),
+        }
+    }
+}
+
+fn add(cell: &AtomicU64, by: u64) {
+    cell.fetch_add(by, Relaxed);
+}
+
+impl Metrics {
+    /// The page: Prometheus' text format 0.0.4.
+    #[must_use]
+    pub const fn page(&self, gauges: Gauges) -> Page<'_> {
+        Page { metrics: self, gauges }
+    }
+}
+
+/// What is counted, as text.
+#[derive(Clone, Copy, Debug)]
+pub struct Page<'m> {
+    metrics: &'m Metrics,
+    gauges: Gauges,
+}
+
+impl fmt::Display for Page<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.metrics.write_questions(f)?;
+        self.metrics.write_took(f)?;
+        self.metrics.write_asked(f)?;
+        self.metrics.write_config(f)?;
+        self.metrics.write_store(f, &self.gauges)?;
+        write_process(f, &self.gauges)
+    }
+}
+
+impl Metrics {
+    fn write_questions(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Bound: the three below.
+        head(page, "sluicegate_questions_answered_total", "counter", "Questions, by verdict")?;
+        for (index, verdict) in ["admit", "deny", "shadow_deny"].into_iter().enumerate() {
+            let n = self.sum(|shard| &shard.verdicts[index]);
+            writeln!(page, "sluicegate_questions_answered_total{{verdict=\"{verdict}\"}} {n}")?;
+        }
+        // Bound: `Reason::ALL`.
+        head(page, "sluicegate_descriptors_decided_total", "counter", "Descriptors, by reason")?;
+        for reason in Reason::ALL {
+            let n = self.sum(|shard| &shard.reasons[reason as usize]);
+            let reason = reason.as_str();
+            writeln!(page, "sluicegate_descriptors_decided_total{{reason=\"{reason}\"}} {n}")?;
+        }
+        Ok(())
+    }
+
+    fn write_took(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_decision_duration_seconds";
+        head(page, name, "histogram", "Time from a question to its answer")?;
+        let mut below = 0;
+        // Bound: `BOUNDS`, and one without end.
+        for (index, le) in BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]).enumerate() {
+            below += self.sum(|shard| &shard.took[index]);
+            writeln!(page, "{name}_bucket{{le=\"{le}\"}} {below}")?;
+        }
+        let sum = Seconds(Nanos(self.sum(|shard| &shard.took_sum)));
+        writeln!(page, "{name}_sum {sum}\n{name}_count {below}")
+    }
+
+    fn write_asked(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_edge_requests_total";
+        head(page, name, "counter", "Requests, by protocol and what came of them")?;
+        // Bound: `Protocol::ALL` times `Outcome::ALL`.
+        for protocol in Protocol::ALL {
+            for outcome in Outcome::ALL {
+                let n = self.sum(|shard| &shard.asked[protocol as usize][outcome as usize]);
+                let (protocol, outcome) = (protocol.as_str(), outcome.as_str());
+                writeln!(page, "{name}{{protocol=\"{protocol}\",outcome=\"{outcome}\"}} {n}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_config_loads_total";
+        head(page, name, "counter", "Configurations loaded, by what came of them")?;
+        // Bound: the two below.
+        for (outcome, cell) in [("accepted", &self.loads), ("refused", &self.refused)] {
+            writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", cell.load(Relaxed))?;
+        }
+        let name = "sluicegate_config_revision";
+        head(page, name, "gauge", "The number of the configuration in force, 0 before the first")?;
+        writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
+        let name = "sluicegate_config_loaded_timestamp_seconds";
+        head(page, name, "gauge", "When the configuration in force was loaded, Unix time")?;
+        writeln!(page, "{name} {}", Seconds(Nanos(self.loaded_at.load(Relaxed))))
+    }
+
+    fn write_store(&self, page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
+        let name = "sluicegate_memory_keys";
+        head(page, name, "gauge", "Live keys of the memory backend")?;
+        writeln!(page, "{name} {}", gauges.keys)?;
+        let name = "sluicegate_memory_keys_max";
+        head(page, name, "gauge", "The ceiling on live keys")?;
+        writeln!(page, "{name} {}", gauges.max_keys)?;
+        let name = "sluicegate_memory_full_total";
+        head(page, name, "counter", "New keys at the ceiling, by what `when_full` made of them")?;
+        // Bound: the two verdicts.
+        for (index, verdict) in ["admit", "deny"].into_iter().enumerate() {
+            let n = self.sum(|shard| &shard.full[index]);
+            writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
+        }
+        Ok(())
+    }
+}
+
+fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
+    let name = "process_start_time_seconds";
+    head(page, name, "gauge", "When this process started, Unix time")?;
+    writeln!(page, "{name} {}", Seconds(gauges.started))?;
+    let name = "sluicegate_build_info";
+    head(page, name, "gauge", "Always 1; the version is its label")?;
+    // Bound: one value per build.
+    writeln!(page, "{name}{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))
+}
+
+fn head(page: &mut fmt::Formatter<'_>, name: &str, kind: &str, help: &str) -> fmt::Result {
+    writeln!(page, "# HELP {name} {help}.\n# TYPE {name} {kind}")
+}
+
+/// Nanoseconds as decimal seconds, digit for digit.
+struct Seconds(Nanos);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:09}", self.0.0 / 1_000_000_000, self.0.0 % 1_000_000_000)
+    }
+}

@@ -1,0 +1,77 @@
+//! What every backend must do, whatever it counts with. A backend joins by one line in `backends`.
+
+mod charging;
+mod concurrency;
+mod room;
+
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use sluicegate::kernel::decision::{Cost, Standing};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+/// 2026-01-01T00:00:00Z, the start of a day.
+const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
+const DAY: Nanos = Nanos::from_secs(86_400);
+
+fn memory() -> Memory {
+    Memory::new(1_000, WhenFull::Deny, [7; 16])
+}
+
+/// Every strategy at `limit` per day.
+fn strategies(limit: u32) -> [Strategy; 4] {
+    [
+        Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
+        Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(DAY)).unwrap()),
+        Strategy::SlidingWindow(SlidingWindow::new(limit, DAY).unwrap()),
+        Strategy::SlidingLog(SlidingLog::new(limit, DAY).unwrap()),
+    ]
+}
+
+fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
+    let counting = match strategy {
+        Strategy::Gcra(_) => Counting::Gcra,
+        Strategy::FixedWindow(_) => Counting::FixedWindow(DAY),
+        Strategy::SlidingWindow(_) => Counting::SlidingWindow(DAY),
+        Strategy::SlidingLog(_) => Counting::SlidingLog,
+    };
+    Charge {
+        key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
+        strategy,
+        cost: Cost::Charge(Hits(hits)),
+        standing: Standing::default(),
+    }
+}
+
+fn each(charges: impl IntoIterator<Item = Charge>) -> Charges {
+    Charges { list: charges.into_iter().collect(), rule: Rule::Each }
+}
+
+fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
+    let rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+    Charges { list: charges.into_iter().collect(), rule }
+}
+
+fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+    match backend.charge(now, charges) {
+        Reply::Now(outcomes) => outcomes,
+        Reply::Later(_) => unreachable!("memory answers at once"),
+    }
+}
+
+fn admits(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+}
+
+/// What `strategy` has left for `name`.
+fn remaining(backend: &dyn Backend, now: Nanos, name: &str, strategy: Strategy) -> u64 {
+    match ask(backend, now, &each([charge(name, strategy, 0)]))[0] {
+        Outcome::Stepped(Step::Admit(room)) => room.remaining.0,
+        other => panic!("a peek was answered {other:?}"),
+    }
+}

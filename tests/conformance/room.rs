@@ -1,0 +1,75 @@
+//! The ceiling on live keys, and what is dropped when it is rested.
+
+use sluicegate::backend::Outcome;
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::units::Nanos;
+
+use super::{DAY, NEW_YEAR, admits, ask, charge, each, remaining, strategies};
+
+fn memory_of(max_keys: usize, when_full: WhenFull) -> Memory {
+    Memory::new(max_keys, when_full, [7; 16])
+}
+
+#[test]
+fn a_new_key_beyond_the_ceiling_gets_the_chosen_verdict_and_is_counted_as_such() {
+    for (when_full, verdict) in [(WhenFull::Deny, Verdict::Deny), (WhenFull::Allow, Verdict::Admit)]
+    {
+        for strategy in strategies(5) {
+            let memory = memory_of(2, when_full);
+            for name in ["a", "b"] {
+                assert!(admits(ask(&memory, NEW_YEAR, &each([charge(name, strategy, 1)]))[0]));
+            }
+            let outcome = ask(&memory, NEW_YEAR, &each([charge("c", strategy, 1)]))[0];
+            assert_eq!(outcome, Outcome::Full(verdict));
+            assert_eq!((memory.live_keys(), memory.times_full()), (2, 1));
+        }
+    }
+}
+
+#[test]
+fn a_key_that_lives_is_counted_at_the_ceiling_as_ever() {
+    for strategy in strategies(5) {
+        let memory = memory_of(1, WhenFull::Deny);
+        for left in [4, 3, 2] {
+            ask(&memory, NEW_YEAR, &each([charge("a", strategy, 1)]));
+            assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), left);
+        }
+    }
+}
+
+#[test]
+fn a_peek_makes_no_key() {
+    for strategy in strategies(5) {
+        let memory = memory_of(1, WhenFull::Deny);
+        assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), 5);
+        assert_eq!(memory.live_keys(), 0);
+    }
+}
+
+#[test]
+fn a_round_of_sweeps_drops_what_is_rested_and_nothing_else() {
+    for strategy in strategies(5) {
+        let memory = memory_of(100, WhenFull::Deny);
+        ask(&memory, NEW_YEAR, &each([charge("early", strategy, 5)]));
+        // Windows that slide forget a full window only after two; everything has by then.
+        let later = NEW_YEAR.plus(DAY).plus(DAY);
+        ask(&memory, later, &each([charge("late", strategy, 5)]));
+        for _ in 0..Memory::SHARDS {
+            memory.sweep_next(later);
+        }
+        assert_eq!(memory.live_keys(), 1, "{strategy:?}");
+        assert_eq!(remaining(&memory, later, "late", strategy), 0);
+    }
+}
+
+#[test]
+fn at_the_ceiling_a_rested_key_makes_room_for_a_new_one_of_its_shard() {
+    for strategy in strategies(5) {
+        let memory = memory_of(1, WhenFull::Deny);
+        ask(&memory, NEW_YEAR, &each([charge("a", strategy, 1)]));
+        let later = NEW_YEAR.plus(DAY).plus(DAY).plus(Nanos::SECOND);
+        // The same key is of the same shard; only a key it does not remember is new to it.
+        assert!(admits(ask(&memory, later, &each([charge("a", strategy, 5)]))[0]), "{strategy:?}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Fixed windows: the reference's count, window by window.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::rate::limit::LimitError;
+use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::traffic::{Client, Limit, START, cases, fixed_windows, is_admitted, play, traces};
+
+fn every(limit: u32, seconds: u64) -> FixedWindow {
+    FixedWindow::new(limit, Windows::Every(Nanos::from_secs(seconds))).unwrap()
+}
+
+/// Berlin days around the end of summer time 2025: 24, 25 and 24 hours.
+const STARTS: [Nanos; 4] = [
+    Nanos::from_secs(1_761_343_200),
+    Nanos::from_secs(1_761_343_200 + 86_400),
+    Nanos::from_secs(1_761_343_200 + 86_400 + 90_000),
+    Nanos::from_secs(1_761_343_200 + 86_400 + 90_000 + 86_400),
+];
+
+fn calendar(limit: u32) -> FixedWindow {
+    FixedWindow::new(limit, Windows::Calendar { starts: STARTS }).unwrap()
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    #[test]
+    fn every_window_counts_as_the_reference_does(limit in fixed_windows(), trace in traces()) {
+        let mut counts = HashMap::<u64, u128>::new();
+        for answer in play(&limit, &trace) {
+            let window = answer.at.0 / limit.span().0;
+            let count = counts.entry(window).or_default();
+            *count += u128::from(answer.hits.0);
+            let most = u128::from(limit.limit());
+            let left = limit.span().0 - answer.at.0 / 1_000 * 1_000 % limit.span().0;
+            let remaining = Hits(u64::try_from(most.saturating_sub(*count)).unwrap());
+            let room = Room { remaining, reset_after: Nanos(left) };
+            let expected = if *count <= most {
+                Step::Admit(room)
+            } else if most < u128::from(answer.hits.0) {
+                Step::Never(room)
+            } else {
+                Step::Deny { retry_after: room.reset_after, room }
+            };
+            prop_assert_eq!(answer.step, expected);
+        }
+    }
+
+    #[test]
+    fn no_window_admits_more_than_the_limit(limit in fixed_windows(), trace in traces()) {
+        let mut passed = HashMap::<u64, u64>::new();
+        for answer in play(&limit, &trace) {
+            let sum = passed.entry(answer.at.0 / limit.span().0).or_default();
+            *sum += answer.passed();
+            prop_assert!(*sum <= u64::from(limit.limit()));
+        }
+    }
+
+    #[test]
+    fn the_window_never_goes_back(
+        limit in fixed_windows(),
+        trace in traces(),
+        jumps in prop::collection::vec(-2_000..1_000_i64, 1..6),
+    ) {
+        let (mut state, mut client, mut latest) = (Count::default(), Client::new(), Nanos(0));
+        let span = i64::try_from(limit.span().0).unwrap();
+        let mut count = 0_u64;
+        for (question, jump) in trace.iter().zip(jumps.iter().cycle()) {
+            let hits = client.next(&limit, &state, *question);
+            client.now = Nanos(client.now.0.saturating_add_signed(span / 1_000 * jump));
+            let before = state;
+            client.hear(limit.step(&mut state, client.now, hits));
+            latest = latest.max(client.now);
+            prop_assert_eq!(state.start.0, latest.0 - latest.0 % limit.span().0);
+            count = if before.start == state.start { count + hits.0 } else { hits.0 };
+            prop_assert_eq!(state.count, count);
+        }
+    }
+
+    #[test]
+    fn a_refund_is_for_the_current_window_only(
+        limit in fixed_windows(), asked in 0..1_000_u64, back in 0..2_000_u64, later in 0..3_u64,
+    ) {
+        let mut state = Count::default();
+        limit.step(&mut state, START, Hits(asked));
+        let now = START.plus(Nanos(limit.span().0 * later));
+        let Step::Admit(room) = limit.refund(&mut state, now, Hits(back)) else {
+            panic!("a refund was not admitted");
+        };
+        let left = if later == 0 { asked.saturating_sub(back) } else { 0 };
+        prop_assert_eq!(state.count, left);
+        prop_assert_eq!(room.remaining, Hits(u64::from(limit.limit())).less(Hits(left)));
+    }
+
+    #[test]
+    fn a_changed_limit_keeps_the_count(
+        old in 0..50_u32, new in 0..50_u32, asked in 0..60_u64, hits in 0..5_u64,
+    ) {
+        let mut state = Count::default();
+        every(old, 60).step(&mut state, START, Hits(asked));
+        let step = every(new, 60).step(&mut state, START, Hits(hits));
+        prop_assert_eq!(is_admitted(step), asked + hits <= u64::from(new));
+    }
+}
+
+#[test]
+fn a_limit_of_zero_denies_every_hit_and_answers_a_peek() {
+    let (limit, mut state) = (every(0, 1), Count::default());
+    assert!(is_admitted(limit.step(&mut state, START, Hits(0))));
+    assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Never(_)));
+    assert!(!is_admitted(limit.step(&mut state, START, Hits(0))));
+}
+
+#[test]
+fn a_full_window_passes_a_peek_and_an_overfull_one_does_not() {
+    let (limit, mut state) = (every(10, 60), Count::default());
+    limit.step(&mut state, START, Hits(10));
+    assert!(is_admitted(limit.step(&mut state, START, Hits(0))));
+    limit.step(&mut state, START, Hits(5));
+    assert_eq!(state.count, 15);
+    assert!(matches!(limit.step(&mut state, START, Hits(0)), Step::Deny { .. }));
+}
+
+#[test]
+fn a_count_saturates_and_stays_over() {
+    let (limit, mut state) = (every(10, 60), Count::default());
+    for _ in 0..3 {
+        assert!(matches!(limit.step(&mut state, START, Hits(u64::MAX)), Step::Never(_)));
+    }
+    assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Deny { .. }));
+}
+
+#[test]
+fn a_calendar_window_lasts_as_long_as_its_day() {
+    let limit = calendar(5);
+    for (window, hours) in [(0, 24), (1, 25), (2, 24)] {
+        let mut state = Count::default();
+        let step = limit.step(&mut state, STARTS[window], Hits(5));
+        let reset_after = Nanos::from_secs(hours * 3_600);
+        assert_eq!(step, Step::Admit(Room { remaining: Hits(0), reset_after }));
+        assert_eq!(state.start, STARTS[window]);
+        let last = Nanos(STARTS[window + 1].0 - 1_000);
+        assert!(matches!(
+            limit.step(&mut state, last, Hits(1)),
+            Step::Deny { retry_after: Nanos(1_000), .. }
+        ));
+    }
+}
+
+#[test]
+fn a_calendar_window_ends_when_the_next_begins() {
+    let (limit, mut state) = (calendar(5), Count::default());
+    limit.step(&mut state, STARTS[0], Hits(9));
+    assert!(is_admitted(limit.step(&mut state, STARTS[1], Hits(5))));
+    assert!(!is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
+    // The clock stepped back: it counts into the window already begun.
+    assert!(!is_admitted(limit.step(&mut state, STARTS[0], Hits(1))));
+    assert!(is_admitted(limit.step(&mut state, STARTS[2], Hits(5))));
+    assert_eq!(state, Count { start: STARTS[2], count: 5 });
+}
+
+#[test]
+fn outside_the_calendar_the_answer_is_stale_and_nothing_changes() {
+    let (limit, mut state) = (calendar(5), Count::default());
+    limit.step(&mut state, STARTS[1], Hits(3));
+    let before = state;
+    for now in [Nanos(0), Nanos(STARTS[0].0 - 1), STARTS[3], STARTS[3].plus(Nanos(1))] {
+        assert_eq!(limit.ask(&state, now, Hits(1)), Step::Stale);
+        assert_eq!(limit.step(&mut state, now, Hits(1)), Step::Stale);
+        assert_eq!(limit.refund(&mut state, now, Hits(1)), Step::Stale);
+        assert_eq!(state, before);
+    }
+}
+
+#[test]
+fn a_calendar_state_rests_from_the_next_start_on() {
+    let (limit, mut state) = (calendar(5), Count::default());
+    limit.step(&mut state, STARTS[1], Hits(3));
+    assert!(!limit.rested(&state, STARTS[1]));
+    assert!(!limit.rested(&state, Nanos(STARTS[2].0 - 1)));
+    assert!(limit.rested(&state, STARTS[2]));
+    assert!(limit.rested(&state, STARTS[3].plus(Nanos::SECOND)));
+}
+
+#[test]
+fn a_state_from_beyond_the_calendar_counts_into_the_last_window() {
+    let beyond = Count { start: STARTS[3], count: 4 };
+    let (limit, mut state) = (calendar(5), beyond);
+    assert!(is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
+    assert!(!is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
+    assert_eq!(state.start, STARTS[3]);
+}
+
+#[test]
+fn windows_that_make_no_sense_are_refused() {
+    let new = |windows| FixedWindow::new(1, windows);
+    let window = Nanos(999_000);
+    let short = LimitError::ShortWindow { window, shortest: Nanos::MILLI };
+    assert_eq!(new(Windows::Every(window)), Err(short));
+    let period = Nanos(1_000_500);
+    assert_eq!(new(Windows::Every(period)), Err(LimitError::UnevenPeriod { period }));
+    let mut starts = STARTS;
+    starts[2] = starts[1];
+    assert_eq!(new(Windows::Calendar { starts }), Err(LimitError::UnorderedWindows));
+}

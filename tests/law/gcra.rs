@@ -1,0 +1,204 @@
+//! GCRA: over any t ticks at most B + ⌊t·N/P⌋ hits, and never fewer for a client that wants all.
+
+use proptest::prelude::*;
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::gcra::{Gcra, Tat};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::traffic::{Client, START, Trace, cases, counts, gcras, is_admitted, play, room, traces};
+
+/// B + ⌊t·N/P⌋ for t ticks.
+fn law(limit: &Gcra, ticks: u64) -> u128 {
+    let worth = limit.worth();
+    let earned = u128::from(ticks) * u128::from(worth.hits) / u128::from(worth.ticks.get());
+    u128::from(limit.burst()) + earned
+}
+
+/// Holds the law against every interval between two admissions; `passed` is (tick, hits).
+fn holds_everywhere(limit: &Gcra, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
+    for (i, (from, _)) in passed.iter().enumerate() {
+        let mut sum = 0_u128;
+        for (to, hits) in &passed[i..] {
+            sum += u128::from(*hits);
+            prop_assert!(sum <= law(limit, to - from), "{} hits in {}..={}", sum, from, to);
+        }
+    }
+    Ok(())
+}
+
+/// One that rests, takes all it can and comes back exactly when told.
+fn worst_client(limit: &Gcra, want: Hits, denials: usize) -> Vec<(u64, u64)> {
+    let (mut state, mut now) = (Tat::default(), START);
+    let mut passed = Vec::new();
+    for _ in 0..denials {
+        loop {
+            match limit.step(&mut state, now, want) {
+                Step::Admit(_) => passed.push((limit.tick().floor(now), want.0)),
+                Step::Deny { retry_after, .. } => {
+                    now = now.plus(retry_after);
+                    break;
+                }
+                step => panic!("{step:?}"),
+            }
+        }
+    }
+    passed
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    #[test]
+    fn no_interval_admits_more_than_the_burst_and_what_it_earned(
+        limit in gcras(), trace in traces(),
+    ) {
+        let answers = play(&limit, &trace);
+        let passed: Vec<_> =
+            answers.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect();
+        holds_everywhere(&limit, &passed)?;
+    }
+
+    #[test]
+    fn the_worst_client_gets_all_that_the_law_allows_and_no_more(
+        n in 1..50_u32,
+        micros in prop_oneof![1..100_u64, 1..1_000_000_u64],
+        burst in 2..30_u32,
+        denials in 1..40_usize,
+    ) {
+        let limit = Gcra::new(n, Nanos(micros * 1_000), burst).unwrap();
+        // Where one tick earns more than the burst can bank beside the hit that is waited for,
+        // a client that can only come at whole ticks must lose some.
+        let worth = limit.worth();
+        prop_assume!(u64::from(worth.hits) <= u64::from(burst - 1) * worth.ticks.get());
+        let passed = worst_client(&limit, Hits(1), denials);
+        holds_everywhere(&limit, &passed)?;
+        let (first, last) = (passed[0].0, passed[passed.len() - 1].0);
+        let sum: u128 = passed.iter().map(|(_, hits)| u128::from(*hits)).sum();
+        prop_assert_eq!(sum, law(&limit, last - first));
+    }
+
+    #[test]
+    fn the_worst_client_that_wants_many_at_a_time_stays_within_the_law(
+        limit in gcras(), share in 1..=1_000_u64, denials in 1..20_usize,
+    ) {
+        let want = Hits((u64::from(limit.burst()) * share).div_ceil(1_000).max(1));
+        prop_assume!(u64::from(limit.burst()) / want.0 <= 1_000);
+        holds_everywhere(&limit, &worst_client(&limit, want, denials))?;
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_owes_at_most_one_burst_and_admits_no_more_for_it(
+        limit in gcras(),
+        trace in traces(),
+        backs in prop::collection::vec(0..1_000_000_u64, 1..4),
+    ) {
+        // The law holds in true time; the kernel is told one that lags further and further.
+        let (mut state, mut client, mut lag) = (Tat::default(), Client::new(), Nanos(0));
+        let mut passed = Vec::new();
+        for (i, question) in trace.iter().enumerate() {
+            let hits = client.next(&limit, &state, *question);
+            if i % 7 == 6 {
+                lag = lag.plus(limit.tick().nanos(backs[i % backs.len()]));
+            }
+            let told = Nanos(client.now.0.saturating_sub(lag.0));
+            let step = limit.step(&mut state, told, hits);
+            client.hear(step);
+            if is_admitted(step) {
+                passed.push((limit.tick().floor(client.now), hits.0));
+            }
+            let drained = told.plus(room(step).unwrap().reset_after);
+            prop_assert!(limit.rested(&state, drained));
+            let drain = limit.worth().ticks.get() * u64::from(limit.burst());
+            let ticks = drain.div_ceil(u64::from(limit.worth().hits));
+            prop_assert!(room(step).unwrap().reset_after <= limit.tick().nanos(ticks));
+        }
+        holds_everywhere(&limit, &passed)?;
+    }
+
+    #[test]
+    fn a_changed_limit_keeps_the_debt_in_hits_rounded_up_and_no_more_than_its_burst(
+        old in gcras(), new in gcras(), trace in traces(),
+    ) {
+        let (state, now) = after(&old, &trace);
+        let left = room(old.ask(&state, now, Hits(0))).unwrap().remaining.0;
+        let owed = u64::from(old.burst()) - left;
+        let carried = new.carry(&state, &old, now);
+        let room = room(new.ask(&carried, now, Hits(0))).unwrap();
+        prop_assert_eq!(room.remaining.0, u64::from(new.burst()).saturating_sub(owed));
+        // Not a tick more than those hits take to drain.
+        let owed = u128::from(owed.min(u64::from(new.burst())));
+        let worth = new.worth();
+        let ticks = (owed * u128::from(worth.ticks.get())).div_ceil(u128::from(worth.hits));
+        let ticks = u64::try_from(ticks).unwrap();
+        prop_assert_eq!(room.reset_after, new.tick().nanos(ticks));
+    }
+
+    #[test]
+    fn a_refund_pays_the_debt_and_never_below_zero(
+        limit in gcras(), trace in traces(), hits in counts(),
+    ) {
+        let (mut state, now) = after(&limit, &trace);
+        let before = room(limit.ask(&state, now, Hits(0))).unwrap().remaining;
+        let Step::Admit(room) = limit.refund(&mut state, now, Hits(u64::from(hits))) else {
+            panic!("a refund was not admitted");
+        };
+        let most = Hits(u64::from(limit.burst()));
+        prop_assert_eq!(room.remaining, before.plus(Hits(u64::from(hits))).min(most));
+        limit.refund(&mut state, now, Hits(u64::MAX));
+        prop_assert_eq!(state, Tat::default());
+    }
+}
+
+/// The state at the end of a trace, and when that is.
+fn after(limit: &Gcra, trace: &Trace) -> (Tat, Nanos) {
+    let (mut state, mut client) = (Tat::default(), Client::new());
+    for question in trace {
+        let hits = client.next(limit, &state, *question);
+        client.hear(limit.step(&mut state, client.now, hits));
+    }
+    (state, client.now)
+}
+
+#[test]
+fn a_state_takes_twelve_bytes() {
+    assert_eq!(size_of::<Tat>(), 12);
+}
+
+#[test]
+fn an_idle_key_banks_no_second_burst() {
+    let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
+    let mut state = Tat::default();
+    assert!(is_admitted(limit.step(&mut state, START, Hits(5))));
+    let year_later = START.plus(Nanos::from_secs(31_536_000));
+    assert!(is_admitted(limit.step(&mut state, year_later, Hits(5))));
+    assert!(!is_admitted(limit.step(&mut state, year_later, Hits(1))));
+}
+
+#[test]
+fn a_rate_that_is_no_whole_number_of_ticks_loses_nothing_over_a_day() {
+    // 7 a second: 142,857.14… µs a hit. Rounded either way, a day would be a hit off or more.
+    let limit = Gcra::new(7, Nanos::SECOND, 2).unwrap();
+    let mut state = Tat::default();
+    let mut passed = 0_u64;
+    let mut now = START;
+    let end = START.plus(Nanos::from_secs(86_400));
+    while now <= end {
+        match limit.step(&mut state, now, Hits(1)) {
+            Step::Admit(_) => passed += 1,
+            Step::Deny { retry_after, .. } => now = now.plus(retry_after),
+            step => panic!("{step:?}"),
+        }
+    }
+    assert_eq!(passed, 2 + 7 * 86_400);
+}
+
+#[test]
+fn a_clock_a_day_behind_lets_the_next_hit_pass_after_one_emission_interval() {
+    let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
+    let mut state = Tat::default();
+    assert!(is_admitted(limit.step(&mut state, START, Hits(1))));
+    let yesterday = Nanos(START.0 - Nanos::from_secs(86_400).0);
+    let step = limit.step(&mut state, yesterday, Hits(1));
+    assert!(matches!(step, Step::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
+    assert!(is_admitted(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
+}

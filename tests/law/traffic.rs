@@ -1,0 +1,242 @@
+//! Traffic for every strategy: random limits, random questions, and the clock they are asked at.
+
+use std::fmt::Debug;
+
+use proptest::prelude::*;
+use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::{Gcra, Tat};
+use sluicegate::kernel::rate::limit::Tick;
+use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
+use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+/// Where traces begin; not a boundary of any window.
+pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
+
+/// A failing case is printed in full, which is its seed.
+pub(super) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
+}
+
+/// What the four strategies have in common.
+pub(super) trait Limit: Copy + Debug {
+    type State: Clone + Debug + Default + PartialEq;
+
+    fn ask(&self, state: &Self::State, now: Nanos, hits: Hits) -> Step;
+    fn step(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> Step;
+    fn refund(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> Step;
+    fn rested(&self, state: &Self::State, now: Nanos) -> bool;
+    fn tick(&self) -> Tick;
+    /// Hits admitted at one instant at rest.
+    fn most(&self) -> u64;
+    /// A length of time in which much happens to this limit.
+    fn span(&self) -> Nanos;
+}
+
+macro_rules! limit {
+    ($limit:ident, $state:ident, $tick:expr, $most:expr, $span:expr) => {
+        impl Limit for $limit {
+            type State = $state;
+
+            fn ask(&self, state: &$state, now: Nanos, hits: Hits) -> Step {
+                $limit::ask(self, state, now, hits)
+            }
+            fn step(&self, state: &mut $state, now: Nanos, hits: Hits) -> Step {
+                $limit::step(self, state, now, hits)
+            }
+            fn refund(&self, state: &mut $state, now: Nanos, hits: Hits) -> Step {
+                $limit::refund(self, state, now, hits)
+            }
+            fn rested(&self, state: &$state, now: Nanos) -> bool {
+                $limit::rested(self, state, now)
+            }
+            fn tick(&self) -> Tick {
+                $tick(self)
+            }
+            fn most(&self) -> u64 {
+                u64::from($most(self))
+            }
+            fn span(&self) -> Nanos {
+                $span(self)
+            }
+        }
+    };
+}
+
+limit!(Gcra, Tat, Gcra::tick, Gcra::burst, |limit: &Gcra| {
+    let drain = limit.worth().ticks.get() * u64::from(limit.burst());
+    limit.tick().nanos(drain / u64::from(limit.worth().hits) + 1)
+});
+limit!(FixedWindow, Count, |_| Tick::Micro, FixedWindow::limit, |limit: &FixedWindow| {
+    match *limit.windows() {
+        Windows::Every(length) => length,
+        Windows::Calendar { starts } => starts[1].since(starts[0]),
+    }
+});
+limit!(SlidingWindow, Pair, SlidingWindow::tick, SlidingWindow::limit, |limit: &SlidingWindow| {
+    limit.tick().nanos(limit.worth().ticks.get())
+});
+limit!(SlidingLog, Log, |_| Tick::Micro, SlidingLog::limit, SlidingLog::period);
+
+/// How long a client waits before its next question.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gap {
+    None,
+    Ticks(u8),
+    /// Thousandths of the span that one hit takes.
+    Hit(u16),
+    /// Thousandths of the limit's span.
+    Span(u16),
+    /// To the `retry_after` of the last denial, exactly.
+    Retry,
+}
+
+/// How much a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Want {
+    Exactly(u8),
+    /// Thousandths of the most that could ever pass.
+    Share(u16),
+    /// All that remains.
+    Rest,
+}
+
+/// A trace: what is waited, what is asked.
+pub(super) type Trace = Vec<(Gap, Want)>;
+
+pub(super) fn traces() -> impl Strategy<Value = Trace> {
+    let gap = prop_oneof![
+        4 => Just(Gap::None),
+        2 => (0..4_u8).prop_map(Gap::Ticks),
+        4 => (0..3_000_u16).prop_map(Gap::Hit),
+        4 => (0..2_500_u16).prop_map(Gap::Span),
+        4 => Just(Gap::Retry),
+    ];
+    let want = prop_oneof![
+        6 => (0..4_u8).prop_map(Want::Exactly),
+        4 => (0..1_200_u16).prop_map(Want::Share),
+        3 => Just(Want::Rest),
+    ];
+    prop::collection::vec((gap, want), 1..60)
+}
+
+/// A question that was answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answered {
+    pub(super) at: Nanos,
+    pub(super) hits: Hits,
+    pub(super) step: Step,
+}
+
+impl Answered {
+    /// Hits that passed.
+    pub(super) fn passed(&self) -> u64 {
+        if matches!(self.step, Step::Admit(_)) { self.hits.0 } else { 0 }
+    }
+}
+
+/// A client that follows a trace, remembering when it was told to come back.
+pub(super) struct Client {
+    pub(super) now: Nanos,
+    back_at: Nanos,
+}
+
+impl Client {
+    pub(super) fn new() -> Self {
+        Self { now: START, back_at: START }
+    }
+
+    /// Waits as the trace says, and says what to ask.
+    pub(super) fn next<L: Limit>(
+        &mut self,
+        limit: &L,
+        state: &L::State,
+        (gap, want): (Gap, Want),
+    ) -> Hits {
+        let span = u128::from(limit.span().0);
+        let part = |of: u128, share: u16| u64::try_from(of * u128::from(share) / 1_000).unwrap();
+        let wait = match gap {
+            Gap::None => 0,
+            Gap::Ticks(ticks) => limit.tick().nanos(u64::from(ticks)).0,
+            Gap::Hit(share) => part(span / u128::from(limit.most().max(1)), share),
+            Gap::Span(share) => part(span, share),
+            Gap::Retry => self.back_at.since(self.now).0,
+        };
+        self.now = self.now.plus(Nanos(wait));
+        match want {
+            Want::Exactly(hits) => Hits(u64::from(hits)),
+            Want::Share(share) => Hits(part(u128::from(limit.most()), share)),
+            Want::Rest => {
+                room(limit.ask(state, self.now, Hits(0))).map_or(Hits(1), |room| room.remaining)
+            }
+        }
+    }
+
+    pub(super) fn hear(&mut self, step: Step) {
+        if let Step::Deny { retry_after, .. } = step {
+            self.back_at = self.now.plus(retry_after);
+        }
+    }
+}
+
+/// Plays a trace against a fresh counter.
+pub(super) fn play<L: Limit>(limit: &L, trace: &Trace) -> Vec<Answered> {
+    let (mut state, mut client) = (L::State::default(), Client::new());
+    let mut answers = Vec::new();
+    for question in trace {
+        let hits = client.next(limit, &state, *question);
+        let step = limit.step(&mut state, client.now, hits);
+        client.hear(step);
+        answers.push(Answered { at: client.now, hits, step });
+    }
+    answers
+}
+
+/// What is left, whatever the verdict.
+pub(super) fn room(step: Step) -> Option<Room> {
+    match step {
+        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => Some(room),
+        Step::Stale => None,
+    }
+}
+
+pub(super) fn is_admitted(step: Step) -> bool {
+    matches!(step, Step::Admit(_))
+}
+
+/// Periods from a microsecond to a year.
+pub(super) fn periods() -> impl Strategy<Value = Nanos> {
+    prop_oneof![
+        (1..50_u64).prop_map(|micros| Nanos(micros * 1_000)),
+        (1..10_000_000_u64).prop_map(|micros| Nanos(micros * 1_000)),
+        (1..100_000_u64).prop_map(|millis| Nanos(millis * 1_000_000)),
+        prop::sample::select(vec![1, 60, 3_600, 86_400, 604_800, 31_536_000])
+            .prop_map(Nanos::from_secs),
+    ]
+}
+
+/// Mostly small numbers, in which edges are frequent; some large, which need coarse ticks.
+pub(super) fn counts() -> impl Strategy<Value = u32> {
+    prop_oneof![6 => 1..8_u32, 3 => 1..2_000_u32, 1 => 1..=u32::MAX]
+}
+
+pub(super) fn gcras() -> impl Strategy<Value = Gcra> {
+    (counts(), periods(), counts())
+        .prop_filter_map("fits", |(n, period, burst)| Gcra::new(n, period, burst).ok())
+        // Sixty spans from now, instants in nanoseconds must still exist.
+        .prop_filter("drains in our time", |limit| limit.span() < Nanos::from_secs(63_072_000))
+}
+
+pub(super) fn fixed_windows() -> impl Strategy<Value = FixedWindow> {
+    (counts(), periods())
+        .prop_filter_map("fits", |(n, period)| FixedWindow::new(n, Windows::Every(period)).ok())
+}
+
+pub(super) fn sliding_windows() -> impl Strategy<Value = SlidingWindow> {
+    (counts(), periods()).prop_filter_map("fits", |(n, period)| SlidingWindow::new(n, period).ok())
+}
+
+pub(super) fn sliding_logs() -> impl Strategy<Value = SlidingLog> {
+    (counts(), periods()).prop_filter_map("fits", |(n, period)| SlidingLog::new(n, period).ok())
+}

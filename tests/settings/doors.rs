@@ -1,0 +1,251 @@
+//! What the doors let in, which wins, and what is said about the rest.
+
+use std::path::PathBuf;
+
+use sluicegate::config::settings::{
+    Doors, HeaderName, LATER, LogLevel, Origin, Ratio, ResponseHeaders, Settings, WhenFull,
+    print_config, table,
+};
+use sluicegate::kernel::units::Nanos;
+
+use super::{environment, file, flags, pairs, refused, sound, told};
+
+#[test]
+fn without_a_word_every_setting_is_at_its_default() {
+    let loaded = sound(&Doors::default());
+    assert_eq!(loaded.settings, Settings::default());
+    assert!(loaded.origins.is_empty() && loaded.warnings.is_empty());
+}
+
+#[test]
+fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
+    let mut doors = file("grpc_port: 1\nhttp_port: 1\nadmin_port: 1\n");
+    doors.environment = pairs(&[("SLUICEGATE_GRPC_PORT", "2"), ("SLUICEGATE_HTTP_PORT", "2")]);
+    doors.flags = vec![("grpc-port".to_owned(), vec!["3".to_owned()])];
+    let loaded = sound(&doors);
+    let Settings { grpc_port, http_port, admin_port, metrics_port, .. } = loaded.settings;
+    assert_eq!([grpc_port, http_port, admin_port, metrics_port], [3, 2, 1, 9090]);
+    assert_eq!(loaded.origins["grpc_port"], Origin::Flag("grpc-port".to_owned()));
+    assert_eq!(loaded.origins["http_port"], Origin::Environment("SLUICEGATE_HTTP_PORT".to_owned()));
+    assert_eq!(loaded.origins["admin_port"], Origin::File("server.yaml".into(), 3, 13));
+}
+
+#[test]
+fn every_kind_of_value_means_the_same_through_every_door() {
+    let wanted = Settings {
+        limits: vec![PathBuf::from("a"), PathBuf::from("b/c.yaml")],
+        admin_host: "::1".parse().unwrap(),
+        max_keys: 5_000,
+        when_full: WhenFull::Allow,
+        response_headers: ResponseHeaders::Draft,
+        reset_header: HeaderName::new("").unwrap(),
+        limit_header: HeaderName::new("X-Limit").unwrap(),
+        near_limit_ratio: Ratio::new(0.5).unwrap(),
+        shadow_mode: true,
+        drain_delay: Nanos(250_000_000),
+        drain_timeout: Nanos(120_000_000_000),
+        ..Settings::default()
+    };
+    let written = file(
+        "limits: [a, b/c.yaml]\nadmin_host: \"::1\"\nmax_keys: 5_000\nwhen_full: allow\n\
+         response_headers: draft\nreset_header: \"\"\nlimit_header: X-Limit\n\
+         near_limit_ratio: 0.5\nshadow_mode: true\ndrain_delay: 250ms\ndrain_timeout: 2m\n",
+    );
+    assert_eq!(sound(&written).settings, wanted);
+    let given = [
+        ("LIMITS", "a:b/c.yaml"),
+        ("ADMIN_HOST", "::1"),
+        ("MAX_KEYS", "5_000"),
+        ("WHEN_FULL", "allow"),
+        ("RESPONSE_HEADERS", "draft"),
+        ("RESET_HEADER", ""),
+        ("LIMIT_HEADER", "X-Limit"),
+        ("NEAR_LIMIT_RATIO", "0.5"),
+        ("SHADOW_MODE", "true"),
+        ("DRAIN_DELAY", "250ms"),
+        ("DRAIN_TIMEOUT", "2m"),
+    ];
+    let variables: Vec<_> = given.map(|(name, text)| (format!("SLUICEGATE_{name}"), text)).into();
+    let variables: Vec<_> = variables.iter().map(|(name, text)| (name.as_str(), *text)).collect();
+    assert_eq!(sound(&environment(&variables)).settings, wanted);
+    let mut flags: Vec<_> = given[1..]
+        .iter()
+        .map(|(name, text)| (name.to_lowercase().replace('_', "-"), vec![(*text).to_owned()]))
+        .collect();
+    flags.push(("limits".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
+    assert_eq!(sound(&Doors { flags, ..Doors::default() }).settings, wanted);
+}
+
+#[test]
+fn all_problems_of_all_doors_are_told_at_once_each_with_its_place() {
+    let mut doors = file("http_port: 70000\nlog_level: [info]\ngrpc_prot: 1\nshadow_mode: {}\n");
+    doors.environment = pairs(&[("SLUICEGATE_WHEN_FULL", "alow"), ("SLUICEGATE_THREADS", "")]);
+    doors.flags = vec![
+        ("max-keys".to_owned(), vec!["-1".to_owned()]),
+        ("threads".to_owned(), vec!["1".to_owned(), "2".to_owned()]),
+        ("admin-prot".to_owned(), vec![]),
+    ];
+    assert_eq!(
+        refused(&doors),
+        [
+            "error: server.yaml:1:12: `http_port` takes a whole number from 0 to 65535, got `70000`",
+            "error: server.yaml:2:12: `log_level` takes error | warn | info | debug | trace",
+            "error: server.yaml:3:1: there is no such setting; did you mean `grpc_port`?",
+            "error: server.yaml:4:14: `shadow_mode` takes true or false",
+            "error: SLUICEGATE_WHEN_FULL: `when_full` takes deny | allow, got `alow`; did you mean `allow`?",
+            "error: SLUICEGATE_THREADS: `threads` takes a whole number from 0 to 4294967295, got ``",
+            "error: --max-keys: `max_keys` takes a whole number from 0, got `-1`",
+            "error: --threads: `threads` is given 2 times; once is enough",
+            "error: --admin-prot: there is no such setting; did you mean --admin-port?",
+        ]
+    );
+}
+
+#[test]
+fn a_weak_door_that_is_wrong_is_told_though_a_strong_one_wins() {
+    let mut doors = file("grpc_port: nine\n");
+    doors.flags = vec![("grpc-port".to_owned(), vec!["9".to_owned()])];
+    assert_eq!(refused(&doors).len(), 1);
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning_that_names_the_nearest() {
+    let loaded = sound(&environment(&[("SLUICEGATE_GRPC_PROT", "1"), ("GRPC_PROT", "1")]));
+    assert_eq!(
+        told(&loaded.warnings),
+        [
+            "warning: SLUICEGATE_GRPC_PROT: there is no such setting; did you mean SLUICEGATE_GRPC_PORT?"
+        ]
+    );
+}
+
+#[test]
+fn variables_that_kubernetes_makes_for_a_service_are_passed_over_unless_they_name_a_setting() {
+    let links = [
+        ("SLUICEGATE_SERVICE_HOST", "10.0.0.1"),
+        ("SLUICEGATE_SERVICE_PORT_GRPC", "8081"),
+        ("SLUICEGATE_PORT", "tcp://10.0.0.1:8081"),
+        ("SLUICEGATE_PORT_8081_TCP_ADDR", "10.0.0.1"),
+    ];
+    assert!(sound(&environment(&links)).warnings.is_empty());
+    let told = refused(&environment(&[("SLUICEGATE_GRPC_PORT", "tcp://10.0.0.1:8081")]));
+    assert!(told[0].contains("enableServiceLinks: false"), "{told:?}");
+}
+
+#[test]
+fn a_word_of_a_later_version_is_an_error_through_every_door() {
+    for word in LATER {
+        let variable = format!("SLUICEGATE_{}", word.to_uppercase());
+        let doors = [
+            file(&format!("{word}: 1\n")),
+            environment(&[(&variable, "1")]),
+            flags(&[(&word.replace('_', "-"), "1")]),
+        ];
+        for doors in doors {
+            assert!(refused(&doors)[0].contains("is not in this version yet"), "{word}");
+        }
+    }
+    let redis = refused(&flags(&[("backend", "redis://127.0.0.1")]));
+    assert_eq!(
+        redis,
+        ["error: --backend: `backend: redis://127.0.0.1` is not in this version yet; use memory"]
+    );
+}
+
+#[test]
+fn admin_beyond_loopback_needs_a_token() {
+    let told = refused(&file("admin_host: 0.0.0.0\n"));
+    assert_eq!(
+        told,
+        ["error: server.yaml:1:13: `admin_host` 0.0.0.0 lets other machines read the limits, and \
+          `admin_token` is not set; set admin_token, or listen on 127.0.0.1"]
+    );
+    assert!(sound(&file("admin_host: 0.0.0.0\nadmin_token: s3cret\n")).warnings.is_empty());
+    sound(&file("admin_host: 127.0.0.2\n"));
+}
+
+#[test]
+fn a_token_matches_itself_alone_and_is_never_shown() {
+    let loaded = sound(&file("admin_token: s3cret\n"));
+    let token = loaded.settings.admin_token.clone().expect("it was given");
+    assert!(token.matches(b"s3cret"));
+    for wrong in [&b""[..], b"s3cre", b"s3crets", b"S3cret"] {
+        assert!(!token.matches(wrong));
+    }
+    assert!(!print_config(&loaded).contains("s3cret"));
+    assert!(!format!("{loaded:?}").contains("s3cret"));
+    let told = refused(&environment(&[("SLUICEGATE_ADMIN_TOKEN", "s3cret s3cret")]));
+    assert!(!told[0].contains("s3cret"), "{told:?}");
+}
+
+#[test]
+fn what_is_printed_can_be_read_again_and_says_where_each_value_came_from() {
+    let mut doors = file("# mine\nlog_level: debug\n");
+    doors.environment = pairs(&[("SLUICEGATE_LIMITS", "a:b")]);
+    doors.flags = vec![("retry-after".to_owned(), vec!["true".to_owned()])];
+    let loaded = sound(&doors);
+    let printed = print_config(&loaded);
+    let line = |name: &str| {
+        let line = printed.lines().find(|line| line.starts_with(&format!("{name}:")));
+        line.expect(name).split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("log_level"), "log_level: debug # server.yaml:2:12");
+    assert_eq!(line("limits"), "limits: [\"a\", \"b\"] # SLUICEGATE_LIMITS");
+    assert_eq!(line("retry_after"), "retry_after: true # --retry-after");
+    assert_eq!(line("grpc_port"), "grpc_port: 8081 # default");
+    assert_eq!(printed.lines().count(), table().len());
+    assert_eq!(sound(&file(&printed)).settings, loaded.settings);
+}
+
+#[test]
+fn a_file_that_is_no_mapping_is_told_with_its_place() {
+    for (text, place) in [("- a\n", ":1:1:"), ("grpc_port: 1\nhttp_port: [\n", ":2:")] {
+        let told = refused(&file(text));
+        assert!(told.len() == 1 && told[0].contains(place), "{told:?}");
+    }
+    assert_eq!(sound(&file("")).settings, Settings::default());
+    assert_eq!(sound(&file("# nothing\n")).settings, Settings::default());
+}
+
+#[test]
+fn a_name_written_twice_is_refused() {
+    assert_eq!(refused(&file("grpc_port: 1\ngrpc_port: 2\n")).len(), 1);
+}
+
+#[test]
+fn values_at_the_edge_of_their_range_are_read_and_values_beyond_are_not() {
+    let cases = [
+        ("grpc_port", "0", true),
+        ("grpc_port", "65535", true),
+        ("grpc_port", "65536", false),
+        ("grpc_port", "+1", false),
+        ("near_limit_ratio", "0", true),
+        ("near_limit_ratio", "1", true),
+        ("near_limit_ratio", "1.01", false),
+        ("near_limit_ratio", "NaN", false),
+        ("drain_delay", "0", true),
+        ("drain_delay", "1us", true),
+        ("drain_delay", "5", false),
+        ("drain_delay", "s", false),
+        ("drain_delay", "-5s", false),
+        ("drain_delay", "213503d", true),
+        ("drain_delay", "213504d", false),
+        ("limit_header", "X Limit", false),
+        ("limit_header", "X-Limit:", false),
+        ("host", "localhost", false),
+        ("admin_token", "two words", false),
+        ("limits", "", true),
+        ("quota_mode", "1", false),
+    ];
+    for (name, text, good) in cases {
+        let variable = format!("SLUICEGATE_{}", name.to_uppercase());
+        let read = sluicegate::config::settings::read(&environment(&[(&variable, text)]));
+        assert_eq!(read.is_ok(), good, "{name} {text}");
+    }
+}
+
+#[test]
+fn a_log_level_is_a_word_of_the_list() {
+    assert_eq!(sound(&flags(&[("log-level", "warn")])).settings.log_level, LogLevel::Warn);
+    assert_eq!(refused(&flags(&[("log-level", "loud")])).len(), 1);
+}
