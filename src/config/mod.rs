@@ -5,11 +5,16 @@
 //! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
 
 pub mod calendar;
+mod describe;
 pub mod diagnostic;
+pub mod diff;
+mod lint;
 pub mod raw;
 pub mod resolve;
 pub mod settings;
 pub mod tree;
+
+pub use describe::strategy_word;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -75,7 +80,7 @@ pub struct Rule {
 }
 
 /// How much, per what, counted how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Requests per unit.
     pub requests: u32,

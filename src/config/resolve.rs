@@ -15,6 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::diagnostic::{Code, Diagnostic, Source, Span, Spanned};
+use super::lint::{self, Lint};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{Builder, Refused};
 use super::tree::{Marks, NodeId};
@@ -114,6 +115,8 @@ struct DomainReader<'r, 'f, 'a> {
     /// By node.
     origins: Vec<Origin>,
     defaults: Defaults,
+    /// The names that rules replace.
+    replaces: Vec<(At, Arc<str>)>,
 }
 
 impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
@@ -123,7 +126,15 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         findings: &'f mut Findings<'a>,
     ) -> Self {
         let (builder, origins) = (Builder::new(), vec![Origin::default()]);
-        Self { files, group, findings, builder, origins, defaults: Defaults::default() }
+        Self {
+            files,
+            group,
+            findings,
+            builder,
+            origins,
+            defaults: Defaults::default(),
+            replaces: Vec::new(),
+        }
     }
 
     fn read(mut self) -> Domain {
@@ -145,6 +156,11 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             }
         }
         let tree = self.builder.finish();
+        // A tree that nobody will see, with a node left out, would only be accused of what it lacks.
+        if !self.findings.has_errors() {
+            let (origins, replaces) = (&self.origins, &self.replaces);
+            Lint { tree: &tree, origins, replaces, findings: self.findings }.run();
+        }
         Domain { name: self.group.domain.into(), charge, tree }
     }
 
@@ -193,6 +209,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let node = self.node(parent, raw, key);
         self.origins.push(Origin { key });
         self.share_threshold(file, raw);
+        lint::descriptor(raw, key, self.findings);
         if let Some(span) = raw.concurrency {
             let mut ask = Ask { file, findings: self.findings };
             ask.not_yet(span, "`concurrency`", "leave it out; limit rates with `rate_limit`");
@@ -280,7 +297,13 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 self.findings.add(Code::ReplacesItself, at, message, cure);
             }
         }
-        raw.replaces.iter().map(|name| Arc::from(name.value.as_str())).collect()
+        let names = raw
+            .replaces
+            .iter()
+            .map(|name| (At { file, span: name.span }, name.value.as_str().into()));
+        let first = self.replaces.len();
+        self.replaces.extend(names);
+        self.replaces[first..].iter().map(|(_, name)| Arc::clone(name)).collect()
     }
 
     fn assemble(

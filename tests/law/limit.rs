@@ -1,1 +1,127 @@
-//! Laws to come.
+//! Numbers fit into the finest tick, or are refused with the largest that fits.
+
+use std::num::NonZeroU64;
+
+use proptest::prelude::*;
+use sluicegate::kernel::rate;
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::limit::{EXACT, LimitError, Tick, Worth};
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::units::Nanos;
+
+use super::traffic::{cases, counts, periods};
+
+const DAY: Nanos = Nanos::from_secs(86_400);
+const YEAR: Nanos = Nanos::from_secs(31_536_000);
+
+/// P in lowest terms for every tick of which the period is a whole number, the finest first.
+fn lowest_terms(n: u32, period: Nanos) -> Vec<(Tick, u128)> {
+    let whole = Tick::ALL.into_iter().filter(|tick| period.0.is_multiple_of(tick.size().0));
+    whole
+        .map(|tick| {
+            let ticks = u128::from(period.0 / tick.size().0);
+            let divisor = (1..=ticks.min(u128::from(n)))
+                .rev()
+                .find(|d| ticks.is_multiple_of(*d) && u128::from(n).is_multiple_of(*d));
+            (tick, ticks / divisor.unwrap())
+        })
+        .collect()
+}
+
+fn fits(burst: u32, period: u128) -> bool {
+    (u128::from(burst) + 1) * period < u128::from(EXACT)
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    #[test]
+    fn the_finest_tick_that_fits_is_taken(n in 1..500_u32, period in periods(), burst in counts()) {
+        let terms = lowest_terms(n, period);
+        let finest = terms.iter().find(|(_, period)| fits(burst, *period));
+        match (Gcra::new(n, period, burst), finest) {
+            (Ok(limit), Some((tick, period))) => {
+                prop_assert_eq!(limit.tick(), *tick);
+                prop_assert_eq!(u128::from(limit.worth().ticks.get()), *period);
+            }
+            (Err(LimitError::TooLarge { asked, largest, .. }), None) => {
+                prop_assert_eq!(asked, burst);
+                prop_assert!(terms.iter().any(|(_, period)| fits(largest, *period)));
+                prop_assert!(!terms.iter().any(|(_, period)| fits(largest + 1, *period)));
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    #[test]
+    fn the_largest_limit_that_fits_is_accepted_and_one_more_is_not(
+        n in counts(), period in periods(),
+    ) {
+        if let Err(LimitError::TooLarge { largest, .. }) = SlidingWindow::new(n, period) {
+            prop_assert!(largest < n);
+            prop_assert!(SlidingWindow::new(largest, period).is_ok());
+            prop_assert!(SlidingWindow::new(largest + 1, period).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_common_limit_has_the_finest_tick_and_lowest_terms() {
+    let limit = Gcra::new(600, Nanos::from_secs(60), 50).unwrap();
+    assert_eq!(limit.tick(), Tick::Micro);
+    assert_eq!(limit.worth(), Worth { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() });
+    assert_eq!(limit.worth().to_string(), "1/100000");
+}
+
+#[test]
+fn a_huge_burst_has_a_coarser_tick() {
+    // 1,000,000,007 is prime, so that P is the day in ticks: ⌊(2^53 − 1) / P⌋ − 1 fits, no more.
+    let ticks = [(104_248, Tick::Micro), (104_249, Tick::Milli), (104_249_991, Tick::Second)];
+    for (burst, tick) in ticks {
+        assert_eq!(Gcra::new(1_000_000_007, DAY, burst).unwrap().tick(), tick, "{burst}");
+    }
+}
+
+#[test]
+fn a_burst_beyond_the_last_tick_is_refused_with_the_largest_that_fits() {
+    // ⌊(2^53 − 1) / 31,536,000⌋ − 1.
+    let (asked, largest) = (4_294_967_291, 285_616_413);
+    let refused = Err(LimitError::TooLarge { asked, period: YEAR, largest });
+    assert_eq!(Gcra::new(asked, YEAR, asked), refused);
+    assert!(Gcra::new(asked, YEAR, largest).is_ok());
+    assert!(Gcra::new(asked, YEAR, largest + 1).is_err());
+}
+
+#[test]
+fn zeros_and_uneven_periods_are_refused_by_name() {
+    let period = Nanos(1_500);
+    assert_eq!(Gcra::new(0, DAY, 1), Err(LimitError::ZeroRequests));
+    assert_eq!(Gcra::new(1, DAY, 0), Err(LimitError::ZeroBurst));
+    assert_eq!(Gcra::new(1, Nanos(0), 1), Err(LimitError::ZeroPeriod));
+    assert_eq!(Gcra::new(1, period, 1), Err(LimitError::UnevenPeriod { period }));
+    assert_eq!(SlidingWindow::new(1, Nanos(0)), Err(LimitError::ZeroPeriod));
+    assert_eq!(SlidingWindow::new(1, period), Err(LimitError::UnevenPeriod { period }));
+    assert_eq!(SlidingLog::new(1, Nanos(0)), Err(LimitError::ZeroPeriod));
+    assert_eq!(SlidingLog::new(1, period), Err(LimitError::UnevenPeriod { period }));
+}
+
+#[test]
+fn a_period_in_which_nothing_can_be_counted_is_refused() {
+    // 500 years and a microsecond: no coarser tick holds it.
+    let period = Nanos(15_768_000_000_000_001_000);
+    assert_eq!(Gcra::new(1, period, 1), Err(LimitError::LongPeriod { period }));
+    assert_eq!(SlidingLog::new(1, period), Err(LimitError::LongPeriod { period }));
+}
+
+#[test]
+fn a_tick_worth_more_than_a_hundredth_of_the_burst_is_coarse() {
+    let coarse =
+        |n, per, burst| rate::Strategy::Gcra(Gcra::new(n, per, burst).unwrap()).is_coarse();
+    // A hit a microsecond: coarse below a burst of 100.
+    assert!(coarse(1_000_000, Nanos::SECOND, 99));
+    assert!(!coarse(1_000_000, Nanos::SECOND, 100));
+    assert!(!coarse(600, Nanos::from_secs(60), 1));
+    let log = rate::Strategy::SlidingLog(SlidingLog::new(1, DAY).unwrap());
+    assert!(!log.is_coarse() && log.worth().is_none());
+}

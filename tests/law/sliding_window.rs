@@ -1,1 +1,242 @@
-//! Laws to come.
+//! Sliding windows: the interpolation in fractions, and the bound it keeps.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::traffic::{
+    Client, START, Trace, cases, is_admitted, play, room, sliding_windows, traces,
+};
+
+/// Hits admitted per aligned window; nothing is ever forgotten.
+#[derive(Clone)]
+struct Naive {
+    limit: u128,
+    period: u64,
+    passed: HashMap<u64, u128>,
+}
+
+impl Naive {
+    fn new(limit: &SlidingWindow) -> Self {
+        let worth = limit.worth();
+        Self { limit: u128::from(worth.hits), period: worth.ticks.get(), passed: HashMap::new() }
+    }
+
+    fn in_window(&self, window: u64) -> u128 {
+        self.passed.get(&window).copied().unwrap_or(0)
+    }
+
+    /// prev·(P − e) + (cur + hits)·P ≤ L·P, at tick `now`.
+    fn admits(&self, now: u64, hits: u64) -> bool {
+        let window = now / self.period;
+        let period = u128::from(self.period);
+        let left = period - u128::from(now % self.period);
+        let prev = window.checked_sub(1).map_or(0, |before| self.in_window(before));
+        let wanted = self.in_window(window) + u128::from(hits);
+        prev * left + wanted * period <= self.limit * period
+    }
+
+    fn charge(&mut self, now: u64, hits: u64) {
+        *self.passed.entry(now / self.period).or_default() += u128::from(hits);
+    }
+}
+
+/// What passed, as (tick, hits).
+fn passed(limit: &SlidingWindow, trace: &Trace) -> Vec<(u64, u64)> {
+    let answers = play(limit, trace);
+    answers.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect()
+}
+
+/// L + ⌊L·t/P⌋ hits over any t ≤ P ticks, and L in an aligned window.
+fn holds_everywhere(limit: &SlidingWindow, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
+    let naive = Naive::new(limit);
+    for (i, (from, _)) in passed.iter().enumerate() {
+        let (mut sum, mut aligned) = (0_u128, 0_u128);
+        for (to, hits) in passed[i..].iter().take_while(|(to, _)| to - from <= naive.period) {
+            sum += u128::from(*hits);
+            let slid = naive.limit * u128::from(to - from) / u128::from(naive.period);
+            prop_assert!(sum <= naive.limit + slid, "{} in {}..={}", sum, from, to);
+            if to / naive.period == from / naive.period {
+                aligned += u128::from(*hits);
+                prop_assert!(aligned <= naive.limit);
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    #[test]
+    fn the_verdict_is_that_of_naive_fractions(limit in sliding_windows(), trace in traces()) {
+        let mut naive = Naive::new(&limit);
+        for answer in play(&limit, &trace) {
+            let now = limit.tick().floor(answer.at);
+            let admits = answer.hits.0 == 0 || naive.admits(now, answer.hits.0);
+            prop_assert_eq!(is_admitted(answer.step), admits);
+            if admits {
+                naive.charge(now, answer.hits.0);
+            }
+        }
+    }
+
+    #[test]
+    fn retry_after_is_the_first_tick_at_which_naive_fractions_admit(
+        most in 1..12_u32, period in 1..40_u64, trace in traces(),
+    ) {
+        let limit = SlidingWindow::new(most, Nanos(period * 1_000)).unwrap();
+        let mut naive = Naive::new(&limit);
+        for answer in play(&limit, &trace) {
+            let now = limit.tick().floor(answer.at);
+            match answer.step {
+                Step::Admit(_) => naive.charge(now, answer.hits.0),
+                Step::Deny { retry_after, .. } => {
+                    let wait = (1..=2 * period).find(|wait| naive.admits(now + wait, answer.hits.0));
+                    prop_assert_eq!(retry_after, Nanos(wait.unwrap() * 1_000));
+                }
+                _ => prop_assert!(answer.hits.0 > u64::from(most)),
+            }
+        }
+    }
+
+    #[test]
+    fn no_interval_admits_more_than_the_limit_and_what_slid_in(
+        limit in sliding_windows(), trace in traces(),
+    ) {
+        holds_everywhere(&limit, &passed(&limit, &trace))?;
+    }
+
+    #[test]
+    fn the_worst_client_stays_within_the_bound(
+        limit in sliding_windows(), share in 30..=1_000_u64, late in 0..1_000_u64,
+        denials in 1..15_usize,
+    ) {
+        let want = Hits((u64::from(limit.limit()) * share).div_ceil(1_000));
+        let late = limit.worth().ticks.get() / 1_000 * late;
+        let (mut state, mut now) = (Pair::default(), START.plus(limit.tick().nanos(late)));
+        let mut passed = Vec::new();
+        for _ in 0..denials {
+            let step = loop {
+                let step = limit.step(&mut state, now, want);
+                if !is_admitted(step) {
+                    break step;
+                }
+                passed.push((limit.tick().floor(now), want.0));
+            };
+            let Step::Deny { retry_after, .. } = step else { panic!("{step:?}") };
+            now = now.plus(retry_after);
+        }
+        holds_everywhere(&limit, &passed)?;
+    }
+
+    #[test]
+    fn the_window_never_goes_back(
+        limit in sliding_windows(),
+        trace in traces(),
+        jumps in prop::collection::vec(-2_000..1_000_i64, 1..6),
+    ) {
+        let (mut state, mut client, mut latest) = (Pair::default(), Client::new(), 0);
+        let period = limit.worth().ticks.get();
+        let tick = i64::try_from(limit.tick().nanos(period).0 / 1_000).unwrap();
+        for (question, jump) in trace.iter().zip(jumps.iter().cycle()) {
+            let hits = client.next(&limit, &state, *question);
+            client.now = Nanos(client.now.0.saturating_add_signed(tick * jump));
+            let before = state;
+            let step = limit.step(&mut state, client.now, hits);
+            client.hear(step);
+            latest = latest.max(limit.tick().floor(client.now));
+            let start = latest - latest % period;
+            prop_assert_eq!(state.start, limit.tick().nanos(start));
+            if before.start == state.start {
+                let grown = if is_admitted(step) { hits.0 } else { 0 };
+                prop_assert_eq!(u64::from(state.cur), u64::from(before.cur) + grown);
+            }
+        }
+    }
+
+    #[test]
+    fn a_refund_is_for_the_current_window_only(
+        limit in sliding_windows(), first in 0..=1_000_u64, second in 0..=1_000_u64,
+        back in 0..u64::MAX,
+    ) {
+        let part = |share| Hits(u64::from(limit.limit()) * share / 1_000);
+        let period = limit.tick().nanos(limit.worth().ticks.get());
+        let mut state = Pair::default();
+        limit.step(&mut state, START, part(first));
+        let now = START.plus(period);
+        limit.step(&mut state, now, part(second));
+        let before = state;
+        prop_assert!(is_admitted(limit.refund(&mut state, now, Hits(back))));
+        prop_assert_eq!(state.prev, before.prev);
+        prop_assert_eq!(u64::from(state.cur), u64::from(before.cur).saturating_sub(back));
+    }
+
+    #[test]
+    fn a_changed_limit_keeps_both_counts(
+        old in 1..50_u32, new in 0..50_u32, share in 0..=1_000_u32, hits in 1..5_u64,
+        elapsed in 0..60_000_000_u64,
+    ) {
+        let minute = Nanos::from_secs(60);
+        let (before, after) =
+            (SlidingWindow::new(old, minute).unwrap(), SlidingWindow::new(new, minute).unwrap());
+        let (mut state, begin) = (Pair::default(), Nanos::from_secs(60_000_000));
+        let spent = Hits(u64::from(old * share / 1_000));
+        before.step(&mut state, begin, spent);
+        let now = begin.plus(minute).plus(Nanos(elapsed * 1_000));
+        let mut naive = Naive::new(&after);
+        naive.charge(after.tick().floor(begin), spent.0);
+        let step = after.step(&mut state, now, Hits(hits));
+        prop_assert_eq!(is_admitted(step), naive.admits(after.tick().floor(now), hits));
+    }
+}
+
+#[test]
+fn counts_beyond_a_lowered_limit_deny_until_they_have_faded() {
+    let second = SlidingWindow::new(1, Nanos::SECOND).unwrap();
+    let begin = Nanos::from_secs(1_000);
+    let state = Pair { start: begin, prev: u32::MAX, cur: 0 };
+    // 4,294,967,295·(P − e) ≤ 0 only where P = e.
+    let step = second.ask(&state, begin, Hits(1));
+    assert!(matches!(step, Step::Deny { retry_after: Nanos::SECOND, .. }), "{step:?}");
+    let year = Nanos::from_secs(31_536_000);
+    let longest = SlidingWindow::new(285_616_413, year).unwrap();
+    let state = Pair { start: Nanos(0), prev: u32::MAX, cur: u32::MAX };
+    assert_eq!(room(longest.ask(&state, begin, Hits(1))).unwrap().remaining, Hits(0));
+}
+
+#[test]
+fn a_changed_period_keeps_the_counts_that_the_new_windows_hold() {
+    let limit = |seconds| SlidingWindow::new(10, Nanos::from_secs(seconds)).unwrap();
+    let (hour, minute) = (limit(3_600), limit(60));
+    let at = |seconds: u64| Nanos::from_secs(3_600 * 1_000 + seconds);
+    // 12:30, eight hits under minutes; under hours they belong to the hour that began at 12:00.
+    let mut state = Pair::default();
+    minute.step(&mut state, at(1_800), Hits(8));
+    let left = |limit: &SlidingWindow, state: &Pair, seconds| {
+        room(limit.ask(state, at(seconds), Hits(0))).unwrap().remaining
+    };
+    assert_eq!(left(&hour, &state, 1_800), Hits(2));
+    assert!(is_admitted(hour.step(&mut state, at(1_800), Hits(2))));
+    assert_eq!(left(&hour, &state, 3_599), Hits(0));
+    // Half of the next hour is gone, and half of the ten with it.
+    assert_eq!(left(&hour, &state, 5_400), Hits(5));
+    assert_eq!(left(&hour, &state, 7_200), Hits(10));
+    // Under minutes again, the hour's hits are long past.
+    assert_eq!(left(&minute, &state, 3_000), Hits(10));
+}
+
+#[test]
+fn the_bound_is_reached() {
+    // Ten in the last microsecond of a window; half a window later five more have slid in.
+    let limit = SlidingWindow::new(10, Nanos::SECOND).unwrap();
+    let (mut state, end) = (Pair::default(), Nanos::from_secs(2_000));
+    assert!(is_admitted(limit.step(&mut state, Nanos(end.0 - 1_000), Hits(10))));
+    assert!(!is_admitted(limit.step(&mut state, end, Hits(1))));
+    let later = end.plus(Nanos(500_000_000));
+    assert!(is_admitted(limit.step(&mut state, later, Hits(5))));
+    assert!(!is_admitted(limit.step(&mut state, later, Hits(1))));
+}

@@ -156,14 +156,14 @@ impl Client {
     ) -> Hits {
         let span = u128::from(limit.span().0);
         let part = |of: u128, share: u16| u64::try_from(of * u128::from(share) / 1_000).unwrap();
-        let wait = match gap {
+        let pause = match gap {
             Gap::None => 0,
             Gap::Ticks(ticks) => limit.tick().nanos(u64::from(ticks)).0,
             Gap::Hit(share) => part(span / u128::from(limit.most().max(1)), share),
             Gap::Span(share) => part(span, share),
             Gap::Retry => self.back_at.since(self.now).0,
         };
-        self.now = self.now.plus(Nanos(wait));
+        self.now = self.now.plus(Nanos(pause));
         match want {
             Want::Exactly(hits) => Hits(u64::from(hits)),
             Want::Share(share) => Hits(part(u128::from(limit.most()), share)),

@@ -12,17 +12,6 @@ use crate::config::calendar::Starts;
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::{Calendar, Unit, raw};
 
-/// The days of the week as a file may name them.
-pub(crate) const WEEKDAYS: &words::Words<Weekday> = &[
-    ("monday", Weekday::Monday),
-    ("tuesday", Weekday::Tuesday),
-    ("wednesday", Weekday::Wednesday),
-    ("thursday", Weekday::Thursday),
-    ("friday", Weekday::Friday),
-    ("saturday", Weekday::Saturday),
-    ("sunday", Weekday::Sunday),
-];
-
 /// The calendar of a limit per `unit`.
 pub(super) fn read(
     raw: &raw::Calendar,
@@ -91,7 +80,7 @@ impl Reader<'_, '_> {
 fn starts_on(unit: Unit, day: &Spanned<String>) -> Option<Starts> {
     let text = day.value.as_str();
     match unit {
-        Unit::Week => match words::meaning(WEEKDAYS, &text.to_lowercase()) {
+        Unit::Week => match words::meaning(words::WEEKDAYS, &text.to_lowercase()) {
             Some(weekday) => Some(Starts::Week(weekday)),
             None => Weekday::from_monday_one_offset(number(text)?).ok().map(Starts::Week),
         },

@@ -32,6 +32,11 @@ impl<'a> Findings<'a> {
         self.0.get(at.file).is_none_or(|(_, found)| found.is_full())
     }
 
+    /// Whether the configuration is refused.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.0.iter().any(|(_, found)| found.has_errors())
+    }
+
     /// `file:line:column`. Cost: linear in the line.
     pub(crate) fn place(&self, at: At) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
@@ -49,7 +54,7 @@ impl<'a> Findings<'a> {
 
     /// The warnings, or everything where one is an error.
     pub(crate) fn finish(self) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
-        let sound = !self.0.iter().any(|(_, found)| found.has_errors());
+        let sound = !self.has_errors();
         let found = self.0.into_iter().flat_map(|(source, found)| found.into_diagnostics(source));
         let found: Vec<_> = found.collect();
         debug_assert!(!sound || found.iter().all(|one| one.severity() == Severity::Warning));

@@ -3,6 +3,8 @@
 //! Guarantees: one list per choice, for reading, for the cure of a typo and for the schema.
 //! Leaves out: key names, which are for [`crate::config::raw`].
 
+use jiff::civil::Weekday;
+
 use crate::config::{Charging, OnBackendFailure, Unit};
 
 /// A closed list of words and what they stand for.
@@ -52,6 +54,17 @@ pub(crate) const FAILURES: &Words<OnBackendFailure> = &[
 /// `charge`.
 pub(crate) const CHARGES: &Words<Charging> =
     &[("each", Charging::Each), ("all_or_nothing", Charging::AllOrNothing)];
+
+/// The days of the week as a file may name them.
+pub(crate) const WEEKDAYS: &Words<Weekday> = &[
+    ("monday", Weekday::Monday),
+    ("tuesday", Weekday::Tuesday),
+    ("wednesday", Weekday::Wednesday),
+    ("thursday", Weekday::Thursday),
+    ("friday", Weekday::Friday),
+    ("saturday", Weekday::Saturday),
+    ("sunday", Weekday::Sunday),
+];
 
 /// What `word` stands for, letter for letter.
 pub(crate) fn meaning<T: Copy>(words: &Words<T>, word: &str) -> Option<T> {

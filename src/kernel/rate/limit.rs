@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|
 //! | 600 a minute, burst 50 | 1 µs | 1 | 100,000 | 5,100,000 |
 //! | 1,000,000,007 a day, as burst | 1 s | 1,000,000,007 | 86,400 | 8.6·10^13 |
-//! | 4,294,967,291 a year, as burst | none | | 31,536,000 | refused: 285,616,414 is the largest |
+//! | 4,294,967,291 a year, as burst | none | | 31,536,000 | refused: 285,616,413 is the largest |
 //!
 //! Guarantees: the finest tick that fits is taken; what does not fit is refused with the largest
 //! burst that does.

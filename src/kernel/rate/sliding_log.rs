@@ -16,7 +16,7 @@
 //! use sluicegate::kernel::units::{Hits, Nanos};
 //!
 //! let limit = SlidingLog::new(3, Nanos::from_secs(10)).unwrap();
-//! let (mut log, at) = (Log::default(), |seconds| Nanos::from_secs(100 + seconds));
+//! let (mut log, at) = (Log::default(), |second: u64| Nanos::from_secs(100 + second));
 //! assert!(matches!(limit.step(&mut log, at(0), Hits(2)), Step::Admit(_)));
 //! assert!(matches!(limit.step(&mut log, at(4), Hits(1)), Step::Admit(_)));
 //! let room = Room { remaining: Hits(0), reset_after: Nanos::from_secs(9) };

@@ -1,0 +1,134 @@
+//! One step of every strategy: nanoseconds and allocations.
+//!
+//! `cargo bench --bench kernel`. Counters take turns, so that no state stays in a register.
+//! `admits` comes when a hit has been earned, `denies` finds the counter full. The bound is 0
+//! allocations and a median of 15 ns for GCRA and the fixed window; `floor` is the loop alone and
+//! part of every figure. The sliding log allocates while its rings grow.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use divan::{AllocProfiler, Bencher, black_box};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::units::{Hits, Nanos};
+
+#[global_allocator]
+static ALLOC: AllocProfiler = AllocProfiler::system();
+
+const START: Nanos = Nanos(1_763_632_345_678_912_345);
+const MINUTE: Nanos = Nanos::from_secs(60);
+
+/// Few enough to stay in the nearest cache.
+const COUNTERS: usize = 256;
+
+fn main() {
+    divan::main();
+}
+
+/// Steps one counter after the other, `gap` apart.
+fn steps<S: Clone + Default>(
+    bencher: Bencher,
+    gap: Nanos,
+    step: impl Fn(&mut S, Nanos, Hits) -> Step,
+) {
+    let (mut states, mut now, mut turn) = (vec![S::default(); COUNTERS], START, 0);
+    bencher.bench_local(|| {
+        turn = (turn + 1) % COUNTERS;
+        now = now.plus(gap);
+        step(&mut states[turn], black_box(now), black_box(Hits(1)))
+    });
+}
+
+/// A millisecond: each counter is asked every 256 ms.
+const SLOW: Nanos = Nanos::MILLI;
+/// A nanosecond: no counter earns anything back.
+const FAST: Nanos = Nanos(1);
+
+#[divan::bench]
+fn floor(bencher: Bencher) {
+    steps(bencher, FAST, |state: &mut u64, _, hits| {
+        *state += hits.0;
+        Step::Stale
+    });
+}
+
+mod gcra {
+    use super::*;
+
+    /// Ten a second: one hit is worth whole ticks, N = 1.
+    #[divan::bench]
+    fn admits_whole_intervals(bencher: Bencher) {
+        let limit = Gcra::new(600, MINUTE, 50).unwrap();
+        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    /// N = 1,001: every instant has a fraction.
+    #[divan::bench]
+    fn admits_fractions(bencher: Bencher) {
+        let limit = Gcra::new(1_001, MINUTE, 50).unwrap();
+        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    #[divan::bench]
+    fn denies(bencher: Bencher) {
+        let limit = Gcra::new(1_001, MINUTE, 1).unwrap();
+        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+    }
+}
+
+mod fixed_window {
+    use super::*;
+
+    #[divan::bench]
+    fn admits(bencher: Bencher) {
+        let limit = FixedWindow::new(u32::MAX, Windows::Every(MINUTE)).unwrap();
+        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    #[divan::bench]
+    fn denies(bencher: Bencher) {
+        let limit = FixedWindow::new(1, Windows::Every(MINUTE)).unwrap();
+        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    #[divan::bench]
+    fn admits_by_calendar(bencher: Bencher) {
+        let starts = [0, 1, 2, 3].map(|year| Nanos::from_secs(31_536_000 * (54 + year)));
+        let limit = FixedWindow::new(u32::MAX, Windows::Calendar { starts }).unwrap();
+        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+    }
+}
+
+mod sliding_window {
+    use super::*;
+
+    #[divan::bench]
+    fn admits(bencher: Bencher) {
+        let limit = SlidingWindow::new(600, MINUTE).unwrap();
+        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    #[divan::bench]
+    fn denies(bencher: Bencher) {
+        let limit = SlidingWindow::new(1, MINUTE).unwrap();
+        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+    }
+}
+
+mod sliding_log {
+    use super::*;
+
+    #[divan::bench]
+    fn admits(bencher: Bencher) {
+        let limit = SlidingLog::new(600, MINUTE).unwrap();
+        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+    }
+
+    #[divan::bench]
+    fn denies(bencher: Bencher) {
+        let limit = SlidingLog::new(1, MINUTE).unwrap();
+        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+    }
+}

@@ -1,0 +1,146 @@
+//! What loads, and is probably not what was meant.
+//!
+//! Guarantees: a warning is provable from the files alone; there is none for a mere habit. Linear:
+//! of a level's patterns only the first [`WIDEST`] are asked what they cover.
+//! Leaves out: what cannot load, which is for [`super::resolve`].
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::diagnostic::Code;
+use super::raw::Descriptor;
+use super::resolve::Origin;
+use super::resolve::findings::{At, Findings};
+use super::resolve::words;
+use super::tree::pattern::covers;
+use super::tree::{DescriptorTree, NodeId};
+
+/// A level with more patterns than this is generated, and its first ones are the widest if any is.
+const WIDEST: usize = 100;
+
+/// A finished tree, where its nodes were written, and the names that its rules replace.
+pub(super) struct Lint<'r, 'f, 'a> {
+    pub(super) tree: &'r DescriptorTree,
+    pub(super) origins: &'r [Origin],
+    pub(super) replaces: &'r [(At, Arc<str>)],
+    pub(super) findings: &'f mut Findings<'a>,
+}
+
+/// What one descriptor says in vain, or with another reach than it looks.
+pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) {
+    if raw.key.value.contains('*') {
+        let message = format!(
+            "the `*` in the key `{}` stands for any part of key and value joined by `_`",
+            raw.key.value
+        );
+        let cure = "put the `*` into the value; keys are better written out";
+        findings.add(Code::StarInKey, at, message, cure);
+    }
+    if raw.rate_limit.is_some() {
+        return;
+    }
+    let words = [
+        ("shadow_mode", raw.shadow_mode),
+        ("quota_mode", raw.quota_mode),
+        ("detailed_metric", raw.detailed_metric),
+        ("metadata", raw.metadata.is_some()),
+    ];
+    for (word, _) in words.into_iter().filter(|&(_, said)| said) {
+        let message = format!("`{word}` has no effect on a descriptor without `rate_limit`");
+        let cure = "put it where the limit is; descriptors below do not inherit it";
+        findings.add(Code::NoEffect, at, message, cure);
+    }
+}
+
+impl Lint<'_, '_, '_> {
+    /// Everything that only the whole domain shows.
+    pub(super) fn run(mut self) {
+        for node in self.tree.nodes() {
+            self.shadowed_key(node);
+            self.ambiguous_key(node);
+        }
+        for level in std::iter::once(NodeId::ROOT).chain(self.tree.nodes()) {
+            self.shadowed_patterns(level);
+        }
+        self.unknown_replaces();
+    }
+
+    fn shadowed_patterns(&mut self, level: NodeId) {
+        let patterns = self.tree.wildcards(level);
+        for (rank, &narrow) in patterns.iter().enumerate() {
+            let earlier = &patterns[..rank.min(WIDEST)];
+            let name = self.tree.name(narrow);
+            let Some(&wide) = earlier.iter().find(|&&wide| covers(self.tree.name(wide), name))
+            else {
+                continue;
+            };
+            let other = self.named(wide);
+            let message =
+                format!("nothing is left for `{name}`: {other} comes first and matches all of it");
+            let help = format!("put it before `{}`", self.tree.name(wide));
+            self.findings.add(Code::ShadowedPattern, self.at(narrow), message, help);
+        }
+    }
+
+    /// A node without a value that a pattern of its level keeps every entry from.
+    fn shadowed_key(&mut self, node: NodeId) {
+        let (key, value) = self.tree.parts(node);
+        if value.is_some() || key.contains('*') {
+            return;
+        }
+        let patterns = self.tree.wildcards(self.tree.node(node).parent);
+        let mut widest = patterns.iter().take(WIDEST).copied();
+        let Some(wide) = widest.find(|&wide| self.takes_all(wide, key)) else { return };
+        let other = self.named(wide);
+        let message = format!("no entry with key `{key}` gets here: {other} matches them all");
+        let help = "a pattern outranks a bare key: narrow the pattern, or take this one out";
+        self.findings.add(Code::ShadowedKey, self.at(node), message, help);
+    }
+
+    fn takes_all(&self, pattern: NodeId, key: &str) -> bool {
+        covers(self.tree.name(pattern), &format!("{key}_*"))
+    }
+
+    /// A node `a`, `b_c` beside a node `a_b`: an entry `a_b`, `c` finds the first.
+    fn ambiguous_key(&mut self, node: NodeId) {
+        let (key, Some(value)) = self.tree.parts(node) else { return };
+        let (name, level) = (self.tree.name(node), self.tree.node(node).parent);
+        let splits = value.match_indices('_').map(|(at, _)| key.len() + 1 + at);
+        let others = splits.filter_map(|split| self.tree.named(level, &name[..split]));
+        let bare = |other: &NodeId| self.tree.parts(*other).1.is_none();
+        let Some(other) = others.into_iter().find(bare) else { return };
+        let longer = self.tree.name(other);
+        let message = format!(
+            "an entry `{longer}`: `{}` finds this rule of key `{key}`, not {}",
+            &name[longer.len() + 1..],
+            self.named(other)
+        );
+        let help = "key and value are joined by `_` before they are compared: rename one key";
+        self.findings.add(Code::AmbiguousKey, self.at(node), message, help);
+    }
+
+    fn unknown_replaces(&mut self) {
+        let names: HashSet<&str> =
+            self.tree.rules().filter_map(|rule| rule.name.as_deref()).collect();
+        for (at, name) in self.replaces {
+            if names.contains(&**name) || self.findings.is_full(*at) {
+                continue;
+            }
+            let message = format!("no rule of this domain is named `{name}`");
+            let help = words::nearest(name, names.iter().copied()).map_or_else(
+                || "give the rule to be replaced this `name`".to_owned(),
+                |near| format!("did you mean `{near}`?"),
+            );
+            self.findings.add(Code::UnknownReplaces, *at, message, help);
+        }
+    }
+
+    /// A node's name and place.
+    fn named(&self, node: NodeId) -> String {
+        format!("`{}` ({})", self.tree.name(node), self.findings.line(self.at(node)))
+    }
+
+    fn at(&self, node: NodeId) -> At {
+        self.origins.get(node.index()).map(|origin| origin.key).unwrap_or_default()
+    }
+}
