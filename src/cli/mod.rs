@@ -99,7 +99,7 @@ fn start(
     match loaded {
         Err(_) => Ok(Outcome::CouldNotSay),
         Ok(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Ok(loaded) => Ok(serve::serve(loaded.settings)),
+        Ok(loaded) => serve::serve(&loaded.settings, terminal),
     }
 }
 

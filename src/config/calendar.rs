@@ -8,6 +8,9 @@
 //! zone left out (Samoa had no 30 December 2011) is none.
 //! Leaves out: counting, which is for [`crate::kernel::rate::fixed_window`].
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
 use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};
@@ -39,7 +42,40 @@ pub enum Starts {
 /// instant by a day at most, and leaves out at most one window.
 const AROUND: std::ops::RangeInclusive<i64> = -3..=4;
 
+/// The windows last asked for: nearly every question falls into the same one as the last. Not part
+/// of what a calendar is, so calendars compare without it.
+#[derive(Debug, Default)]
+pub(crate) struct Latest(ArcSwapOption<[Nanos; 4]>);
+
+impl Clone for Latest {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Latest {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Latest {}
+
 impl Calendar {
+    /// [`Calendar::starts_around`], remembered. Cost: a comparison, and the conversions once a
+    /// window.
+    #[must_use]
+    pub fn around(&self, now: Nanos) -> [Nanos; 4] {
+        if let Some(starts) = self.latest.0.load().as_deref()
+            && (starts[1]..starts[2]).contains(&now)
+        {
+            return *starts;
+        }
+        let starts = self.starts_around(now);
+        self.latest.0.store(Some(Arc::new(starts)));
+        starts
+    }
+
     /// The starts of the previous window, the current one, the next and the one after.
     ///
     /// Rising; whole seconds. Cost: eight conversions of local time. Exact from 1970 (where the

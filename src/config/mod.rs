@@ -110,6 +110,8 @@ pub struct Calendar {
     pub time_zone: jiff::tz::TimeZone,
     /// The day that a window starts on.
     pub starts: calendar::Starts,
+    /// The windows last asked for.
+    pub(crate) latest: calendar::Latest,
 }
 
 /// What the caller gets when the backend fails.
@@ -144,7 +146,7 @@ impl Limit {
     pub fn strategy_at(&self, now: Nanos) -> Strategy {
         match (&self.strategy, &self.window) {
             (Strategy::FixedWindow(window), Window::Calendar(_, calendar)) => {
-                let starts = calendar.starts_around(now);
+                let starts = calendar.around(now);
                 FixedWindow::new(window.limit(), Windows::Calendar { starts })
                     .map_or(self.strategy, Strategy::FixedWindow)
             }

@@ -20,7 +20,7 @@ use std::fmt::{self, Write as _};
 use smallvec::SmallVec;
 
 use crate::engine::Answer;
-use crate::kernel::decision::{Finding, Shown, Standing, Verdict};
+use crate::kernel::decision::{Finding, Shown, Verdict};
 use crate::kernel::units::Nanos;
 
 /// Most limits that `RateLimit` and `RateLimit-Policy` list; a client reads a few, and headers of
@@ -109,7 +109,7 @@ fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
         .statuses
         .iter()
         .filter_map(|status| counted(&status.finding))
-        .filter(|(finding, _)| finding.standing != Standing::Shadow)
+        .filter(|(finding, _)| !finding.standing.shadow)
         .take(MAX_LISTED)
         .collect();
     if listed.is_empty() {
@@ -132,7 +132,7 @@ fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
 }
 
 fn retry_after<'h>(answer: &Answer) -> Option<Header<'h>> {
-    wait(answer).map(|wait| ("Retry-After", seconds(wait).to_string()))
+    answer.retry_after.map(|wait| ("Retry-After", seconds(wait).to_string()))
 }
 
 fn counted(finding: &Finding) -> Option<(&Finding, &Shown)> {
@@ -171,30 +171,4 @@ impl fmt::Display for Item<'_> {
 /// Whole seconds, rounded up, at least one: zero would mean "at once" or "no window".
 fn seconds(duration: Nanos) -> u64 {
     duration.as_secs_ceil().max(1)
-}
-
-/// The wait after which the whole question would pass if nobody else came; `None` when none helps.
-///
-/// Every enforced denial must have passed, and of a quota group one member is enough.
-fn wait(answer: &Answer) -> Option<Nanos> {
-    let denied = |standing| {
-        answer
-            .statuses
-            .iter()
-            .map(|status| &status.finding)
-            .filter(move |f| f.verdict == Verdict::Deny && f.standing == standing)
-            .map(|f| f.retry_after)
-    };
-    // `None` first: a limit that no waiting helps makes the question hopeless.
-    let enforced = denied(Standing::Enforced)
-        .try_fold(None, |longest, wait| wait.map(|wait| longest.max(Some(wait))))?;
-    let group_denies = !answer.statuses.iter().any(|status| {
-        status.finding.standing == Standing::Quota && status.finding.verdict == Verdict::Admit
-    });
-    let quota = if group_denies && denied(Standing::Quota).next().is_some() {
-        Some(denied(Standing::Quota).flatten().min()?)
-    } else {
-        None
-    };
-    enforced.max(quota)
 }

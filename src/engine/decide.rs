@@ -9,9 +9,10 @@ use super::{Answer, Refusal, Status};
 use crate::backend::{Backend, Outcome, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::kernel::decision::{Finding, Group, Question, Reason, Verdict, binding, combine};
+use crate::kernel::decision::{Finding, Group, Question, Reason, Verdict, binding, combine, wait};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
+use crate::telemetry::event::Decided;
 
 /// Answers questions.
 #[derive(Debug)]
@@ -67,7 +68,15 @@ impl Engine {
             Reply::Now(outcomes) => outcomes,
             Reply::Later(reply) => reply.await,
         };
-        Ok(self.answer(plan, &outcomes, revision, now))
+        let answer = self.answer(plan, &outcomes, revision, now);
+        Decided {
+            verdict: answer.verdict,
+            shadowed: answer.shadowed,
+            reasons: answer.statuses.iter().map(|status| status.finding.reason),
+            took: Some(self.clock.now().since(now)),
+        }
+        .emit();
+        Ok(answer)
     }
 
     fn plan(&self, question: &Question<'_>, now: Nanos) -> Result<(Plan, Revision), Refusal> {
@@ -92,10 +101,13 @@ impl Engine {
         let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
-        let shadowed = self.policy.shadow && decided == Verdict::Deny;
+        let denied = decided == Verdict::Deny;
+        let shadowed = self.policy.shadow && denied;
+        let retry_after = if denied && !shadowed { wait(findings(), quota_for_all) } else { None };
         Answer {
             verdict: if shadowed { Verdict::Admit } else { decided },
             binding: binding(findings(), quota_for_all),
+            retry_after,
             shadowed,
             revision,
             now,

@@ -26,6 +26,9 @@ pub struct Answer {
     pub statuses: SmallVec<[Status; 2]>,
     /// The status that headers describe.
     pub binding: Option<usize>,
+    /// On a denial: the wait after which the whole question would pass if nobody else came. `None`
+    /// when no wait helps.
+    pub retry_after: Option<Nanos>,
     /// Whether global shadow mode turned a denial into an admission.
     pub shadowed: bool,
     /// The configuration that decided.
@@ -102,22 +105,4 @@ pub enum Refusal {
         /// Which descriptor, from 0.
         descriptor: usize,
     },
-}
-
-/// STUB until the engine lands: refuses every question.
-#[derive(Debug)]
-pub struct Engine;
-
-impl Engine {
-    /// Stub.
-    ///
-    /// # Errors
-    /// Always.
-    #[allow(clippy::unused_async)]
-    pub async fn decide(
-        &self,
-        _question: &crate::kernel::decision::Question<'_>,
-    ) -> Result<Answer, Refusal> {
-        Err(Refusal::NoConfig)
-    }
 }

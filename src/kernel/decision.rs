@@ -229,6 +229,28 @@ pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: boo
     if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
 }
 
+/// The wait after which a denied question would pass if nobody else came; `None` when none helps.
+///
+/// Every enforced denial must pass, and of a quota group that denies as a whole one member is
+/// enough.
+pub fn wait<'f>(
+    findings: impl Iterator<Item = &'f Finding> + Clone,
+    quota_for_all: bool,
+) -> Option<Nanos> {
+    let in_quota = |f: &&Finding| match f.standing.group {
+        Group::Enforced => quota_for_all,
+        Group::Quota => true,
+        Group::Aside => false,
+    };
+    let mut enforced = findings.clone().filter(|f| !in_quota(f) && f.verdict == Verdict::Deny);
+    let all = enforced.try_fold(Nanos(0), |longest, f| Some(longest.max(f.retry_after?)))?;
+    let mut group = findings.filter(in_quota).peekable();
+    if group.peek().is_none() || group.clone().any(|f| f.verdict == Verdict::Admit) {
+        return Some(all);
+    }
+    group.filter_map(|f| f.retry_after).min().map(|shortest| shortest.max(all))
+}
+
 /// Which finding the reference's three headers describe.
 ///
 /// Scanning in order: a strictly smaller remaining than the best so far wins; an over-limit one

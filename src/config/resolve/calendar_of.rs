@@ -8,7 +8,7 @@ use jiff::tz::TimeZone;
 
 use super::findings::{At, Findings};
 use super::words;
-use crate::config::calendar::Starts;
+use crate::config::calendar::{Latest, Starts};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::{Calendar, Unit, raw};
 
@@ -22,7 +22,7 @@ pub(super) fn read(
     let mut reader = Reader { file, findings };
     let time_zone = reader.time_zone(raw);
     let starts = reader.starts(raw, unit);
-    Some(Calendar { time_zone: time_zone?, starts: starts? })
+    Some(Calendar { time_zone: time_zone?, starts: starts?, latest: Latest::default() })
 }
 
 struct Reader<'f, 'a> {

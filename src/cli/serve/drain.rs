@@ -1,0 +1,87 @@
+//! From the signal to the end: told to stop, the process leaves without failing a request.
+//!
+//! 1. SIGTERM or SIGINT: health says `NOT_SERVING`, and questions are answered as before.
+//! 2. After `drain_delay`, when load balancers have looked elsewhere: GOAWAY, no new calls.
+//! 3. Calls under way finish, for `drain_timeout` at most. A second signal ends the wait.
+//!
+//! SIGHUP is not an end here: it reloads.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::edge::health::{Health, Ready};
+
+/// The phases of the end, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// Not ending.
+    Serving,
+    /// Take no new calls, finish those under way.
+    Finishing,
+}
+
+/// The signals that end the process.
+pub(super) struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Ends {
+    /// # Errors
+    /// When the system refuses a handler.
+    pub(super) fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// How long the phases take.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) delay: Duration,
+    pub(super) finish: Duration,
+}
+
+/// Waits for the signal and leads through the phases; returns when the process must end, finished
+/// or not.
+pub(super) async fn lead(
+    mut ends: Ends,
+    health: Health,
+    phase: watch::Sender<Phase>,
+    times: Times,
+) {
+    let cause = ends.next().await;
+    tracing::info!(signal = cause, delay = ?times.delay, "draining: health says NOT_SERVING");
+    health.set(Ready::Draining);
+    tokio::select! {
+        () = tokio::time::sleep(times.delay) => {}
+        again = ends.next() => tracing::info!(signal = again, "drain delay cut short"),
+    }
+    tracing::info!(at_most = ?times.finish, "finishing calls under way");
+    phase.send_replace(Phase::Finishing);
+    tokio::select! {
+        () = tokio::time::sleep(times.finish) => {
+            tracing::warn!(after = ?times.finish, "calls are still under way; ending without them");
+        }
+        again = ends.next() => {
+            tracing::warn!(signal = again, "told again to stop; ending with calls under way");
+        }
+    }
+}
+
+/// Resolves when calls under way are to be finished.
+pub(super) async fn finishing(mut phase: watch::Receiver<Phase>) {
+    // A sender that is gone means that the process is ending as well.
+    drop(phase.wait_for(|phase| *phase == Phase::Finishing).await);
+}
