@@ -9,6 +9,7 @@ mod describe;
 pub mod diagnostic;
 pub mod diff;
 mod lint;
+pub mod load;
 pub mod raw;
 pub mod resolve;
 pub mod settings;
