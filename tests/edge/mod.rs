@@ -1,9 +1,13 @@
 //! Protocols in, protocols out.
 
+mod admin;
 mod convert;
+mod grpc;
 mod headers;
+mod http;
 mod json;
 mod metadata;
+mod metrics;
 
 use std::sync::Arc;
 
@@ -12,7 +16,12 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
     Entry, RateLimitOverride,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use sluicegate::engine::{Answer, Status};
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::clock::Clock;
+use sluicegate::config::Config;
+use sluicegate::config::diagnostic::{Source, Span, Spanned};
+use sluicegate::config::{raw, resolve};
+use sluicegate::engine::{Answer, Engine, Policy, Status};
 use sluicegate::kernel::decision::{Finding, Group, Reason, Shown, Standing, Verdict, wait};
 use sluicegate::kernel::rate::{Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
@@ -74,4 +83,47 @@ fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
         now: Nanos(0),
         statuses: findings.into_iter().map(|finding| Status { finding, metadata: None }).collect(),
     }
+}
+
+/// An engine without limits, at an instant that starts every kind of window.
+fn empty_engine() -> Arc<Engine> {
+    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
+    Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, Policy::default()))
+}
+
+/// An engine with `config` in force.
+fn engine(config: Config) -> Arc<Engine> {
+    let engine = empty_engine();
+    engine.publish(Arc::new(config));
+    engine
+}
+
+/// Domain `d`: `k` has two hits a minute and is named `lim`, `u` is unlimited.
+fn two_a_minute() -> Config {
+    let limit = raw::RateLimit {
+        requests_per_unit: spanned(2),
+        unit: spanned("minute".into()),
+        name: spanned("lim".into()),
+        ..raw::RateLimit::default()
+    };
+    let unlimited = raw::RateLimit { unlimited: spanned(true), ..raw::RateLimit::default() };
+    config(vec![node("k", limit), node("u", unlimited)])
+}
+
+fn config(descriptors: Vec<raw::Descriptor>) -> Config {
+    let file = raw::File { domain: spanned("d".into()), descriptors, ..raw::File::default() };
+    let source = Source::new("d.yaml", "");
+    resolve::resolve(&[(file, source)], Revision(3), false).expect("a sound configuration").0
+}
+
+fn node(key: &str, limit: raw::RateLimit) -> raw::Descriptor {
+    raw::Descriptor {
+        key: spanned(key.into()),
+        rate_limit: Some(limit),
+        ..raw::Descriptor::default()
+    }
+}
+
+fn spanned<T>(value: T) -> Spanned<T> {
+    Spanned { value, span: Span::default() }
 }
