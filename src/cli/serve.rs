@@ -307,7 +307,8 @@ fn policy_of(settings: &Settings) -> Policy {
         settings::Overrides::Max => Overrides::Max,
     };
     let planning = Planning { keys, overrides, quota_for_all: settings.quota_mode };
-    Policy { planning, shadow: settings.shadow_mode }
+    let near_limit_ratio = settings.near_limit_ratio.get();
+    Policy { planning, shadow: settings.shadow_mode, near_limit_ratio }
 }
 
 fn reporting_of(settings: &Settings) -> Reporting {
