@@ -8,7 +8,9 @@ pub mod calendar;
 mod describe;
 pub mod diagnostic;
 pub mod diff;
+pub mod explain;
 mod lint;
+mod load;
 pub mod raw;
 pub mod resolve;
 pub mod settings;
@@ -16,6 +18,7 @@ pub mod tree;
 mod yaml;
 
 pub use describe::strategy_word;
+pub use load::load;
 
 use std::collections::HashMap;
 use std::sync::Arc;
