@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use crate::clock::Clock;
+use crate::config;
 use crate::config::settings::{self, Loaded};
 use args::{Cli, Command, SchemaOf, Serve};
 
@@ -117,7 +118,7 @@ fn print_config(loaded: &Loaded, terminal: &mut Terminal<'_>) -> io::Result<Outc
 fn print_schema(of: SchemaOf, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
     match of {
         SchemaOf::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
-        SchemaOf::Limits => return not_yet(terminal),
+        SchemaOf::Limits => writeln!(terminal.out, "{:#}", config::schema::limits())?,
     }
     Ok(Outcome::Yes)
 }

@@ -13,6 +13,7 @@ mod lint;
 mod load;
 pub mod raw;
 pub mod resolve;
+pub mod schema;
 pub mod settings;
 pub mod tree;
 mod yaml;
