@@ -71,7 +71,7 @@ fn what_the_reference_loads_is_loaded_and_what_it_refuses_is_refused() {
         match load(&scenario) {
             Ok(_) if expected != "ok" => wrong.push(format!("{group} {id} was loaded: {expected}")),
             Err(said) if expected == "ok" => {
-                wrong.push(format!("{group} {id} was refused: {}", said[0]))
+                wrong.push(format!("{group} {id} was refused: {}", said[0]));
             }
             Err(_) | Ok(_) => {}
         }
@@ -158,7 +158,7 @@ impl Met<'_> {
         for (position, (name, value)) in self.entries.iter().enumerate() {
             let shared = found.shared.iter().find(|(at, _)| *at == position);
             let value = shared.map_or(&**value, |(_, text)| text);
-            key.push_str(&format!("{name}_{value}_"));
+            key.extend([name, "_", value, "_"]);
         }
         Some(format!("{key}{{window_start:{}}}", unit(&limit.window)))
     }

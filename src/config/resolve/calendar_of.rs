@@ -10,6 +10,7 @@ use super::findings::{At, Findings};
 use super::words;
 use crate::config::calendar::Starts;
 use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
 /// The calendar of a limit per `unit`.
@@ -105,5 +106,5 @@ fn month_and_day(text: &str) -> Option<Starts> {
 fn near_zone(name: &str) -> Option<String> {
     let known: Vec<_> = jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
     let name = name.replace(' ', "_");
-    words::nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
+    nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
 }
