@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use clap::CommandFactory as _;
 use sluicegate::cli::args::{self, Command};
 use sluicegate::cli::{self, Terminal};
 use sluicegate::config::diagnostic::Code;
@@ -314,21 +315,49 @@ fn every_outcome_and_every_reason_has_a_row() {
 }
 
 #[test]
-fn every_setting_that_is_named_exists() {
-    let ours =
-        ["--settings", "--print-config", "--format", "--warnings-as-errors", "--server", "--a-b-c"];
+fn every_flag_and_variable_that_is_named_exists() {
+    let cli = args::Cli::command();
+    let flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let flags: BTreeSet<_> = flags.filter_map(clap::Arg::get_long).chain(["a-b-c"]).collect();
+    let variables: Vec<_> = table().iter().map(|row| &*row.variable).collect();
     for Page { name, text } in pages() {
-        for (at, _) in text.match_indices("`--") {
-            let flag = text[at + 1..].split(['`', ' ', '=']).next().unwrap();
-            let known = table().iter().any(|row| format!("--{}", row.flag) == flag);
-            assert!(known || ours.contains(&flag), "{name}: {flag}");
+        for flag in coded(&text, "`--") {
+            assert!(flags.contains(flag), "{name}: --{flag}");
         }
-        for (at, _) in text.match_indices("`SLUICEGATE_") {
-            let variable = text[at + 1..].split(['`', '=']).next().unwrap();
-            let known = table().iter().any(|row| row.variable == variable);
-            assert!(known || variable.contains("A_B_C"), "{name}: {variable}");
+        for word in coded(&text, "`SLUICEGATE_") {
+            let known = variables.contains(&&*format!("SLUICEGATE_{word}"));
+            assert!(known || word == "A_B_C", "{name}: SLUICEGATE_{word}");
         }
     }
+}
+
+/// What stands in code after `opening`, up to its end, a blank or a `=`.
+fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
+    text.split(opening).skip(1).filter_map(|rest| rest.split(['`', ' ', '=']).next()).collect()
+}
+
+#[test]
+fn every_setting_and_every_word_of_the_language_is_told_of() {
+    let all: String = pages().into_iter().map(|page| page.text).collect();
+    for row in table() {
+        assert!(all.contains(&format!("`{}", row.name)), "the setting `{}`", row.name);
+    }
+    let limits = page("docs/limits.md");
+    let schema = printed(&["sluicegate", "schema", "limits"].map(str::to_owned));
+    for word in properties(&serde_json::from_str(&schema).unwrap()) {
+        assert!(limits.contains(&format!("`{word}`")), "the word `{word}`");
+    }
+}
+
+/// The names of all properties below a JSON Schema.
+fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
+    let fields = schema.as_object().into_iter().flatten();
+    let below = fields.clone().map(|(_, value)| value);
+    let items = schema.as_array().into_iter().flatten();
+    let named = fields.filter(|(name, _)| *name == "properties");
+    let names =
+        named.filter_map(|(_, value)| value.as_object()).flat_map(|map| map.keys().cloned());
+    names.chain(below.chain(items).flat_map(properties)).collect()
 }
 
 #[test]
