@@ -1,0 +1,1 @@
+//! The gRPC port over a real connection: codes, health, shutdown, reflection.
