@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::args::{Check, Format};
 use super::{Outcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Severity};
-use crate::config::load::load;
+use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;
 

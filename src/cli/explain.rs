@@ -52,7 +52,7 @@ fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
 fn load(args: &Explain) -> Result<Config, String> {
     let files = read_tree(&args.limits).map_err(|error| format!("error: {error}"))?;
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
-    match config::load::load(named, Revision::default(), args.merge_domains) {
+    match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
         Err(found) => Err(found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
     }

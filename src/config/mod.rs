@@ -10,7 +10,7 @@ pub mod diagnostic;
 pub mod diff;
 pub mod explain;
 mod lint;
-pub mod load;
+mod load;
 pub mod raw;
 pub mod resolve;
 pub mod schema;
@@ -19,6 +19,7 @@ pub mod tree;
 mod yaml;
 
 pub use describe::strategy_word;
+pub use load::load;
 
 use std::collections::HashMap;
 use std::sync::Arc;

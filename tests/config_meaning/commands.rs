@@ -18,8 +18,8 @@ fn run(line: &[&str]) -> (Outcome, String, String) {
     // What depends on the time is asked with a clock that stands.
     let outcome = match parse(argv.clone()) {
         Ok(cli) => match cli.command {
-            Command::Explain(args) => {
-                explain::explain(&args, &Clock::manual(NOW), &mut terminal).unwrap()
+            Command::Explain(asked) => {
+                explain::explain(&asked, &Clock::manual(NOW), &mut terminal).unwrap()
             }
             _ => cli::run(argv, Vec::new(), &mut terminal),
         },

@@ -20,7 +20,7 @@ use sluicegate::kernel::units::Revision;
 /// Files by name and text, and all that was said of them.
 fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
     let files = files.iter().map(|(name, text)| (*name, text.as_bytes()));
-    sluicegate::config::load::load(files, Revision(1), merge)
+    sluicegate::config::load(files, Revision(1), merge)
 }
 
 /// One file `a.yaml` of domain `d` with these descriptors, and nothing said about it.

@@ -183,3 +183,12 @@ fn a_clock_a_day_behind_lets_the_next_hit_pass_after_one_emission_interval() {
     assert!(matches!(step, Step::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
     assert!(is_admitted(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
 }
+
+#[test]
+fn a_state_centuries_ahead_owes_one_burst() {
+    // N = 2^10 and a state 2^54 ticks ahead: together 2^64 hit·ticks.
+    let limit = Gcra::new(1 << 10, Nanos(1_000_001_000), 5).unwrap();
+    let mut state = Tat { whole: START.0 / 1_000 + (1 << 54), frac: 0 };
+    assert!(!is_admitted(limit.step(&mut state, START, Hits(1))));
+    assert!(limit.rested(&state, START.plus(Nanos::SECOND)));
+}

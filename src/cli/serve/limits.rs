@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::config::diagnostic::Diagnostic;
-use crate::config::load::load;
+use crate::config::load;
 use crate::config::settings::Settings;
 use crate::edge::health::{Health, Ready};
 use crate::edge::http::admin::{LastError, Loads};

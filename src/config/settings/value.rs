@@ -260,6 +260,13 @@ impl Value for HeaderName {
 pub struct Secret(String);
 
 impl Secret {
+    /// `text` when it is printable ASCII without blanks, and not empty.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let sound = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        sound.then(|| Self(text.to_owned()))
+    }
+
     /// Whether `offered` is this secret. Looks at every byte whatever it finds, so that the time
     /// taken tells nothing of the secret.
     #[must_use]
@@ -280,9 +287,7 @@ impl Value for Option<Secret> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
-            [text] if text.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                Some(Some(Secret((*text).to_owned())))
-            }
+            [text] => Secret::new(text).map(Some),
             _ => None,
         }
     }
