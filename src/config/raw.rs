@@ -136,7 +136,7 @@ pub struct RateLimit {
     #[schemars(skip)]
     pub span: Span,
     /// How many hits per unit or period. 0 denies everything.
-    #[schemars(with = "Option<u32>")]
+    #[schemars(schema_with = "schema::requests")]
     pub requests_per_unit: Spanned<u32>,
     /// The unit, in any case. A month has 30 days and a year 365, unless a calendar is given.
     #[schemars(schema_with = "schema::unit")]
