@@ -8,13 +8,18 @@ pub mod calendar;
 mod describe;
 pub mod diagnostic;
 pub mod diff;
+pub mod explain;
 mod lint;
+mod load;
 pub mod raw;
 pub mod resolve;
+pub mod schema;
 pub mod settings;
 pub mod tree;
+mod yaml;
 
 pub use describe::strategy_word;
+pub use load::load;
 
 use std::collections::HashMap;
 use std::sync::Arc;

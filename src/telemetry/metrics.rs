@@ -55,6 +55,7 @@ struct Shard {
     /// Admitted, denied, and admitted by global shadow mode.
     verdicts: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
+    near: AtomicU64,
     asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
     full: [AtomicU64; 2],
     /// Per bucket, not cumulated; the last has no upper bound.
@@ -120,9 +121,13 @@ impl Metrics {
         verdict: Verdict,
         shadowed: bool,
         reasons: impl Iterator<Item = Reason>,
+        near: u64,
         took: Option<Nanos>,
     ) {
         let mine = self.mine();
+        if near != 0 {
+            mine.add(&mine.shard.near, near);
+        }
         mine.add(&mine.shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
         reasons.for_each(|reason| mine.add(&mine.shard.reasons[reason as usize], 1));
         if let Some(took) = took {
@@ -178,6 +183,7 @@ impl Shard {
         Self {
             verdicts: [const { AtomicU64::new(0) }; 3],
             reasons: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            near: AtomicU64::new(0),
             asked: [const { [const { AtomicU64::new(0) }; Outcome::ALL.len()] };
                 Protocol::ALL.len()],
             full: [const { AtomicU64::new(0) }; 2],
@@ -228,6 +234,9 @@ impl Metrics {
             let reason = reason.as_str();
             writeln!(page, "sluicegate_descriptors_decided_total{{reason=\"{reason}\"}} {n}")?;
         }
+        let name = "sluicegate_descriptors_near_limit_total";
+        head(page, name, "counter", "Descriptors admitted beyond near_limit_ratio of their limit")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.near))?;
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use sluicegate::config::raw;
+use sluicegate::config::settings::Secret;
 use sluicegate::edge::http::admin::{
     Admin, Explain, LastError, Loads, config as shown_config, explain, rlconfig, router,
 };
@@ -17,7 +18,8 @@ use super::{config, empty_engine, engine, node, spanned, two_a_minute};
 
 fn admin(token: Option<&str>) -> Router {
     let loads = Arc::new(Loads::default);
-    router(Admin { token: token.map(Arc::from), engine: engine(two_a_minute()), loads })
+    let token = token.map(|token| Secret::new(token).unwrap());
+    router(Admin { token, engine: engine(two_a_minute()), loads })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {

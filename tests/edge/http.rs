@@ -178,12 +178,12 @@ async fn a_body_that_breaks_off_is_400() {
 async fn health_follows_the_state_by_any_method() {
     let health = Health::new(Ready::NoConfig);
     let router = port(empty_engine(), Reporting::default(), &health);
-    let states = [
+    let expected = [
         (Ready::NoConfig, 500, "", 503, "not ready: no limits are loaded yet\n"),
         (Ready::Yes, 200, "OK", 200, "ready\n"),
         (Ready::Draining, 500, "", 503, "not ready: draining\n"),
     ];
-    for (ready, healthy, says, readyz, why) in states {
+    for (ready, healthy, says, readyz, why) in expected {
         health.set(ready);
         for method in ["GET", "POST", "DELETE"] {
             let (code, _, body) = call(&router, to(method, "/healthcheck", "x")).await;

@@ -62,7 +62,7 @@ fn decided(
     nanos: u64,
 ) -> Decided<impl Iterator<Item = Reason>> {
     let took = Some(Nanos(nanos));
-    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), took }
+    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), near: 0, took }
 }
 
 #[test]

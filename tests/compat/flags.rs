@@ -1,0 +1,68 @@
+//! The recorded environment variables in this service's flags.
+
+use std::collections::BTreeMap;
+
+/// What every scenario runs under: counters shared and split as in the recording, and a refused first
+/// configuration that leaves the process up, without rules.
+const ALWAYS: [&str; 4] = ["--counter-keys", "envoyproxy", "--start-without-config", "true"];
+
+/// Variable, flag, and what becomes of the value.
+const FLAGS: [(&str, &str, Value); 10] = [
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "--response-headers", Value::Reference),
+    ("LIMIT_LIMIT_HEADER", "--limit-header", Value::Text),
+    ("LIMIT_REMAINING_HEADER", "--remaining-header", Value::Text),
+    ("LIMIT_RESET_HEADER", "--reset-header", Value::Text),
+    ("RESPONSE_DYNAMIC_METADATA", "--dynamic-metadata", Value::Bool),
+    ("SHADOW_MODE", "--shadow-mode", Value::Bool),
+    ("QUOTA_MODE", "--quota-mode", Value::Bool),
+    ("MERGE_DOMAIN_CONFIG", "--merge-domains", Value::Bool),
+    ("NEAR_LIMIT_RATIO", "--near-limit-ratio", Value::Text),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--healthy-with-config", Value::Bool),
+];
+
+/// Variables that change nothing but names and expiry in a store.
+const STORE_ONLY: [&str; 2] = ["CACHE_KEY_PREFIX", "EXPIRATION_JITTER_MAX_SECONDS"];
+
+enum Value {
+    Text,
+    Bool,
+    /// A switch there, one choice of several here.
+    Reference,
+}
+
+/// The flags of a scenario.
+pub fn of(env: &BTreeMap<String, String>) -> Vec<String> {
+    let mut flags: Vec<String> = ALWAYS.map(str::to_owned).into();
+    for (variable, flag, value) in &FLAGS {
+        if let Some(text) = env.get(*variable) {
+            flags.push((*flag).to_owned());
+            flags.push(value.of(text));
+        }
+    }
+    flags
+}
+
+/// Whether a scenario that sets this variable can be replayed.
+pub fn is_mapped(variable: &str) -> bool {
+    STORE_ONLY.contains(&variable) || FLAGS.iter().any(|(known, ..)| *known == variable)
+}
+
+impl Value {
+    fn of(&self, text: &str) -> String {
+        let is_true = matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True");
+        match self {
+            Self::Text => text.to_owned(),
+            Self::Bool => is_true.to_string(),
+            Self::Reference => (if is_true { "reference" } else { "none" }).to_owned(),
+        }
+    }
+}
+
+#[test]
+fn a_switch_is_read_as_its_words_are_meant() {
+    let env = [("SHADOW_MODE", "F"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
+    let env = env.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+    let expected = ["--response-headers", "reference", "--shadow-mode", "false"];
+    assert_eq!(of(&env)[ALWAYS.len()..], expected);
+    assert!(is_mapped("CACHE_KEY_PREFIX") && !is_mapped("LOCAL_CACHE_SIZE_IN_BYTES"));
+}

@@ -1,0 +1,228 @@
+//! Replays recorded calls through the real binary's ports and holds its answers against the recorded ones.
+//!
+//! Every scenario meets a fresh process. Compared are loads, responses, headers and statuses; metrics,
+//! stores and store commands are recorded too and not compared yet. The count of passes per group is pinned
+//! in `pinned.txt` and may only grow. See `docs/compat.md`.
+
+mod expected;
+mod flags;
+mod message;
+mod replay;
+mod tally;
+mod vectors;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use replay::{Outcome, Report, replay};
+use tally::Tally;
+use vectors::{Group, Scenario};
+
+use crate::waiting::for_a_day_with_a_minute_left;
+
+/// Groups of which nothing is compared yet: they pin a store, metrics or the debug port.
+const NOT_YET: [&str; 9] = [
+    "generated_cache",
+    "generated_metrics",
+    "generated_stop",
+    "local_cache",
+    "prometheus",
+    "rlconfig",
+    "stats",
+    "stop_mode",
+    "store_commands",
+];
+
+/// Processes at a time. Starting one is mostly waiting, so a few more than cores.
+const WORKERS: usize = 4;
+
+#[test]
+fn every_recorded_answer_is_given_again() {
+    let directory = vectors::directory();
+    let groups = vectors::read(&directory);
+    let reports = replay_all(&groups);
+    let differs = deliberate_differences();
+    let mut page = Page::default();
+    for (group, scenario, report) in &reports {
+        page.add(group, scenario, report, differs.get(&scenario.id));
+    }
+    let text = page.text();
+    // Not `print!`, which is shown for failed tests only: the table is wanted of a passed one, too.
+    std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
+    assert!(!reports.is_empty(), "COMPAT_ONLY names no group and no scenario");
+    page.judge();
+}
+
+type Replayed<'a> = (&'a str, &'a Scenario, Report);
+
+fn replay_all(groups: &[Group]) -> Vec<Replayed<'_>> {
+    let only = std::env::var("COMPAT_ONLY").ok();
+    let is_wanted = |group: &Group, scenario: &Scenario| {
+        only.as_ref().is_none_or(|only| *only == group.name || *only == scenario.id)
+    };
+    let wanted: Vec<(&Group, &Scenario)> = groups
+        .iter()
+        .flat_map(|group| group.scenarios.iter().map(move |scenario| (group, scenario)))
+        .filter(|(group, scenario)| is_wanted(group, scenario))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let reports = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| work(&wanted, &next, &reports));
+        }
+    });
+    let reports = reports.into_inner().unwrap();
+    reports.into_iter().map(|(at, report)| (&*wanted[at].0.name, wanted[at].1, report)).collect()
+}
+
+fn work(
+    wanted: &[(&Group, &Scenario)],
+    next: &AtomicUsize,
+    reports: &Mutex<BTreeMap<usize, Report>>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    loop {
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        let Some((group, scenario)) = wanted.get(at) else { return };
+        let report = if NOT_YET.contains(&&*group.name) {
+            Report { outcome: Outcome::NotYet("the group"), advice: Vec::new() }
+        } else {
+            for_a_day_with_a_minute_left();
+            replay(scenario, &runtime)
+        };
+        reports.lock().unwrap().insert(at, report);
+    }
+}
+
+/// Scenarios that this service answers otherwise on purpose, with the reason: `differs.txt`.
+fn deliberate_differences() -> BTreeMap<String, String> {
+    let lines = include_str!("differs.txt").lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.split_once(' '))
+        .map(|(id, reason)| (id.to_owned(), reason.trim().to_owned()))
+        .collect()
+}
+
+/// What is printed, and what decides.
+#[derive(Default)]
+struct Page {
+    tallies: BTreeMap<String, Tally>,
+    failures: Vec<String>,
+    notes: Vec<String>,
+    agrees_after_all: Vec<String>,
+    advice: usize,
+    not_compared: BTreeMap<&'static str, usize>,
+    not_yet: BTreeMap<&'static str, usize>,
+}
+
+impl Page {
+    fn add(&mut self, group: &str, scenario: &Scenario, report: &Report, differs: Option<&String>) {
+        let tally = self.tallies.entry(group.to_owned()).or_default();
+        let id = &scenario.id;
+        let is_defect = group == "defects" || scenario.defect.is_some();
+        match (&report.outcome, differs) {
+            (Outcome::NotYet(reason), _) => {
+                tally.not_yet += 1;
+                *self.not_yet.entry(reason).or_default() += 1;
+            }
+            (outcome, _) if is_defect => {
+                tally.information += 1;
+                self.notes.push(information(scenario, outcome));
+            }
+            (Outcome::Passed, None) => tally.passed += 1,
+            (Outcome::Passed, Some(_)) => {
+                tally.passed += 1;
+                self.agrees_after_all.push(id.clone());
+            }
+            (Outcome::Failed(why), Some(reason)) => {
+                tally.differs += 1;
+                self.notes.push(format!("{id} differs: {reason} ({why})"));
+            }
+            (Outcome::Failed(why), None) => {
+                tally.failed += 1;
+                self.failures.push(format!("{id} ({}): {why}", scenario.name));
+            }
+        }
+        self.advise(scenario, report);
+    }
+
+    fn advise(&mut self, scenario: &Scenario, report: &Report) {
+        self.advice += report.advice.len();
+        if std::env::var_os("COMPAT_ADVICE").is_some() {
+            self.notes.extend(report.advice.iter().map(|it| format!("{} {it}", scenario.id)));
+        }
+        if matches!(report.outcome, Outcome::NotYet(_)) {
+            return;
+        }
+        let has = |field: fn(&vectors::Step) -> bool| scenario.steps.iter().any(field);
+        for (what, is_recorded) in [
+            ("metrics", scenario.metrics.is_some()),
+            ("store", scenario.store.is_some() || scenario.store_ttl_between.is_some()),
+            ("commands", has(|step| step.commands.is_some())),
+            ("prometheus", scenario.prometheus.is_some()),
+            ("debug lines", has(|step| step.lines.is_some())),
+        ] {
+            *self.not_compared.entry(what).or_default() += usize::from(is_recorded);
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::from("\n");
+        for note in &self.notes {
+            let _ = writeln!(text, "note    {note}");
+        }
+        for failure in &self.failures {
+            let _ = writeln!(text, "FAILED  {failure}");
+        }
+        let _ = writeln!(text, "\n{}", tally::table(&self.tallies));
+        let _ = writeln!(text, "not yet: {}", counted(&self.not_yet));
+        let _ = writeln!(text, "replayed, but not compared yet: {}", counted(&self.not_compared));
+        let _ = writeln!(
+            text,
+            "refusals of the right file that quote another piece or line: {} \
+             (COMPAT_ADVICE=1 lists them)\n",
+            self.advice
+        );
+        text
+    }
+
+    /// Other directories than our own have no pins: there every failure counts.
+    fn judge(&self) {
+        let is_ours = std::env::var_os("COMPAT_VECTORS").is_none();
+        let is_all = std::env::var_os("COMPAT_ONLY").is_none();
+        if !is_ours || !is_all {
+            assert!(self.failures.is_empty(), "{} scenarios failed", self.failures.len());
+            return;
+        }
+        let [fallen, risen] =
+            tally::against(&tally::pins(include_str!("pinned.txt")), &self.tallies);
+        if !risen.is_empty() {
+            let raise = format!("tests/compat/pinned.txt may be raised:\n{}\n", risen.join("\n"));
+            std::io::stdout().lock().write_all(raise.as_bytes()).unwrap();
+        }
+        assert!(fallen.is_empty(), "fewer passes than pinned: {fallen:?}");
+        let agrees = &self.agrees_after_all;
+        assert!(agrees.is_empty(), "listed in differs.txt, but they pass: {agrees:?}");
+    }
+}
+
+fn counted(counts: &BTreeMap<&str, usize>) -> String {
+    let counts = counts.iter().filter(|(_, count)| 0 < **count);
+    counts.map(|(what, count)| format!("{what} ({count})")).collect::<Vec<_>>().join(", ")
+}
+
+fn information(scenario: &Scenario, outcome: &Outcome) -> String {
+    let defect = scenario.defect.as_deref().unwrap_or("odd");
+    let note = scenario.note.as_deref().unwrap_or(&scenario.name);
+    let came = match outcome {
+        Outcome::Failed(why) => why,
+        Outcome::Passed if scenario.process_dies => "answered and alive",
+        _ => "answered as recorded",
+    };
+    format!("{} {defect} ({note}): {came}", scenario.id)
+}

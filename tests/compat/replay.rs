@@ -1,0 +1,303 @@
+//! One scenario: a fresh process, its files, its calls in order, and the first difference from what was recorded.
+
+use std::path::{Path, PathBuf};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+use prost::Message as _;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::expected::{difference, unit_seconds};
+use super::vectors::{Http, Reload, Scenario, Step};
+use super::wire::{Connection, SHOULD_RATE_LIMIT};
+use super::{flags, message};
+use crate::http1;
+use crate::service::{Loads, Service};
+use crate::waiting::{unix_seconds, until};
+
+/// How a scenario went.
+pub enum Outcome {
+    /// As recorded.
+    Passed,
+    /// The first difference.
+    Failed(String),
+    /// Why it cannot be replayed so far, or today.
+    NotYet(&'static str),
+}
+
+/// What the replay of one scenario found.
+pub struct Report {
+    pub outcome: Outcome,
+    /// Diagnostics that refused the right file in other words than hoped for.
+    pub advice: Vec<String>,
+}
+
+/// Replays a scenario from start to end.
+pub fn replay(scenario: &Scenario, runtime: &Runtime) -> Report {
+    let mut advice = Vec::new();
+    let outcome = match not_yet(scenario) {
+        Some(reason) => Outcome::NotYet(reason),
+        None => match run(scenario, runtime, &mut advice) {
+            Ok(()) => Outcome::Passed,
+            Err(difference) => Outcome::Failed(difference),
+        },
+    };
+    Report { outcome, advice }
+}
+
+fn not_yet(scenario: &Scenario) -> Option<&'static str> {
+    if scenario.store_before.is_some() {
+        return Some("starts with counters in a store");
+    }
+    if scenario.steps.iter().any(|step| step.debug.is_some()) {
+        return Some("calls the debug port");
+    }
+    if scenario.env.keys().any(|name| !flags::is_mapped(name)) {
+        return Some("sets an environment variable without a flag");
+    }
+    let now = unix_seconds();
+    let began = |unit: &String| now - now % unit_seconds(unit);
+    let windows: Vec<u64> = scenario.distinct_windows.iter().map(began).collect();
+    let is_distinct = windows.iter().all(|one| windows.iter().filter(|it| *it == one).count() == 1);
+    (!is_distinct).then_some("its windows began together")
+}
+
+fn run(scenario: &Scenario, runtime: &Runtime, advice: &mut Vec<String>) -> Result<(), String> {
+    let files = Files::new(scenario).map_err(|error| format!("placing the files: {error}"))?;
+    let service = Service::start(&files.limits, &flags::of(&scenario.env))?;
+    loaded(&service.loads()?, 0, &scenario.load, advice).map_err(|why| format!("load: {why}"))?;
+    // A tonic channel spawns its tasks where it is made.
+    let entered = runtime.enter();
+    let connection = Connection::to(service.grpc);
+    drop(entered);
+    let stage = Stage { service, files, connection, runtime };
+    for (number, step) in scenario.steps.iter().enumerate() {
+        stage.perform(step, advice).map_err(|why| format!("step {}: {why}", number + 1))?;
+    }
+    let mut service = stage.service;
+    if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
+}
+
+/// The limits directory and, beside it on the same file system, room to prepare files that are then moved in.
+struct Files {
+    root: TempDir,
+    limits: PathBuf,
+}
+
+impl Files {
+    fn new(scenario: &Scenario) -> std::io::Result<Self> {
+        let root = tempfile::tempdir()?;
+        let limits = root.path().join("limits");
+        std::fs::create_dir(&limits)?;
+        let files = Self { root, limits };
+        for (name, text) in &scenario.files {
+            files.write(name, text.as_bytes())?;
+        }
+        for (name, encoded) in &scenario.files_base64 {
+            files.write(name, &base64(encoded))?;
+        }
+        Ok(files)
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
+        let target = self.limits.join(name);
+        std::fs::create_dir_all(target.parent().unwrap_or(Path::new("")))?;
+        let prepared = self.root.path().join("prepared");
+        std::fs::write(&prepared, content)?;
+        std::fs::rename(prepared, target)
+    }
+
+    fn change(&self, reload: &Reload) -> std::io::Result<()> {
+        for (name, text) in &reload.write {
+            self.write(name, text.as_bytes())?;
+        }
+        reload.delete.iter().try_for_each(|name| std::fs::remove_file(self.limits.join(name)))
+    }
+}
+
+struct Stage<'a> {
+    service: Service,
+    files: Files,
+    connection: Connection,
+    runtime: &'a Runtime,
+}
+
+impl Stage<'_> {
+    fn perform(&self, step: &Step, advice: &mut Vec<String>) -> Result<(), String> {
+        if let Some(http) = &step.http {
+            return self.http(http, step);
+        }
+        if let Some(service) = &step.health {
+            return self.health(service, step);
+        }
+        if let Some(reload) = &step.reload {
+            return self.reload(reload, step, advice);
+        }
+        let bytes = match (&step.request, &step.request_base64) {
+            (Some(json), _) => message::request(json)?.encode_to_vec(),
+            (None, Some(encoded)) => base64(encoded),
+            (None, None) => return Err("a kind of step that is not known here".into()),
+        };
+        self.grpc(bytes, step)
+    }
+
+    fn grpc(&self, bytes: Vec<u8>, step: &Step) -> Result<(), String> {
+        let method = step.grpc_method.as_deref().unwrap_or(SHOULD_RATE_LIMIT);
+        let before = unix_seconds();
+        let answer = self.runtime.block_on(self.connection.call(method, bytes));
+        let when = before..=unix_seconds();
+        let (response, headers) = match answer {
+            Err(status) => (failed(&status), None),
+            Ok(bytes) => {
+                let answer = RateLimitResponse::decode(&*bytes).map_err(|e| e.to_string())?;
+                let (response, headers) = message::response(&answer);
+                (response, Some(headers))
+            }
+        };
+        same("response", step.response.as_ref(), Some(&response), when.clone())?;
+        same("headers", step.headers.as_ref(), headers.as_ref(), when)
+    }
+
+    fn http(&self, http: &Http, step: &Step) -> Result<(), String> {
+        let before = unix_seconds();
+        let body = http.body.as_deref().map(str::as_bytes);
+        let reply = http1::call(self.service.http, &http.method, &http.path, &[], body);
+        let when = before..=unix_seconds();
+        let Ok(reply) = reply else {
+            return same("status", step.status.as_ref(), Some(&json!("connection_lost")), when);
+        };
+        same("status", step.status.as_ref(), Some(&json!(reply.status)), when.clone())?;
+        if let Some(recorded) = &step.content_type {
+            let came = json!(reply.header("content-type"));
+            same("content type", Some(&json!(recorded)), Some(&came), when.clone())?;
+        }
+        if step.response.is_none() {
+            let recorded = step.body.as_ref().map(|body| json!(body));
+            return same("body", recorded.as_ref(), Some(&json!(reply.text())), when);
+        }
+        let answer = serde_json::from_slice(&reply.body)
+            .map_err(|error| format!("body: {error}: {}", reply.text()))?;
+        let (response, headers) = message::response_of_json(answer);
+        same("response", step.response.as_ref(), Some(&response), when.clone())?;
+        same("headers", step.headers.as_ref(), Some(&headers), when)
+    }
+
+    fn health(&self, service: &str, step: &Step) -> Result<(), String> {
+        let answer = self.runtime.block_on(self.connection.health(service));
+        let came = answer.map_or_else(|status| failed(&status), |name| json!(name));
+        same("answer", step.answer.as_ref(), Some(&came), 0..=0)
+    }
+
+    fn reload(&self, reload: &Reload, step: &Step, advice: &mut Vec<String>) -> Result<(), String> {
+        let before = self.service.loads()?;
+        self.files.change(reload).map_err(|error| format!("changing files: {error}"))?;
+        let after = until("a reload", || {
+            let loads = self.service.loads()?;
+            let is_new = before.loaded + before.refused < loads.loaded + loads.refused;
+            if is_new { Ok(loads) } else { Err("neither loaded nor refused".into()) }
+        })?;
+        let load = step.load.as_ref().ok_or("a reload without its outcome")?;
+        loaded(&after, before.refused, load, advice)
+    }
+}
+
+fn failed(status: &tonic::Status) -> Value {
+    json!({"grpc_code": i32::from(status.code())})
+}
+
+/// Holds what came against what was recorded; nothing recorded compares nothing.
+fn same(
+    what: &str,
+    recorded: Option<&Value>,
+    came: Option<&Value>,
+    when: std::ops::RangeInclusive<u64>,
+) -> Result<(), String> {
+    let Some(recorded) = recorded else { return Ok(()) };
+    let came = came.unwrap_or(&Value::Null);
+    difference(recorded, came, when).map_or(Ok(()), |it| Err(format!("{what}{it}")))
+}
+
+/// Whether a load went as recorded, `refused_before` refusals having been counted before it.
+fn loaded(
+    loads: &Loads,
+    refused_before: u64,
+    recorded: &Value,
+    advice: &mut Vec<String>,
+) -> Result<(), String> {
+    let is_refused = refused_before < loads.refused;
+    match (recorded.as_str(), is_refused) {
+        (Some("ok"), false) if loads.last_error.is_null() => Ok(()),
+        (Some("ok"), _) => Err(format!("refused with {}", loads.last_error)),
+        (_, false) => {
+            let why = &recorded["error_contains_substance"];
+            Err(format!("accepted, though it must be rejected: {why}"))
+        }
+        (_, true) => refused_rightly(&loads.last_error, recorded, advice),
+    }
+}
+
+/// The file at fault must be named; the line and what is quoted are advice only.
+fn refused_rightly(
+    error: &Value,
+    recorded: &Value,
+    advice: &mut Vec<String>,
+) -> Result<(), String> {
+    let diagnostics = error["diagnostics"].as_array().cloned().unwrap_or_default();
+    let mut suspects: Vec<&str> = recorded["file"].as_str().into_iter().collect();
+    suspects
+        .extend(recorded["file_any_of"].as_array().into_iter().flatten().filter_map(Value::as_str));
+    let blamed = |diagnostic: &&Value| {
+        let file = diagnostic["file"].as_str().unwrap_or_default();
+        suspects.iter().any(|suspect| file == *suspect || file.ends_with(&format!("/{suspect}")))
+    };
+    let Some(diagnostic) = diagnostics.iter().find(blamed) else {
+        return Err(format!("refused, but none of {suspects:?} is blamed: {error}"));
+    };
+    let all = error.to_string();
+    let unquoted = |piece: &&Value| !piece.as_str().is_some_and(|piece| all.contains(piece));
+    if let Some(piece) = recorded["mentions"].as_array().into_iter().flatten().find(unquoted) {
+        advice.push(format!("{piece} is not mentioned: {all}"));
+    }
+    let line = &recorded["line"];
+    let is_elsewhere = !diagnostics.iter().any(|diagnostic| diagnostic["line"] == *line);
+    if recorded["kind"] == "type_mismatch" && !line.is_null() && is_elsewhere {
+        advice.push(format!("line {} instead of {line}: {all}", diagnostic["line"]));
+    }
+    Ok(())
+}
+
+/// Decodes standard base64; the scenarios hold no other.
+fn base64(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let digits: Vec<u8> = text.trim_end_matches('=').bytes().map(digit).collect();
+    let decode = |four: &[u8]| {
+        let bits = four.iter().fold(0_u32, |bits, digit| bits << 6 | u32::from(*digit));
+        let bits = bits << (6 * (4 - four.len()) + 8);
+        bits.to_be_bytes()[..four.len() - 1].to_vec()
+    };
+    digits.chunks(4).flat_map(decode).collect()
+}
+
+#[test]
+fn base64_of_every_length_is_decoded() {
+    assert_eq!(base64("CgF4Cg=="), [10, 1, 0x78, 10]);
+    assert_eq!(base64("Zm9vYmE="), b"fooba");
+    assert_eq!(base64("//+A"), [255, 255, 128]);
+}
+
+#[test]
+fn a_refusal_must_blame_the_file_that_was_recorded() {
+    let recorded = json!({"file": "a.yaml", "mentions": ["bogus"]});
+    let error = |file: &str| json!({"diagnostics": [{"file": file, "line": 1, "message": "?"}]});
+    let mut advice = Vec::new();
+    assert!(refused_rightly(&error("/x/b.yaml"), &recorded, &mut advice).is_err());
+    assert!(refused_rightly(&error("/x/a.yaml"), &recorded, &mut advice).is_ok());
+    assert_eq!(advice.len(), 1);
+}

@@ -1,0 +1,164 @@
+//! A real Envoy with the shipped `config/envoy/rls.yaml`: only addresses and ports are replaced, each exactly once.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::http1;
+use crate::waiting::until;
+
+const SHIPPED: &str = include_str!("../../config/envoy/rls.yaml");
+
+/// What Envoy does with a request when no replica answers.
+#[derive(Clone, Copy)]
+pub enum WhenDown {
+    Allow,
+    Deny,
+}
+
+/// A running Envoy; gone when dropped.
+pub struct Envoy {
+    process: Child,
+    home: TempDir,
+    admin: SocketAddr,
+    /// Where clients send their requests.
+    pub ingress: SocketAddr,
+}
+
+impl Envoy {
+    /// Starts Envoy before an upstream, with these replicas to ask, and returns once it takes requests and knows
+    /// every replica to be healthy.
+    pub fn start(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let config = home.path().join("envoy.yaml");
+        std::fs::write(&config, configured(upstream, replicas, when_down)).unwrap();
+        let mut process = spawn(&config, home.path());
+        let started = admin_of(home.path(), &mut process)
+            .and_then(|admin| Ok((admin, ingress_of(admin)?)))
+            .and_then(|found| healthy(found.0, replicas.len()).map(|()| found));
+        match started {
+            Ok((admin, ingress)) => Self { process, home, admin, ingress },
+            Err(why) => {
+                let _ = process.kill();
+                let _ = process.wait();
+                panic!("Envoy did not start: {why}\n{}", log(home.path()));
+            }
+        }
+    }
+
+    /// How many questions Envoy sent to this replica.
+    pub fn asked(&self, replica: SocketAddr) -> u64 {
+        let clusters = http1::get(self.admin, "/clusters", &[]).unwrap().text();
+        let prefix = format!("sluicegate::{replica}::rq_total::");
+        let count = clusters.lines().find_map(|line| line.strip_prefix(&prefix));
+        count.and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+
+    /// What Envoy logged so far.
+    pub fn log(&self) -> String {
+        log(self.home.path())
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn log(home: &Path) -> String {
+    std::fs::read_to_string(home.join("log")).unwrap_or_default()
+}
+
+/// The shipped configuration with this test's addresses.
+fn configured(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> String {
+    let mut endpoints = String::new();
+    for (at, replica) in replicas.iter().enumerate() {
+        let indent = if at == 0 { "" } else { "\n              " };
+        let _ = write!(endpoints, "{indent}- endpoint: {}", address(*replica));
+    }
+    let shipped = |ip: &str, port: u16| format!("{{address: {ip}, port_value: {port}}}");
+    let free = shipped("127.0.0.1", 0);
+    let loopback = |port: u16| format!("- endpoint: {}", address(([127, 0, 0, 1], port).into()));
+    let mut text = SHIPPED.to_owned();
+    replace_once(&mut text, &shipped("127.0.0.1", 9901), &free);
+    replace_once(&mut text, &shipped("0.0.0.0", 10_000), &free);
+    replace_once(&mut text, &loopback(8081), &endpoints);
+    replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
+    if let WhenDown::Deny = when_down {
+        replace_once(&mut text, "failure_mode_deny: false", "failure_mode_deny: true");
+    }
+    text
+}
+
+fn address(it: SocketAddr) -> String {
+    format!("{{address: {{socket_address: {{address: {}, port_value: {}}}}}}}", it.ip(), it.port())
+}
+
+fn replace_once(text: &mut String, from: &str, to: &str) {
+    assert_eq!(text.matches(from).count(), 1, "{from} in config/envoy/rls.yaml");
+    *text = text.replace(from, to);
+}
+
+/// `SLUICEGATE_ENVOY`, or the one that `scripts/test.sh` puts here.
+fn binary() -> PathBuf {
+    let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/.tools/bin/envoy");
+    let path = std::env::var_os("SLUICEGATE_ENVOY").map_or_else(|| installed.into(), PathBuf::from);
+    assert!(
+        path.exists(),
+        "no Envoy at {}: run scripts/test.sh, which installs one, or set SLUICEGATE_ENVOY",
+        path.display()
+    );
+    path
+}
+
+fn spawn(config: &Path, home: &Path) -> Child {
+    let log = std::fs::File::create(home.join("log")).unwrap();
+    let mut command = Command::new(binary());
+    command.arg("--config-path").arg(config).arg("--admin-address-path").arg(home.join("admin"));
+    command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+fn admin_of(home: &Path, process: &mut Child) -> Result<SocketAddr, String> {
+    until("Envoy's admin", || {
+        if let Ok(Some(status)) = process.try_wait() {
+            return Err(format!("it ended with {status}"));
+        }
+        let text = std::fs::read_to_string(home.join("admin")).map_err(|e| e.to_string())?;
+        text.trim().parse().map_err(|error| format!("{text}: {error}"))
+    })
+}
+
+fn ingress_of(admin: SocketAddr) -> Result<SocketAddr, String> {
+    until("Envoy's listener", || {
+        let ready = http1::get(admin, "/ready", &[]).map_err(|error| error.to_string())?;
+        if ready.status != 200 {
+            return Err(ready.text());
+        }
+        let reply = http1::get(admin, "/listeners?format=json", &[]).map_err(|e| e.to_string())?;
+        let listeners: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
+        let port = listeners
+            .pointer("/listener_statuses/0/local_address/socket_address/port_value")
+            .and_then(Value::as_u64)
+            .and_then(|port| u16::try_from(port).ok());
+        port.map(|port| ([127, 0, 0, 1], port).into()).ok_or_else(|| listeners.to_string())
+    })
+}
+
+fn healthy(admin: SocketAddr, replicas: usize) -> Result<(), String> {
+    until("healthy replicas", || {
+        let clusters = http1::get(admin, "/clusters", &[]).map_err(|error| error.to_string())?;
+        let clusters = clusters.text();
+        let is_healthy = |line: &&str| {
+            line.starts_with("sluicegate::") && line.ends_with("::health_flags::healthy")
+        };
+        let found = clusters.lines().filter(is_healthy).count();
+        if found == replicas { Ok(()) } else { Err(clusters) }
+    })
+}

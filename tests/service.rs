@@ -1,0 +1,159 @@
+//! The real binary, as a process: started on free ports, found by what it prints, gone when dropped.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use serde_json::Value;
+
+use crate::http1;
+use crate::waiting::{PATIENCE, until};
+
+/// A running `sluicegate serve`.
+pub struct Service {
+    process: Child,
+    /// Keeps what the process wrote to standard error.
+    log: tempfile::NamedTempFile,
+    /// RLS and health.
+    pub grpc: SocketAddr,
+    /// `/json` and `/healthcheck`.
+    pub http: SocketAddr,
+    /// `/config`.
+    pub admin: SocketAddr,
+}
+
+/// What `/config` says of the loads so far.
+pub struct Loads {
+    pub loaded: u64,
+    pub refused: u64,
+    /// `null`, or the diagnostics of the last file refused.
+    pub last_error: Value,
+}
+
+impl Service {
+    /// Starts it with these limits and further flags and returns once it serves.
+    ///
+    /// # Errors
+    /// With everything the process said, when it did not get that far.
+    pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
+        let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
+        let stderr = log.reopen().map_err(|error| error.to_string())?;
+        let mut process = spawn(limits, flags, stderr).map_err(|error| error.to_string())?;
+        let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
+        let said = said_until_ready(&lines);
+        let address = |name: &str| listening(&said.lines, name);
+        let found = (said.ready, address("grpc"), address("http"), address("admin"));
+        let (true, Some(grpc), Some(http), Some(admin)) = found else {
+            let _ = process.kill();
+            let status = process.wait();
+            let err = std::fs::read_to_string(log.path()).unwrap_or_default();
+            return Err(format!("did not get ready ({status:?}); it said:\n{}\n{err}", said.lines));
+        };
+        Ok(Self { process, log, grpc, http, admin })
+    }
+
+    /// Asks `/config` what was loaded.
+    ///
+    /// # Errors
+    /// When the answer is not what `/config` promises.
+    pub fn loads(&self) -> Result<Loads, String> {
+        let reply = http1::get(self.admin, "/config", &[]).map_err(|error| error.to_string())?;
+        let config: Value = serde_json::from_slice(&reply.body)
+            .map_err(|error| format!("/config: {error}: {}", reply.text()))?;
+        let count = |name: &str| {
+            config[name].as_u64().ok_or_else(|| format!("/config has no `{name}`: {config}"))
+        };
+        Ok(Loads {
+            loaded: count("loads")?,
+            refused: count("refused")?,
+            last_error: config["last_error"].clone(),
+        })
+    }
+
+    /// Sends SIGTERM and returns at once.
+    pub fn terminate(&self) {
+        let sent = Command::new("kill").arg("-TERM").arg(self.process.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIGTERM");
+    }
+
+    /// Waits for the process to end by itself.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn ended(&mut self) -> Result<ExitStatus, String> {
+        until("the end of the process", || match self.process.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            other => Err(format!("{other:?}")),
+        })
+    }
+
+    /// Whether the process has not ended.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// What the process wrote to standard error so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap_or_default()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn spawn(limits: &Path, flags: &[String], stderr: File) -> std::io::Result<Child> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    command.arg("serve").arg("--limits").arg(limits);
+    for port in ["grpc", "http", "admin", "metrics"] {
+        command.arg(format!("--{port}-port")).arg("0");
+    }
+    command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()
+}
+
+/// Reads to the end, so that the process never stands before a full pipe.
+fn read_lines(stdout: ChildStdout) -> Receiver<String> {
+    let (to_test, lines) = sync_channel(1024);
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let _ = to_test.try_send(line);
+        }
+    });
+    lines
+}
+
+struct Said {
+    lines: String,
+    ready: bool,
+}
+
+fn said_until_ready(lines: &Receiver<String>) -> Said {
+    let mut said = Said { lines: String::new(), ready: false };
+    while let Ok(line) = lines.recv_timeout(PATIENCE) {
+        let _ = writeln!(said.lines, "{line}");
+        if line.starts_with("ready") {
+            said.ready = true;
+            break;
+        }
+    }
+    said
+}
+
+fn listening(said: &str, name: &str) -> Option<SocketAddr> {
+    let prefix = format!("{name} listening on ");
+    let address = said.lines().find_map(|line| line.strip_prefix(&prefix))?;
+    let address: SocketAddr = address.split_whitespace().next()?.parse().ok()?;
+    // An address of all interfaces can be listened on, not called.
+    Some(if address.ip().is_unspecified() {
+        SocketAddr::from(([127, 0, 0, 1], address.port()))
+    } else {
+        address
+    })
+}
