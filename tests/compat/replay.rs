@@ -33,6 +33,13 @@ pub struct Report {
     pub advice: Vec<String>,
 }
 
+impl Report {
+    /// A report without advice.
+    pub fn of(outcome: Outcome) -> Self {
+        Self { outcome, advice: Vec::new() }
+    }
+}
+
 /// Replays a scenario from start to end.
 pub fn replay(scenario: &Scenario, runtime: &Runtime) -> Report {
     let mut advice = Vec::new();
