@@ -4,7 +4,7 @@
 //! `admits` comes when a hit has been earned, `denies` finds the counter full. The bound is 0
 //! allocations and a median of 15 ns for GCRA and the fixed window; `floor` is the loop alone and
 //! part of every figure. The sliding log allocates while its rings grow.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::wildcard_imports)]
 
 use divan::{AllocProfiler, Bencher, black_box};
 use sluicegate::kernel::rate::Step;

@@ -46,8 +46,7 @@ fn main() {
             .arg("--limits")
             .arg(dir.path()),
     );
-    let constant =
-        Server::start(Command::new(std::env::current_exe().unwrap()).arg("--constant"));
+    let constant = Server::start(Command::new(std::env::current_exe().unwrap()).arg("--constant"));
     let client = tokio(1);
     let cost = |server: &Server| client.block_on(cpu_per_call(server));
     cost(&ours);

@@ -130,7 +130,7 @@ fn says(code: &str, word: &str) -> bool {
         let after = code[at + word.len()..].chars().next().is_some_and(part_of_word);
         let opens = word.starts_with(part_of_word);
         let closes = word.ends_with(part_of_word);
-        !(opens && before) && !(closes && after)
+        !(opens && before || closes && after)
     })
 }
 

@@ -23,6 +23,7 @@ use super::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::StoreFull;
 use counters::Counters;
 use shard::Shard;
 
@@ -132,8 +133,10 @@ impl Memory {
     fn put(&self, shard: &mut Shard, hash: KeyHash, now: Nanos, charge: &Charge) -> Outcome {
         let outcome = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
         outcome.unwrap_or_else(|_full| {
+            let verdict = self.when_full.verdict();
             self.refused.fetch_add(1, Relaxed);
-            Outcome::Full(self.when_full.verdict())
+            StoreFull { verdict }.emit();
+            Outcome::Full(verdict)
         })
     }
 

@@ -106,9 +106,21 @@ pub struct Explain {
     /// What the question costs; 0 only looks.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
+    /// How the explanation is printed.
+    #[arg(long, value_enum, default_value_t = Form::Text)]
+    pub format: Form,
     /// Join files that name the same domain, as the setting of this name does.
     #[arg(long)]
     pub merge_domains: bool,
+}
+
+/// How an explanation is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// One JSON document.
+    Json,
 }
 
 /// `sluicegate schema`.

@@ -5,13 +5,18 @@
 //! Leaves out: what commands know; they wire the layers below together and add nothing.
 
 pub mod args;
+mod check;
 pub mod doors;
+pub mod explain;
+mod limits_files;
 mod serve;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::clock::Clock;
+use crate::config;
 use crate::config::settings::{self, Loaded};
 use args::{Cli, Command, SchemaOf, Serve};
 
@@ -66,7 +71,9 @@ fn command(
     match cli.command {
         Command::Serve(serve) => start(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
-        Command::Check(_) | Command::Explain(_) => not_yet(terminal),
+        Command::Check(check) => check::check(&check, terminal),
+        Command::Explain(explain) if explain.server.is_some() => not_yet(terminal),
+        Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }
 
@@ -111,7 +118,7 @@ fn print_config(loaded: &Loaded, terminal: &mut Terminal<'_>) -> io::Result<Outc
 fn print_schema(of: SchemaOf, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
     match of {
         SchemaOf::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
-        SchemaOf::Limits => return not_yet(terminal),
+        SchemaOf::Limits => writeln!(terminal.out, "{:#}", config::schema::limits())?,
     }
     Ok(Outcome::Yes)
 }

@@ -6,6 +6,7 @@
 //! Leaves out: what any of the parts does.
 
 mod drain;
+mod limits;
 mod listeners;
 mod log;
 
@@ -13,6 +14,8 @@ use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -21,14 +24,20 @@ use crate::backend::memory::{self, Memory};
 use crate::clock::Clock;
 use crate::config::settings::{self, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
-use crate::edge::{Reporting, grpc, headers};
+use crate::edge::{Reporting, grpc, headers, http};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
+use crate::source::Published;
+use crate::source::file::FileSource;
+use crate::telemetry::metrics::Gauges;
 use drain::{Ends, Phase, Times};
 use listeners::Listeners;
 
 /// How long a full round of sweeps over the memory backend takes.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
+
+/// The most domains that are listed at the start: one screen.
+const MOST_DOMAINS_SAID: usize = 20;
 
 /// Why serving did not begin, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +51,9 @@ enum Failure {
     /// Limits that do not load.
     #[error("{0}")]
     Limits(String),
+    /// Settings that do not go together.
+    #[error("{0}")]
+    Settings(String),
     /// A part that ended on its own.
     #[error("{0}; ending, for half a service is worse than none")]
     Part(String),
@@ -80,42 +92,190 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     // Before anything else, so that a signal that comes while starting is not lost.
     let ends = Ends::listen()?;
+    check_settings(settings)?;
     let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
-    for line in listeners.lines() {
-        writeln!(terminal.out, "{line}")?;
-    }
     let memory = Arc::new(memory_of(settings));
     let engine = Arc::new(Engine::new(Clock::system(), memory.clone(), policy_of(settings)));
+    let source = limits::watch(settings, &engine).await;
+    let first = source.published.borrow().clone();
+    if let (None, false, Some(refused)) =
+        (&first.config, settings.start_without_config, &first.status.last_error)
+    {
+        return Err(Failure::Limits(limits::in_words(refused)));
+    }
     let health =
         Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
     let (phase, finishing) = watch::channel(Phase::Serving);
-    let mut parts = JoinSet::new();
-    let grpc = grpc::Grpc {
-        engine: Arc::clone(&engine),
-        reporting: reporting_of(settings),
-        health: health.clone(),
-        reflection: true,
-    };
-    let grpc = grpc::serve(listeners.grpc, grpc, drain::finishing(finishing.clone()));
-    parts.spawn(async move { grpc.await.map_err(|error| Failure::Part(error.to_string())) });
-    let sweeping = tokio::spawn(sweep(memory, engine));
+    say(&listeners, &first, terminal)?;
+    let service = Service { settings, engine, memory, health: health.clone(), finishing };
+    let mut parts = service.start(listeners, source)?;
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
     let times = Times { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
     tokio::select! {
-        ended = all_end(&mut parts) => ended?,
-        () = drain::lead(ends, health, phase, times) => {}
+        ended = parts.all_end() => ended,
+        () = drain::lead(ends, health, phase, times) => Ok(()),
     }
-    sweeping.abort();
+}
+
+/// What no single setting can be refused for.
+fn check_settings(settings: &Settings) -> Result<(), Failure> {
+    if settings.limits.is_empty() {
+        let why = "no limits: name a file or a directory with --limits".to_owned();
+        return Err(Failure::Settings(why));
+    }
+    if !settings.admin_host.is_loopback() && settings.admin_token.is_none() {
+        let why = format!(
+            "admin on {} could be asked by anybody; set admin_token, or leave admin_host on loopback",
+            settings.admin_host
+        );
+        return Err(Failure::Settings(why));
+    }
     Ok(())
 }
 
-/// Waits for every part; the first failure ends the wait.
-async fn all_end(parts: &mut JoinSet<Result<(), Failure>>) -> Result<(), Failure> {
-    while let Some(ended) = parts.join_next().await {
-        ended.map_err(|died| Failure::Part(format!("a task died: {died}")))??;
+/// One screen: where each listener is and what is loaded.
+fn say(
+    listeners: &Listeners,
+    first: &Published,
+    terminal: &mut Terminal<'_>,
+) -> std::io::Result<()> {
+    for line in listeners.lines() {
+        writeln!(terminal.out, "{line}")?;
+    }
+    let Some(config) = &first.config else {
+        return writeln!(terminal.out, "no limits are loaded; see the log or /config on admin");
+    };
+    let mut domains: Vec<_> = config.domains.values().collect();
+    domains.sort_by(|a, b| a.name.cmp(&b.name));
+    for domain in domains.iter().take(MOST_DOMAINS_SAID) {
+        writeln!(terminal.out, "domain {}: {} rules", domain.name, domain.tree.rules().len())?;
+    }
+    if let more @ 1.. = domains.len().saturating_sub(MOST_DOMAINS_SAID) {
+        writeln!(terminal.out, "and {more} more domains")?;
     }
     Ok(())
+}
+
+/// What the parts are made of.
+struct Service<'s> {
+    settings: &'s Settings,
+    engine: Arc<Engine>,
+    memory: Arc<Memory>,
+    health: Health,
+    finishing: watch::Receiver<Phase>,
+}
+
+impl Service<'_> {
+    fn start(self, listeners: Listeners, source: FileSource) -> Result<Parts, Failure> {
+        let mut parts = Parts::default();
+        self.start_grpc(listeners.grpc, &mut parts);
+        self.start_http(listeners.http, &mut parts);
+        self.start_metrics(listeners.metrics, &mut parts);
+        self.start_admin(listeners.admin, source.published.clone(), &mut parts);
+        let mut hangups = signal(SignalKind::hangup())?;
+        let reload = source.reload.clone();
+        parts.lasting(async move {
+            while hangups.recv().await.is_some() {
+                reload.now();
+            }
+        });
+        let judged = self.settings.healthy_with_config.then(|| self.health.clone());
+        parts.lasting(limits::follow(source.published, Arc::clone(&self.engine), judged));
+        parts.lasting(async move { drop(source.task.await) });
+        parts.lasting(sweep(self.memory, self.engine));
+        Ok(parts)
+    }
+
+    fn start_grpc(&self, listener: TcpListener, parts: &mut Parts) {
+        let grpc = grpc::Grpc {
+            engine: Arc::clone(&self.engine),
+            reporting: reporting_of(self.settings),
+            health: self.health.clone(),
+            reflection: true,
+        };
+        let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
+        parts.finishing(
+            async move { served.await.map_err(|error| Failure::Part(error.to_string())) },
+        );
+    }
+
+    fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
+        let ask = http::Ask {
+            engine: Arc::clone(&self.engine),
+            reporting: reporting_of(self.settings),
+            health: self.health.clone(),
+        };
+        self.start_pages(listener, http::router(ask), parts);
+    }
+
+    fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {
+        let (memory, started) = (Arc::clone(&self.memory), self.engine.clock().now());
+        let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
+        let look = move || Gauges {
+            keys: count(memory.live_keys()),
+            max_keys: count(memory.max_keys()),
+            started,
+        };
+        self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
+    }
+
+    fn start_admin(
+        &self,
+        listener: TcpListener,
+        published: watch::Receiver<Published>,
+        parts: &mut Parts,
+    ) {
+        let admin = http::admin::Admin {
+            token: self.settings.admin_token.clone(),
+            engine: Arc::clone(&self.engine),
+            loads: Arc::new(move || limits::loads(&published)),
+        };
+        self.start_pages(listener, http::admin::router(admin), parts);
+    }
+
+    fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut Parts) {
+        let served = http::serve(listener, router, drain::finishing(self.finishing.clone()));
+        parts.finishing(async move {
+            served.await;
+            Ok(())
+        });
+    }
+}
+
+/// The running parts of the service.
+#[derive(Default)]
+struct Parts {
+    /// Listeners: they end when calls under way are finished.
+    finishing: JoinSet<Result<(), Failure>>,
+    /// What goes on for as long as the process does; its end is a loss.
+    lasting: JoinSet<()>,
+}
+
+impl Parts {
+    fn finishing(&mut self, part: impl Future<Output = Result<(), Failure>> + Send + 'static) {
+        self.finishing.spawn(part);
+    }
+
+    fn lasting(&mut self, part: impl Future<Output = ()> + Send + 'static) {
+        self.lasting.spawn(part);
+    }
+
+    /// Waits for every listener to finish; the loss of any part ends the wait.
+    async fn all_end(&mut self) -> Result<(), Failure> {
+        let lost = |how: &dyn std::fmt::Display| Failure::Part(format!("a part was lost: {how}"));
+        loop {
+            tokio::select! {
+                ended = self.finishing.join_next() => match ended {
+                    None => return Ok(()),
+                    Some(ended) => ended.map_err(|died| lost(&died))??,
+                },
+                Some(ended) = self.lasting.join_next() => {
+                    return Err(ended.map_or_else(|died| lost(&died), |()| lost(&"it ended")));
+                }
+            }
+        }
+    }
 }
 
 fn memory_of(settings: &Settings) -> Memory {
@@ -147,7 +307,8 @@ fn policy_of(settings: &Settings) -> Policy {
         settings::Overrides::Max => Overrides::Max,
     };
     let planning = Planning { keys, overrides, quota_for_all: settings.quota_mode };
-    Policy { planning, shadow: settings.shadow_mode }
+    let near_limit_ratio = settings.near_limit_ratio.get();
+    Policy { planning, shadow: settings.shadow_mode, near_limit_ratio }
 }
 
 fn reporting_of(settings: &Settings) -> Reporting {

@@ -62,6 +62,12 @@ impl PartialEq for Latest {
 impl Eq for Latest {}
 
 impl Calendar {
+    /// A calendar whose windows start on these days, local to `time_zone`.
+    #[must_use]
+    pub fn new(time_zone: TimeZone, starts: Starts) -> Self {
+        Self { time_zone, starts, latest: Latest::default() }
+    }
+
     /// [`Calendar::starts_around`], remembered. Cost: a comparison, and the conversions once a
     /// window.
     #[must_use]

@@ -11,7 +11,7 @@ use super::diagnostic::Code;
 use super::raw::Descriptor;
 use super::resolve::Origin;
 use super::resolve::findings::{At, Findings};
-use super::resolve::words;
+use super::settings::nearest;
 use super::tree::pattern::covers;
 use super::tree::{DescriptorTree, NodeId};
 
@@ -127,7 +127,7 @@ impl Lint<'_, '_, '_> {
                 continue;
             }
             let message = format!("no rule of this domain is named `{name}`");
-            let help = words::nearest(name, names.iter().copied()).map_or_else(
+            let help = nearest(name, names.iter().copied()).map_or_else(
                 || "give the rule to be replaced this `name`".to_owned(),
                 |near| format!("did you mean `{near}`?"),
             );

@@ -8,13 +8,18 @@ pub mod calendar;
 mod describe;
 pub mod diagnostic;
 pub mod diff;
+pub mod explain;
 mod lint;
+mod load;
 pub mod raw;
 pub mod resolve;
+pub mod schema;
 pub mod settings;
 pub mod tree;
+mod yaml;
 
 pub use describe::strategy_word;
+pub use load::load;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +60,11 @@ pub enum Charging {
     /// None is charged unless all admit.
     AllOrNothing,
 }
+
+/// Opens a text of a rule's metadata that stands for a number JSON does not have: then comes
+/// `Infinity`, `-Infinity` or `NaN`. No file means this character, which Unicode reserves for use
+/// within one program; gRPC can express such numbers, and the reference does.
+pub const NOT_FINITE: char = '\u{fdd0}';
 
 /// What a matching node imposes.
 #[derive(Debug)]

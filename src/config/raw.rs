@@ -4,103 +4,184 @@
 //! accepts, with both of its passes; finds every problem of a file at once.
 //! Leaves out: what the words mean together, which is for [`super::resolve`].
 
-use super::diagnostic::{Span, Spanned};
+mod metadata;
+mod names;
+mod typed;
+mod word;
+
+use schemars::JsonSchema;
+
+use super::diagnostic::{Diagnostic, Findings, Source, Span, Spanned};
+use super::{schema, yaml};
+
+/// Reads one file: `name` is what a person knows it by.
+///
+/// Gives the file, its text for later places, and the warnings, in the order of the text.
+///
+/// # Errors
+///
+/// Every error and warning of the file. After a syntax error there is only that one.
+pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let mut findings = Findings::default();
+    let text = yaml::decode(bytes, &mut findings);
+    let file = file(&text, &mut findings);
+    let failed = findings.has_errors();
+    let source = Source::new(name, text);
+    let diagnostics = findings.into_diagnostics(&source);
+    if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
+}
+
+fn file(text: &str, findings: &mut Findings) -> File {
+    if findings.has_errors() {
+        return File::default();
+    }
+    let tree = yaml::parse(text, findings);
+    if findings.has_errors() {
+        return File::default();
+    }
+    let Some(misfits) = yaml::check(&tree, findings) else { return File::default() };
+    let blamed = names::check(&tree, misfits, findings);
+    typed::read(&tree, &blamed, findings)
+}
 
 /// A whole file: one domain.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["domain"]))]
 pub struct File {
-    /// `domain`; empty when absent.
+    /// The domain that the proxy asks for. Empty when absent, and then refused.
+    #[schemars(schema_with = "schema::text")]
     pub domain: Spanned<String>,
-    /// `descriptors`: the first matching level.
+    /// The first level of rules: what the first entry of a descriptor is held against.
+    #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// `charge`: ours.
+    /// Which of a question's limits are charged when one of them denies: each (the default), or
+    /// none unless all admit.
+    #[schemars(schema_with = "schema::charge")]
     pub charge: Option<Spanned<String>>,
-    /// `defaults`: ours; for every limit of the domain that does not say otherwise.
+    /// What every limit of the domain is that does not say otherwise.
     pub defaults: Option<Defaults>,
 }
 
 /// `defaults` of a domain.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default)]
 pub struct Defaults {
     /// Where the block stands.
+    #[schemars(skip)]
     pub span: Span,
-    /// `strategy`.
+    /// How hits are counted.
+    #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
-    /// `on_backend_failure`.
+    /// What the caller gets when the store does not answer; by default an error.
+    #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// `mode`.
+    /// How exactly replicas count together; `strict`, each hit is asked for.
+    #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// `max_overshoot`: hits or a percentage, as text.
+    /// Hits or a percentage, as text; no version has it yet.
+    #[schemars(skip)]
     pub max_overshoot: Option<Spanned<String>>,
 }
 
 /// One node of the descriptor tree.
-#[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "the language's own switches, each by its name")]
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["key"]))]
 pub struct Descriptor {
     /// Where the node stands: its first key.
+    #[schemars(skip)]
     pub span: Span,
-    /// `key`; empty when absent.
+    /// The key of the entry, letter for letter. Empty when absent, and then refused.
+    #[schemars(schema_with = "schema::text")]
     pub key: Spanned<String>,
-    /// `value`; empty means any.
+    /// The value of the entry, letter for letter, or a pattern where it has a `*`. Empty or absent
+    /// means any value that no other rule of the level takes.
+    #[schemars(schema_with = "schema::text")]
     pub value: Spanned<String>,
-    /// `rate_limit`.
+    /// The limit of descriptors that end here. Without it what matches here is exempt.
     pub rate_limit: Option<RateLimit>,
-    /// `descriptors`: the next level.
+    /// The next level of rules, for the entry that follows.
+    #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// `shadow_mode`.
+    /// Counts and reports, and never denies.
+    #[schemars(with = "Option<bool>")]
     pub shadow_mode: bool,
-    /// `quota_mode`.
+    /// Joins the quota group, which denies only as a whole.
+    #[schemars(with = "Option<bool>")]
     pub quota_mode: bool,
-    /// `detailed_metric`.
+    /// Metrics carry the key and value of every entry as they were asked.
+    #[schemars(with = "Option<bool>")]
     pub detailed_metric: bool,
-    /// `value_to_metric`.
+    /// Metrics carry the value of this entry as it was asked.
+    #[schemars(with = "Option<bool>")]
     pub value_to_metric: bool,
-    /// `share_threshold`, with its place.
+    /// All values that the pattern matches share one counter.
+    #[schemars(with = "Option<bool>")]
     pub share_threshold: Spanned<bool>,
-    /// `metadata`: free-form, returned to the caller.
+    /// Free-form; returned to the proxy when the descriptor is not over its limit.
+    #[schemars(schema_with = "schema::metadata")]
     pub metadata: Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
-    /// `concurrency`: ours; where it stands.
+    /// Where a ceiling on requests in flight stands; no version has them yet.
+    #[schemars(skip)]
     pub concurrency: Option<Span>,
 }
 
 /// `rate_limit` of a node.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, transform = schema::one_period)]
 pub struct RateLimit {
     /// Where the block stands.
+    #[schemars(skip)]
     pub span: Span,
-    /// `requests_per_unit`.
+    /// How many hits per unit or period. 0 denies everything.
+    #[schemars(with = "Option<u32>")]
     pub requests_per_unit: Spanned<u32>,
-    /// `unit`; empty when absent.
+    /// The unit, in any case. A month has 30 days and a year 365, unless a calendar is given.
+    #[schemars(schema_with = "schema::unit")]
     pub unit: Spanned<String>,
-    /// `unlimited`.
+    /// Admits everything and counts nothing; instead of a unit.
+    #[schemars(with = "Option<bool>")]
     pub unlimited: Spanned<bool>,
-    /// `name`; empty when absent.
+    /// The name that answers show and `replaces` refers to.
+    #[schemars(schema_with = "schema::text")]
     pub name: Spanned<String>,
-    /// `replaces`: the `name` of each item.
+    /// The names of rules that this one takes out of the same question.
+    #[schemars(schema_with = "schema::replaces")]
     pub replaces: Vec<Spanned<String>>,
-    /// `per`: ours; a duration as text.
+    /// The period, instead of a unit: whole numbers with ms, s, m, h or d, as in `90s` or `1h30m`.
+    #[schemars(schema_with = "schema::duration")]
     pub per: Option<Spanned<String>>,
-    /// `strategy`: ours.
+    /// How hits are counted; `fixed_window` unless the defaults say otherwise.
+    #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
-    /// `burst`: ours; hits admitted at one instant.
+    /// Hits admitted at one instant, for `gcra`; `requests_per_unit` where it is absent.
+    #[schemars(schema_with = "schema::burst")]
     pub burst: Option<Spanned<u32>>,
-    /// `mode`: ours.
+    /// How exactly replicas count together; `strict`, each hit is asked for.
+    #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// `max_overshoot`: ours; hits or a percentage, as text.
+    /// Hits or a percentage, as text; no version has it yet.
+    #[schemars(skip)]
     pub max_overshoot: Option<Spanned<String>>,
-    /// `on_backend_failure`: ours.
+    /// What the caller gets when the store does not answer; by default an error.
+    #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// `calendar`: ours.
+    /// Windows of a calendar, for `fixed_window` per day, week, month or year.
     pub calendar: Option<Calendar>,
 }
 
 /// `calendar` of a limit.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["time_zone"]))]
 pub struct Calendar {
     /// Where the block stands.
+    #[schemars(skip)]
     pub span: Span,
-    /// `time_zone`: an IANA name.
+    /// The name of the time zone, as in `Europe/Berlin`.
+    #[schemars(with = "String")]
     pub time_zone: Option<Spanned<String>>,
-    /// `starts_on`: the day a window starts on.
+    /// The day that a window starts on: a week's from 1 (Monday) to 7 or by name, a month's from 1
+    /// to 31 (31 is its last), a year's as month and day, `04-01`.
+    #[schemars(schema_with = "schema::starts_on")]
     pub starts_on: Option<Spanned<String>>,
 }

@@ -24,12 +24,20 @@ pub struct Engine {
 }
 
 /// What the settings say about every answer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// How questions become charges.
     pub planning: Planning,
     /// Denials of whole questions are reported and not enforced.
     pub shadow: bool,
+    /// Part of a limit, 0 to 1, beyond which a descriptor is counted as near it.
+    pub near_limit_ratio: f32,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { planning: Planning::default(), shadow: false, near_limit_ratio: 0.8 }
+    }
 }
 
 impl Engine {
@@ -73,10 +81,22 @@ impl Engine {
             verdict: answer.verdict,
             shadowed: answer.shadowed,
             reasons: answer.statuses.iter().map(|status| status.finding.reason),
+            near: self.near(&answer),
             took: Some(self.clock.now().since(now)),
         }
         .emit();
         Ok(answer)
+    }
+
+    /// How many limits are nearly used up by what they admitted.
+    fn near(&self, answer: &Answer) -> u64 {
+        let near = |finding: &Finding| {
+            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
+            finding.reason == Reason::WithinLimit
+                && near_from(limit, self.policy.near_limit_ratio)
+                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
+        };
+        answer.statuses.iter().filter(|status| near(&status.finding)).map(|_| 1).sum()
     }
 
     fn plan(&self, question: &Question<'_>, now: Nanos) -> Result<(Plan, Revision), Refusal> {
@@ -114,6 +134,17 @@ impl Engine {
             statuses,
         }
     }
+}
+
+/// Hits up to which a limit is not nearly used up, computed in the reference's 32-bit floats.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "as the reference rounds; a ratio is 0 to 1"
+)]
+fn near_from(limit: u32, ratio: f32) -> u64 {
+    (limit as f32 * ratio).floor() as u64
 }
 
 /// The status of one descriptor; `next` is the outcome of its charge.

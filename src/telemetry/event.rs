@@ -17,6 +17,8 @@ pub struct Decided<R> {
     pub shadowed: bool,
     /// One per descriptor.
     pub reasons: R,
+    /// How many descriptors were admitted beyond `near_limit_ratio` of their limit.
+    pub near: u64,
     /// How long it took, where it was measured.
     pub took: Option<Nanos>,
 }
@@ -29,7 +31,7 @@ impl<R: Iterator<Item = Reason>> Decided<R> {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.decided(self.verdict, self.shadowed, self.reasons, self.took);
+        metrics.decided(self.verdict, self.shadowed, self.reasons, self.near, self.took);
     }
 }
 

@@ -54,6 +54,7 @@ struct Shard {
     /// Admitted, denied, and admitted by global shadow mode.
     verdicts: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
+    near: AtomicU64,
     asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
     full: [AtomicU64; 2],
     /// Per bucket, not cumulated; the last has no upper bound.
@@ -97,9 +98,13 @@ impl Metrics {
         verdict: Verdict,
         shadowed: bool,
         reasons: impl Iterator<Item = Reason>,
+        near: u64,
         took: Option<Nanos>,
     ) {
         let shard = self.shard();
+        if near != 0 {
+            add(&shard.near, near);
+        }
         add(&shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
         reasons.for_each(|reason| add(&shard.reasons[reason as usize], 1));
         if let Some(took) = took {
@@ -153,6 +158,7 @@ impl Shard {
         Self {
             verdicts: [const { AtomicU64::new(0) }; 3],
             reasons: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            near: AtomicU64::new(0),
             asked: [const { [const { AtomicU64::new(0) }; Outcome::ALL.len()] };
                 Protocol::ALL.len()],
             full: [const { AtomicU64::new(0) }; 2],
@@ -207,6 +213,9 @@ impl Metrics {
             let reason = reason.as_str();
             writeln!(page, "sluicegate_descriptors_decided_total{{reason=\"{reason}\"}} {n}")?;
         }
+        let name = "sluicegate_descriptors_near_limit_total";
+        head(page, name, "counter", "Descriptors admitted beyond near_limit_ratio of their limit")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.near))?;
         Ok(())
     }
 

@@ -88,11 +88,14 @@ fn never_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
 fn all_at_once<L: Limit>(limit: L, at: u64, chunks: u64) -> Outcome {
     let (mut state, now) = (L::State::default(), Nanos(at));
     let chunk = Hits(limit.most().div_ceil(chunks).max(1));
-    let mut passed = 0;
-    while is_admitted(limit.step(&mut state, now, chunk)) {
-        passed += chunk.0;
+    let fit = limit.most() / chunk.0;
+    for _ in 0..fit {
+        prop_assert!(is_admitted(limit.step(&mut state, now, chunk)));
     }
-    prop_assert_eq!(passed, limit.most() / chunk.0 * chunk.0);
+    // What is left of the most would pass too, and not one more.
+    let rest = Hits(limit.most() % chunk.0);
+    prop_assert!(rest.0 == 0 || is_admitted(limit.ask(&state, now, rest)));
+    prop_assert!(!is_admitted(limit.ask(&state, now, rest.plus(Hits(1)))));
     Ok(())
 }
 

@@ -129,9 +129,7 @@ fn a_full_window_passes_a_peek_and_an_overfull_one_does_not() {
 #[test]
 fn a_count_saturates_and_stays_over() {
     let (limit, mut state) = (every(10, 60), Count::default());
-    for _ in 0..3 {
-        assert!(matches!(limit.step(&mut state, START, Hits(u64::MAX)), Step::Never(_)));
-    }
+    assert!(matches!(limit.step(&mut state, START, Hits(u64::MAX)), Step::Never(_)));
     assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Deny { .. }));
 }
 

@@ -5,7 +5,9 @@ use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::traffic::{Client, START, Trace, cases, counts, gcras, is_admitted, play, room, traces};
+use super::traffic::{
+    Client, START, Trace, cases, counts, gcras, is_admitted, play, room, traces, worst_client,
+};
 
 /// B + ⌊t·N/P⌋ for t ticks.
 fn law(limit: &Gcra, ticks: u64) -> u128 {
@@ -24,25 +26,6 @@ fn holds_everywhere(limit: &Gcra, passed: &[(u64, u64)]) -> Result<(), TestCaseE
         }
     }
     Ok(())
-}
-
-/// One that rests, takes all it can and comes back exactly when told.
-fn worst_client(limit: &Gcra, want: Hits, denials: usize) -> Vec<(u64, u64)> {
-    let (mut state, mut now) = (Tat::default(), START);
-    let mut passed = Vec::new();
-    for _ in 0..denials {
-        loop {
-            match limit.step(&mut state, now, want) {
-                Step::Admit(_) => passed.push((limit.tick().floor(now), want.0)),
-                Step::Deny { retry_after, .. } => {
-                    now = now.plus(retry_after);
-                    break;
-                }
-                step => panic!("{step:?}"),
-            }
-        }
-    }
-    passed
 }
 
 proptest! {
@@ -70,7 +53,7 @@ proptest! {
         // a client that can only come at whole ticks must lose some.
         let worth = limit.worth();
         prop_assume!(u64::from(worth.hits) <= u64::from(burst - 1) * worth.ticks.get());
-        let passed = worst_client(&limit, Hits(1), denials);
+        let passed = worst_client(&limit, START, Hits(1), denials);
         holds_everywhere(&limit, &passed)?;
         let (first, last) = (passed[0].0, passed[passed.len() - 1].0);
         let sum: u128 = passed.iter().map(|(_, hits)| u128::from(*hits)).sum();
@@ -82,7 +65,7 @@ proptest! {
         limit in gcras(), share in 30..=1_000_u64, denials in 1..15_usize,
     ) {
         let want = Hits((u64::from(limit.burst()) * share).div_ceil(1_000).max(1));
-        holds_everywhere(&limit, &worst_client(&limit, want, denials))?;
+        holds_everywhere(&limit, &worst_client(&limit, START, want, denials))?;
     }
 
     #[test]
@@ -130,6 +113,7 @@ proptest! {
         let ticks = (owed * u128::from(worth.ticks.get())).div_ceil(u128::from(worth.hits));
         let ticks = u64::try_from(ticks).unwrap();
         prop_assert_eq!(room.reset_after, new.tick().nanos(ticks));
+        prop_assert!(new.rested(&carried, now.plus(room.reset_after)));
     }
 
     #[test]
@@ -178,13 +162,11 @@ fn a_rate_that_is_no_whole_number_of_ticks_loses_nothing_over_an_hour() {
     // 7 a second: 142,857.14… µs a hit. Rounded either way, an hour would be some hits off.
     let limit = Gcra::new(7, Nanos::SECOND, 2).unwrap();
     let mut state = Tat::default();
-    let mut passed = 0_u64;
-    let mut now = START;
-    let end = START.plus(Nanos::from_secs(3_600));
-    while now <= end {
+    let (mut passed, mut now, end) = (0, START, START.plus(Nanos::from_secs(3_600)));
+    while now <= end && passed <= 2 + 7 * 3_600 {
         match limit.step(&mut state, now, Hits(1)) {
             Step::Admit(_) => passed += 1,
-            Step::Deny { retry_after, .. } => now = now.plus(retry_after),
+            Step::Deny { retry_after, .. } => now = now.plus(retry_after.max(Nanos::MICRO)),
             step => panic!("{step:?}"),
         }
     }
@@ -200,4 +182,13 @@ fn a_clock_a_day_behind_lets_the_next_hit_pass_after_one_emission_interval() {
     let step = limit.step(&mut state, yesterday, Hits(1));
     assert!(matches!(step, Step::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
     assert!(is_admitted(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
+}
+
+#[test]
+fn a_state_centuries_ahead_owes_one_burst() {
+    // N = 2^10 and a state 2^54 ticks ahead: together 2^64 hit·ticks.
+    let limit = Gcra::new(1 << 10, Nanos(1_000_001_000), 5).unwrap();
+    let mut state = Tat { whole: START.0 / 1_000 + (1 << 54), frac: 0 };
+    assert!(!is_admitted(limit.step(&mut state, START, Hits(1))));
+    assert!(limit.rested(&state, START.plus(Nanos::SECOND)));
 }

@@ -94,6 +94,16 @@ fn a_burst_beyond_the_last_tick_is_refused_with_the_largest_that_fits() {
 }
 
 #[test]
+fn a_product_of_two_to_the_53_itself_does_not_fit() {
+    // One hit in 2^22 µs, which are no whole number of ms; 2^31 · 2^22 = 2^53.
+    let period = Nanos((1 << 22) * 1_000);
+    let largest = (1 << 31) - 2;
+    let refused = Err(LimitError::TooLarge { asked: largest + 1, period, largest });
+    assert_eq!(Gcra::new(1, period, largest + 1), refused);
+    assert!(Gcra::new(1, period, largest).is_ok());
+}
+
+#[test]
 fn zeros_and_uneven_periods_are_refused_by_name() {
     let period = Nanos(1_500);
     assert_eq!(Gcra::new(0, DAY, 1), Err(LimitError::ZeroRequests));

@@ -6,7 +6,9 @@ use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::traffic::{Client, START, Trace, cases, is_admitted, play, room, sliding_logs, traces};
+use super::traffic::{
+    Client, START, Trace, cases, is_admitted, play, room, sliding_logs, traces, worst_client,
+};
 
 /// Every hit that ever passed, as (microsecond, hits).
 #[derive(Default)]
@@ -96,25 +98,18 @@ proptest! {
 
     #[test]
     fn the_worst_client_gets_its_limit_in_every_period_and_no_more(
-        limit in sliding_logs(), share in 30..=1_000_u64, denials in 1..15_u64,
+        limit in sliding_logs(), share in 30..=1_000_u64, denials in 1..15_usize,
     ) {
         let want = Hits((u64::from(limit.limit()) * share).div_ceil(1_000));
-        let (mut state, mut now, mut passed) = (Log::default(), START, Vec::new());
-        for _ in 0..denials {
-            let step = loop {
-                let step = limit.step(&mut state, now, want);
-                if !is_admitted(step) {
-                    break step;
-                }
-                passed.push((now.0 / 1_000, want.0));
-            };
-            let Step::Deny { retry_after, .. } = step else { panic!("{step:?}") };
-            prop_assert_eq!(retry_after, limit.period());
-            now = now.plus(retry_after);
-        }
+        let passed = worst_client(&limit, START, want, denials);
         holds_everywhere(&limit, &passed)?;
-        let fit = u64::from(limit.limit()) / want.0 * want.0;
-        prop_assert_eq!(passed.iter().map(|(_, hits)| hits).sum::<u64>(), fit * denials);
+        // It takes all at once, and all of it comes back at once, a period later.
+        let times = usize::try_from(u64::from(limit.limit()) / want.0).unwrap();
+        prop_assert_eq!(passed.len(), times * denials);
+        let period = limit.period().0 / 1_000;
+        for (i, (at, _)) in passed.iter().enumerate() {
+            prop_assert_eq!(*at, START.0 / 1_000 + period * u64::try_from(i / times).unwrap());
+        }
     }
 
     #[test]
@@ -195,6 +190,21 @@ fn a_limit_of_zero_denies_every_hit_and_answers_a_peek() {
     assert!(is_admitted(limit.step(&mut state, START, Hits(0))));
     assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Never(_)));
     assert!(limit.rested(&state, START));
+}
+
+#[test]
+fn hits_beyond_a_lowered_limit_are_forgotten_oldest_first() {
+    let limit = |hits| SlidingLog::new(hits, Nanos::from_secs(10)).unwrap();
+    let at = |second| START.plus(Nanos::from_secs(second));
+    let mut state = Log::default();
+    for second in 0..5 {
+        limit(10).step(&mut state, at(second), Hits(2));
+    }
+    assert!(!is_admitted(limit(3).step(&mut state, at(5), Hits(1))));
+    // Raised again: the three newest are still there, from seconds 4, 4 and 3.
+    assert_eq!(left(&limit(10), &state, at(5)), 7);
+    assert_eq!(left(&limit(10), &state, at(13)), 8);
+    assert_eq!(left(&limit(10), &state, at(14)), 10);
 }
 
 #[test]

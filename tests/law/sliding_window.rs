@@ -8,7 +8,7 @@ use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, is_admitted, play, room, sliding_windows, traces,
+    Client, START, Trace, cases, is_admitted, play, room, sliding_windows, traces, worst_client,
 };
 
 /// Hits admitted per aligned window; nothing is ever forgotten.
@@ -117,19 +117,8 @@ proptest! {
     ) {
         let want = Hits((u64::from(limit.limit()) * share).div_ceil(1_000));
         let late = limit.worth().ticks.get() / 1_000 * late;
-        let (mut state, mut now) = (Pair::default(), START.plus(limit.tick().nanos(late)));
-        let mut passed = Vec::new();
-        for _ in 0..denials {
-            let step = loop {
-                let step = limit.step(&mut state, now, want);
-                if !is_admitted(step) {
-                    break step;
-                }
-                passed.push((limit.tick().floor(now), want.0));
-            };
-            let Step::Deny { retry_after, .. } = step else { panic!("{step:?}") };
-            now = now.plus(retry_after);
-        }
+        let start = START.plus(limit.tick().nanos(late));
+        let passed = worst_client(&limit, start, want, denials);
         holds_everywhere(&limit, &passed)?;
     }
 
@@ -209,6 +198,15 @@ fn counts_beyond_a_lowered_limit_deny_until_they_have_faded() {
 }
 
 #[test]
+fn a_weight_beyond_64_bits_still_denies() {
+    // 2^31 hits with 2^33 µs of 2^51 left weigh 2^64 hit·ticks.
+    let limit = SlidingWindow::new(1, Nanos((1 << 51) * 1_000)).unwrap();
+    let state = Pair { start: Nanos(0), prev: 1 << 31, cur: 0 };
+    let now = Nanos(((1 << 51) - (1 << 33)) * 1_000);
+    assert!(!is_admitted(limit.ask(&state, now, Hits(1))));
+}
+
+#[test]
 fn a_changed_period_keeps_the_counts_that_the_new_windows_hold() {
     let limit = |seconds| SlidingWindow::new(10, Nanos::from_secs(seconds)).unwrap();
     let (hour, minute) = (limit(3_600), limit(60));
@@ -220,6 +218,8 @@ fn a_changed_period_keeps_the_counts_that_the_new_windows_hold() {
         room(limit.ask(state, at(seconds), Hits(0))).unwrap().remaining
     };
     assert_eq!(left(&hour, &state, 1_800), Hits(2));
+    let reset_after = room(hour.ask(&state, at(1_800), Hits(0))).unwrap().reset_after;
+    assert_eq!(reset_after, Nanos::from_secs(1_800 + 3_600));
     assert!(is_admitted(hour.step(&mut state, at(1_800), Hits(2))));
     assert_eq!(left(&hour, &state, 3_599), Hits(0));
     // Half of the next hour is gone, and half of the ten with it.

@@ -193,6 +193,29 @@ pub(super) fn play<L: Limit>(limit: &L, trace: &Trace) -> Vec<Answered> {
     answers
 }
 
+/// One that takes all it can, `want` hits at a time, and comes back exactly when told. What
+/// passed, as (tick, hits).
+pub(super) fn worst_client<L: Limit>(
+    limit: &L,
+    start: Nanos,
+    want: Hits,
+    mut denials: usize,
+) -> Vec<(u64, u64)> {
+    let (mut state, mut now, mut passed) = (L::State::default(), start, Vec::new());
+    while denials != 0 {
+        match limit.step(&mut state, now, want) {
+            Step::Admit(_) => passed.push((limit.tick().floor(now), want.0)),
+            Step::Deny { retry_after, .. } => {
+                now = now.plus(retry_after);
+                denials -= 1;
+            }
+            step => panic!("{step:?}"),
+        }
+        assert!(passed.len() < 100_000, "never denied");
+    }
+    passed
+}
+
 /// What is left, whatever the verdict.
 pub(super) fn room(step: Step) -> Option<Room> {
     match step {

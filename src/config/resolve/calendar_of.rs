@@ -8,8 +8,9 @@ use jiff::tz::TimeZone;
 
 use super::findings::{At, Findings};
 use super::words;
-use crate::config::calendar::{Latest, Starts};
+use crate::config::calendar::Starts;
 use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
 /// The calendar of a limit per `unit`.
@@ -22,7 +23,7 @@ pub(super) fn read(
     let mut reader = Reader { file, findings };
     let time_zone = reader.time_zone(raw);
     let starts = reader.starts(raw, unit);
-    Some(Calendar { time_zone: time_zone?, starts: starts?, latest: Latest::default() })
+    Some(Calendar::new(time_zone?, starts?))
 }
 
 struct Reader<'f, 'a> {
@@ -105,5 +106,5 @@ fn month_and_day(text: &str) -> Option<Starts> {
 fn near_zone(name: &str) -> Option<String> {
     let known: Vec<_> = jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
     let name = name.replace(' ', "_");
-    words::nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
+    nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
 }

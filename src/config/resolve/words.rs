@@ -5,6 +5,7 @@
 
 use jiff::civil::Weekday;
 
+use crate::config::settings::nearest;
 use crate::config::{Charging, OnBackendFailure, Unit};
 
 /// A closed list of words and what they stand for.
@@ -90,38 +91,9 @@ pub(crate) fn name<T: Copy + PartialEq>(words: &Words<T>, meaning: T) -> &'stati
 
 /// The cure for a word that is not on the list: the nearest one, or all of them.
 pub(crate) fn cure<T>(words: &Words<T>, word: &str) -> String {
-    if let Some(near) = nearest(word, words.iter().map(|&(known, _)| known)) {
+    if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
         return format!("did you mean `{near}`?");
     }
     let all: Vec<_> = words.iter().map(|(known, _)| format!("`{known}`")).collect();
     format!("one of {}", all.join(", "))
-}
-
-/// The known word that a typing error or two would turn into `word`.
-pub(crate) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
-    let lower = word.trim().to_lowercase();
-    if lower.chars().count() > 64 {
-        return None;
-    }
-    let tolerated = lower.chars().count().div_ceil(4).min(2);
-    known
-        .map(|candidate| (distance(&lower, &candidate.to_lowercase()), candidate))
-        .filter(|&(distance, _)| distance <= tolerated)
-        .min_by_key(|&(distance, _)| distance)
-        .map(|(_, candidate)| candidate)
-}
-
-/// Letters to put in, take out or change (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, letter) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, other) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *other);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

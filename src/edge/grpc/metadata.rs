@@ -14,6 +14,7 @@ use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::Value as Json;
 
 use super::convert::unit_text;
+use crate::config::NOT_FINITE;
 use crate::engine::Answer;
 use crate::kernel::decision::Verdict;
 
@@ -92,12 +93,19 @@ fn kind(value: &Json) -> Kind {
         Json::Null => Kind::NullValue(0),
         Json::Bool(value) => Kind::BoolValue(*value),
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
-        Json::String(text) => Kind::StringValue(text.clone()),
+        Json::String(text) => {
+            not_finite(text).map_or_else(|| Kind::StringValue(text.clone()), Kind::NumberValue)
+        }
         Json::Array(items) => list(items.iter().map(kind)),
         Json::Object(fields) => Kind::StructValue(Struct {
             fields: fields.iter().map(|(key, value)| (key.clone(), message(value))).collect(),
         }),
     }
+}
+
+/// The number that `text` stands for, if it stands for one that JSON does not have.
+fn not_finite(text: &str) -> Option<f64> {
+    text.strip_prefix(NOT_FINITE)?.parse().ok()
 }
 
 fn list(kinds: impl Iterator<Item = Kind>) -> Kind {

@@ -1,1 +1,86 @@
-//! The HTTP ports.
+//! The HTTP ports: questions and health; metrics; admin.
+//!
+//! Guarantees: a connection that is slow to send its head is closed, connections are bounded, and
+//! at shutdown the listener closes at once while requests under way are finished.
+//! Leaves out: TLS, and any limit on how long the finishing may take.
+
+pub mod admin;
+pub mod json;
+pub mod metrics;
+mod serve;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+
+use super::Reporting;
+use super::health::{Health, Ready};
+use crate::engine::Engine;
+
+pub use serve::serve;
+
+/// What the port for questions and health serves.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Answers.
+    pub engine: Arc<Engine>,
+    /// What answers show.
+    pub reporting: Reporting,
+    /// What health checks show.
+    pub health: Health,
+}
+
+/// One header of a response.
+type Typed = [(HeaderName, &'static str); 1];
+
+const JSON: Typed = [(CONTENT_TYPE, "application/json")];
+const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
+/// Browsers must not take an error's text for a page.
+const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
+
+/// `/json`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
+pub fn router(ask: Ask) -> Router {
+    Router::new()
+        .route("/json", any(json))
+        .route("/healthcheck", any(healthcheck))
+        .route("/livez", any(async || (PLAIN, "alive\n")))
+        .route("/readyz", any(readyz))
+        .fallback(not_found)
+        .with_state(Arc::new(ask))
+}
+
+async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
+    json::answer(&ask, request.into_body()).await
+}
+
+/// As the reference answers: the state and nothing else.
+async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
+    match ask.health.ready() {
+        Ready::Yes => (PLAIN, "OK").into_response(),
+        Ready::NoConfig | Ready::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
+    let ready = ask.health.ready();
+    let status = match ready {
+        Ready::Yes => StatusCode::OK,
+        Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (status, PLAIN, format!("{ready}\n")).into_response()
+}
+
+async fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, PLAIN, NO_SNIFFING, "404 page not found\n").into_response()
+}
+
+/// An error whose text is the status's own name, as the reference sends it.
+fn text(status: StatusCode) -> Response {
+    let name = status.canonical_reason().unwrap_or("Error");
+    (status, PLAIN, NO_SNIFFING, format!("{name}\n")).into_response()
+}

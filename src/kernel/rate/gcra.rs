@@ -45,8 +45,6 @@ pub struct Gcra {
     tick: Tick,
     /// B·P, in hit·ticks.
     capacity: u64,
-    /// Ticks in which a whole burst is earned back, rounded up.
-    drain: u64,
 }
 
 /// The state: when the counter will be rested. The default is rested.
@@ -72,9 +70,8 @@ impl Gcra {
         let fit = limit::fit(requests, period, burst.get())?;
         // Below 2^53: that is what `fit` checks.
         let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
-        let drain = capacity.div_ceil(u64::from(fit.requests.get()));
         let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
-        Ok(Self { requests, period, burst, tick, capacity, drain })
+        Ok(Self { requests, period, burst, tick, capacity })
     }
 
     /// Hits admitted at one instant.
@@ -155,15 +152,14 @@ impl Gcra {
 
     /// The debt in hit·ticks, at most the capacity.
     fn ahead(&self, state: Tat, now: u64) -> u64 {
-        match state.whole.checked_sub(now) {
-            None => 0,
-            // Before multiplying: the product of any instant would not fit.
-            Some(ticks) if self.drain <= ticks => self.capacity,
-            Some(ticks) => ticks
+        // Without a whole tick ahead of now the fraction is past too. What saturates lies beyond
+        // the capacity, where a clock that stepped back leaves it.
+        state.whole.checked_sub(now).map_or(0, |ticks| {
+            ticks
                 .saturating_mul(u64::from(self.requests.get()))
                 .saturating_add(u64::from(state.frac))
-                .min(self.capacity),
-        }
+                .min(self.capacity)
+        })
     }
 
     /// The state that is `ahead` hit·ticks ahead of `now`.

@@ -1,0 +1,139 @@
+//! `sluicegate explain`: which limit a descriptor meets, and why no other.
+//!
+//! Guarantees: the explanation of [`crate::config::explain`], in words; 0 where a descriptor is
+//! limited, 1 where none is.
+//! Leaves out: what counters hold, which only a running replica knows.
+
+use std::io;
+
+use super::args::{Explain, Form};
+use super::{Outcome, Terminal, limits_files};
+use crate::clock::Clock;
+use crate::config::explain::{
+    Candidate, Explained, Explanation, Looked, Met, explain as explained,
+};
+use crate::config::{self, Config};
+use crate::kernel::units::{Hits, Nanos, Revision};
+
+/// Patterns that do not match and are shown all the same; more are only counted.
+const ABSENT_SHOWN: usize = 3;
+
+/// Explains a question at the time of `clock`.
+///
+/// # Errors
+/// What the terminal could not take.
+pub fn explain(args: &Explain, clock: &Clock, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    let explanation = match question(args, clock.now()) {
+        Ok(explanation) => explanation,
+        Err(sentences) => {
+            writeln!(terminal.err, "{sentences}")?;
+            return Ok(Outcome::CouldNotSay);
+        }
+    };
+    match args.format {
+        Form::Json => {
+            let json = serde_json::to_string_pretty(&explanation).map_err(io::Error::other)?;
+            writeln!(terminal.out, "{json}")?;
+        }
+        Form::Text => text(&explanation, terminal.out)?,
+    }
+    let limited = explanation.descriptors.iter().any(|one| one.rule.is_some());
+    Ok(if limited { Outcome::Yes } else { Outcome::No })
+}
+
+fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
+    let descriptors: Result<Vec<_>, String> =
+        args.descriptors.iter().map(|descriptor| entries(descriptor)).collect();
+    let (descriptors, config) = (descriptors?, load(args)?);
+    Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))
+}
+
+fn load(args: &Explain) -> Result<Config, String> {
+    let files =
+        limits_files::read(&args.limits).map_err(|sentence| format!("error: {sentence}"))?;
+    let named = files.iter().map(|(name, bytes)| (&**name, &**bytes));
+    match config::load(named, Revision::default(), args.merge_domains) {
+        Ok((config, _)) => Ok(config),
+        Err(found) => Err(found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+    }
+}
+
+/// `k=v,k2=v2`; a value may hold `=`, and one without is empty.
+fn entries(descriptor: &str) -> Result<Vec<(&str, &str)>, String> {
+    let entry = |text| match str::split_once(text, '=') {
+        Some(("", _)) | None => {
+            Err(format!("error: `{text}` in --descriptor {descriptor} is not `key=value`"))
+        }
+        Some(entry) => Ok(entry),
+    };
+    descriptor.split(',').filter(|_| !descriptor.is_empty()).map(entry).collect()
+}
+
+fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
+    for one in &explanation.descriptors {
+        writeln!(out, "{}: {}", explanation.domain, one.descriptor)?;
+        steps(one, out)?;
+        writeln!(out, "  {}", one.outcome)?;
+        if let Some(met) = &one.rule {
+            rule(met, out)?;
+        }
+    }
+    Ok(())
+}
+
+fn steps(one: &Explained, out: &mut dyn io::Write) -> io::Result<()> {
+    one.steps.iter().try_for_each(|step| looked(step, out))
+}
+
+fn looked(step: &Looked, out: &mut dyn io::Write) -> io::Result<()> {
+    writeln!(out, "  {}", step.entry)?;
+    let absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
+    let more =
+        step.candidates.iter().filter(|one| absent(one)).count().saturating_sub(ABSENT_SHOWN);
+    let mut shown = 0;
+    for one in &step.candidates {
+        shown += usize::from(absent(one));
+        if !absent(one) || shown <= ABSENT_SHOWN {
+            let verdict = said(one);
+            writeln!(out, "    {:<8}  {:<24}  {verdict}", one.how, one.name)?;
+        }
+    }
+    if 0 < more {
+        writeln!(out, "    pattern   and {more} more that do not match")?;
+    }
+    Ok(())
+}
+
+fn said(one: &Candidate) -> &'static str {
+    match (one.verdict, one.how) {
+        ("taken", _) => "taken",
+        ("outranked", "pattern") => "matches too, but comes later",
+        ("outranked", _) => "is there, but comes last",
+        (_, "pattern") => "does not match",
+        (_, _) => "is not in the file",
+    }
+}
+
+fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
+    writeln!(out, "    limit     {}", met.says)?;
+    if let (Some(tick), Some(worth)) = (&met.tick, &met.tick_is_worth) {
+        writeln!(out, "    tick      {tick}, worth {worth} hits")?;
+    }
+    match &met.counter {
+        Some(counter) => writeln!(out, "    counter   {counter}")?,
+        None => writeln!(out, "    counter   none, nothing is counted")?,
+    }
+    if let Some(by) = &met.replaced_by {
+        return writeln!(out, "    answer    none of its own: replaced by `{by}` in this question");
+    }
+    let fresh = &met.fresh;
+    write!(out, "    answer    {} on a fresh counter: {}", hits(fresh.hits), fresh.verdict)?;
+    if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
+        write!(out, ", {remaining} remaining, at rest again after {reset}")?;
+    }
+    writeln!(out)
+}
+
+fn hits(hits: u64) -> String {
+    if hits == 1 { "1 hit".to_owned() } else { format!("{hits} hits") }
+}

@@ -1,0 +1,120 @@
+//! From the source of limits to the engine, and what admin shows of it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::config::diagnostic::Diagnostic;
+use crate::config::load;
+use crate::config::settings::Settings;
+use crate::edge::health::{Health, Ready};
+use crate::edge::http::admin::{LastError, Loads};
+use crate::engine::Engine;
+use crate::source::file::{self, FileSource, Options};
+use crate::source::{Load, Published, Refused, Why};
+use crate::telemetry::event;
+
+/// Starts watching the limits; the first load is done when this returns.
+pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> FileSource {
+    let merge_domains = settings.merge_domains;
+    let loader: Arc<Load> = Arc::new(move |texts, revision| {
+        let texts = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
+        load(texts, revision, merge_domains)
+    });
+    let options = Options::new(settings.limits.clone(), settings.reload_debounce);
+    let engine = Arc::clone(engine);
+    file::start(options, loader, move || engine.clock().now()).await
+}
+
+/// Puts every accepted load in force; ends when the source does.
+///
+/// With `judged`, health follows: no domain at all is as good as no limits.
+pub(super) async fn follow(
+    mut published: watch::Receiver<Published>,
+    engine: Arc<Engine>,
+    judged: Option<Health>,
+) {
+    let mut counted = Counted::default();
+    loop {
+        let latest = published.borrow_and_update().clone();
+        counted.count(&latest);
+        if let Some(config) = latest.config {
+            let ready = if config.domains.is_empty() { Ready::NoConfig } else { Ready::Yes };
+            engine.publish(config);
+            if let Some(health) = &judged {
+                health.set(ready);
+            }
+        }
+        if published.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Loads that metrics have been told of.
+#[derive(Default)]
+struct Counted {
+    loads: u64,
+    refused: u64,
+}
+
+impl Counted {
+    fn count(&mut self, latest: &Published) {
+        let status = &latest.status;
+        for _ in self.loads..status.loads {
+            let at = status.loaded_at.unwrap_or_default();
+            event::Loaded { revision: status.revision, at }.emit();
+        }
+        for _ in self.refused..status.refused {
+            event::LoadRefused.emit();
+        }
+        (self.loads, self.refused) = (status.loads, status.refused);
+    }
+}
+
+/// What admin shows.
+pub(super) fn loads(published: &watch::Receiver<Published>) -> Loads {
+    let Published { status, .. } = published.borrow().clone();
+    Loads {
+        loads: status.loads,
+        refused: status.refused,
+        loaded_at: status.loaded_at,
+        files: status.files.to_vec(),
+        warnings: status.warnings.iter().map(json).collect(),
+        last_error: status.last_error.as_deref().map(last_error),
+    }
+}
+
+fn last_error(refused: &Refused) -> LastError {
+    let diagnostics = match &refused.why {
+        Why::Diagnostics(found) => found.iter().map(json).collect(),
+        why => vec![json!({"severity": "error", "message": sentence(why)})],
+    };
+    LastError { at: refused.at, diagnostics }
+}
+
+fn json(diagnostic: &Diagnostic) -> Value {
+    serde_json::to_value(diagnostic).unwrap_or_default()
+}
+
+/// The refusal of a load, as a person reads it.
+pub(super) fn in_words(refused: &Refused) -> String {
+    match &refused.why {
+        Why::Diagnostics(found) => {
+            found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        }
+        why => sentence(why),
+    }
+}
+
+fn sentence(why: &Why) -> String {
+    match why {
+        Why::Source(error) => match std::error::Error::source(error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        },
+        Why::Diagnostics(found) => format!("{} findings", found.len()),
+        Why::Broke => "the loader broke, which is a defect of this program".to_owned(),
+    }
+}

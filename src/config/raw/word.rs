@@ -1,0 +1,278 @@
+//! The words of a limits file and the blocks that they belong to.
+//!
+//! Guarantees: one table; a word that is in no block's list is not a word.
+//! Leaves out: the insides of `metadata` (free-form) and `concurrency`.
+
+/// A key that the language has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Domain,
+    Descriptors,
+    Charge,
+    Defaults,
+    Key,
+    Value,
+    RateLimit,
+    ShadowMode,
+    QuotaMode,
+    DetailedMetric,
+    ValueToMetric,
+    ShareThreshold,
+    Metadata,
+    Concurrency,
+    Unit,
+    RequestsPerUnit,
+    Unlimited,
+    Name,
+    Replaces,
+    Per,
+    Strategy,
+    Burst,
+    Mode,
+    MaxOvershoot,
+    OnBackendFailure,
+    Calendar,
+    TimeZone,
+    StartsOn,
+}
+
+use Word as W;
+
+impl Word {
+    /// Every word, each at the index that it is as a number.
+    pub(super) const ALL: [Self; 28] = [
+        W::Domain,
+        W::Descriptors,
+        W::Charge,
+        W::Defaults,
+        W::Key,
+        W::Value,
+        W::RateLimit,
+        W::ShadowMode,
+        W::QuotaMode,
+        W::DetailedMetric,
+        W::ValueToMetric,
+        W::ShareThreshold,
+        W::Metadata,
+        W::Concurrency,
+        W::Unit,
+        W::RequestsPerUnit,
+        W::Unlimited,
+        W::Name,
+        W::Replaces,
+        W::Per,
+        W::Strategy,
+        W::Burst,
+        W::Mode,
+        W::MaxOvershoot,
+        W::OnBackendFailure,
+        W::Calendar,
+        W::TimeZone,
+        W::StartsOn,
+    ];
+
+    /// The word as written.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            W::Domain => "domain",
+            W::Descriptors => "descriptors",
+            W::Charge => "charge",
+            W::Defaults => "defaults",
+            W::Key => "key",
+            W::Value => "value",
+            W::RateLimit => "rate_limit",
+            W::ShadowMode => "shadow_mode",
+            W::QuotaMode => "quota_mode",
+            W::DetailedMetric => "detailed_metric",
+            W::ValueToMetric => "value_to_metric",
+            W::ShareThreshold => "share_threshold",
+            W::Metadata => "metadata",
+            W::Concurrency => "concurrency",
+            W::Unit => "unit",
+            W::RequestsPerUnit => "requests_per_unit",
+            W::Unlimited => "unlimited",
+            W::Name => "name",
+            W::Replaces => "replaces",
+            W::Per => "per",
+            W::Strategy => "strategy",
+            W::Burst => "burst",
+            W::Mode => "mode",
+            W::MaxOvershoot => "max_overshoot",
+            W::OnBackendFailure => "on_backend_failure",
+            W::Calendar => "calendar",
+            W::TimeZone => "time_zone",
+            W::StartsOn => "starts_on",
+        }
+    }
+
+    /// The word written `name`. Letter case counts.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|word| word.name() == name)
+    }
+
+    /// Whether the word is ours: a misplaced word of the base language is ignored, for its files
+    /// are taken as they are; a misplaced one of ours is refused.
+    pub(super) const fn is_ours(self) -> bool {
+        matches!(
+            self,
+            W::Charge
+                | W::Defaults
+                | W::Concurrency
+                | W::Per
+                | W::Strategy
+                | W::Burst
+                | W::Mode
+                | W::MaxOvershoot
+                | W::OnBackendFailure
+                | W::Calendar
+                | W::TimeZone
+                | W::StartsOn
+        )
+    }
+
+    /// The known word nearest to a misspelt one, of the block first.
+    pub(super) fn nearest(misspelt: &str, block: Block) -> Option<Self> {
+        let tidy = misspelt.trim().to_lowercase().replace('-', "_");
+        let near = |words: &[Self]| {
+            let distance = |word: &Self| (edits(&tidy, word.name()), *word);
+            words.iter().map(distance).min_by_key(|(distance, _)| *distance)
+        };
+        let most = (tidy.len() / 3).clamp(1, 3);
+        [block.words(), &Self::ALL]
+            .into_iter()
+            .filter_map(near)
+            .find(|(distance, _)| *distance <= most)
+            .map(|(_, word)| word)
+    }
+}
+
+/// Letters to put in, take out, change or swap with their neighbour to make one text the other.
+/// Of long texts only the beginning is compared.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=to.len()).collect();
+    let mut previous = None;
+    for (row, letter) in from.chars().take(64).enumerate() {
+        let mut line = vec![row + 1];
+        for (at, wanted) in to.iter().enumerate() {
+            let change = above[at] + usize::from(letter != *wanted);
+            let mut least = change.min(above[at + 1] + 1).min(line[at] + 1);
+            if 0 < at && previous == Some(*wanted) && to[at - 1] == letter {
+                least = least.min(before[at - 1] + 1);
+            }
+            line.push(least);
+        }
+        previous = Some(letter);
+        before = std::mem::replace(&mut above, line);
+    }
+    above.last().copied().unwrap_or_default()
+}
+
+/// A mapping that the language has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Block {
+    /// The whole file.
+    File,
+    /// `defaults`.
+    Defaults,
+    /// An item of `descriptors`.
+    Descriptor,
+    /// `rate_limit`.
+    RateLimit,
+    /// An item of `replaces`.
+    Replaces,
+    /// `calendar`.
+    Calendar,
+    /// Anything below a word without effect.
+    Nowhere,
+}
+
+impl Block {
+    const ALL: [Self; 6] = [
+        Self::File,
+        Self::Defaults,
+        Self::Descriptor,
+        Self::RateLimit,
+        Self::Replaces,
+        Self::Calendar,
+    ];
+
+    /// What a person calls it.
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::File => "the top of the file",
+            Self::Defaults => "`defaults`",
+            Self::Descriptor => "a descriptor",
+            Self::RateLimit => "`rate_limit`",
+            Self::Replaces => "an item of `replaces`",
+            Self::Calendar => "`calendar`",
+            Self::Nowhere => "a block without effect",
+        }
+    }
+
+    /// The words that mean something in it.
+    pub(super) const fn words(self) -> &'static [Word] {
+        match self {
+            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Defaults],
+            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
+            Self::Descriptor => &[
+                W::Key,
+                W::Value,
+                W::RateLimit,
+                W::Descriptors,
+                W::ShadowMode,
+                W::QuotaMode,
+                W::DetailedMetric,
+                W::ValueToMetric,
+                W::ShareThreshold,
+                W::Metadata,
+                W::Concurrency,
+            ],
+            Self::RateLimit => &[
+                W::Unit,
+                W::RequestsPerUnit,
+                W::Unlimited,
+                W::Name,
+                W::Replaces,
+                W::Per,
+                W::Strategy,
+                W::Burst,
+                W::Mode,
+                W::MaxOvershoot,
+                W::OnBackendFailure,
+                W::Calendar,
+            ],
+            Self::Replaces => &[W::Name],
+            Self::Calendar => &[W::TimeZone, W::StartsOn],
+            Self::Nowhere => &[],
+        }
+    }
+
+    /// The block that a word's value is, where it is one.
+    pub(super) fn inside(self, word: Word) -> Self {
+        if !self.words().contains(&word) {
+            return Self::Nowhere;
+        }
+        match word {
+            W::Descriptors => Self::Descriptor,
+            W::Defaults => Self::Defaults,
+            W::RateLimit => Self::RateLimit,
+            W::Replaces => Self::Replaces,
+            W::Calendar => Self::Calendar,
+            _ => Self::Nowhere,
+        }
+    }
+
+    /// The blocks that `word` belongs to, in words.
+    pub(super) fn of(word: Word) -> String {
+        let blocks = Self::ALL.into_iter().filter(|block| block.words().contains(&word));
+        blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// The words that mean something in it, in words.
+    pub(super) fn listing(self) -> String {
+        let words: Vec<_> = self.words().iter().map(|word| word.name()).collect();
+        format!("{} has: {}", self.title(), words.join(", "))
+    }
+}

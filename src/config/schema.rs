@@ -1,0 +1,98 @@
+//! The JSON Schema of a limits file, so that an editor completes and checks it.
+//!
+//! Guarantees: made of the types that files are read into and of the word lists they are resolved
+//! with, so what it proposes is accepted; a key in a place where it would be ignored is flagged.
+//! Leaves out: what only the whole domain shows, which is for `check`; words whose machinery is not
+//! there yet; YAML's own abbreviations, which editors expand before they look here.
+
+use schemars::generate::SchemaSettings;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+use super::raw::File;
+use super::resolve::{duration, words};
+
+/// The schema of a limits file.
+#[must_use]
+pub fn limits() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<File>();
+    schema.insert("title".to_owned(), json!("Limits of one domain, for Sluicegate"));
+    schema.to_value()
+}
+
+/// Text; what YAML reads as something else keeps its spelling.
+pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": ["string", "integer", "boolean", "null"]})
+}
+
+pub(super) fn charge(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::CHARGES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::STRATEGIES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::FAILURES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::MODES.iter().filter(|&&(_, built)| built).map(|&(word, _)| word))
+}
+
+/// The lower-case words are proposed, every case is taken.
+pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
+    let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
+    let any_case: Vec<String> = words.iter().map(|word| in_any_case(word)).collect();
+    let pattern = format!("^({})$", any_case.join("|"));
+    json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]})
+}
+
+pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "pattern": duration::PATTERN, "examples": ["250ms", "90s", "36h", "7d"]})
+}
+
+pub(super) fn burst(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
+}
+
+pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
+    let days: Vec<&str> = words::WEEKDAYS.iter().map(|&(word, _)| word).collect();
+    json_schema!({"anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": 31},
+        {"enum": days},
+        {"type": "string", "pattern": "^[0-9]{1,2}(-[0-9]{1,2})?$"},
+    ]})
+}
+
+pub(super) fn metadata(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": ["object", "null"]})
+}
+
+pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": ["array", "null"], "items": {
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["name"],
+        "properties": {"name": {"type": ["string", "integer", "boolean"], "description": "A rule's `name`."}},
+    }})
+}
+
+/// A limit says one of the three.
+pub(super) fn one_period(schema: &mut Schema) {
+    let said = |word: &str| json!({"required": [word]});
+    let one: Vec<Value> = ["unit", "per", "unlimited"].iter().map(|word| said(word)).collect();
+    schema.insert("anyOf".to_owned(), Value::from(one));
+    schema.insert("not".to_owned(), json!({"required": ["unit", "per"]}));
+}
+
+fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
+    json_schema!({"enum": words.collect::<Vec<_>>()})
+}
+
+fn in_any_case(word: &str) -> String {
+    let either = |letter: char| ['[', letter.to_ascii_uppercase(), letter, ']'];
+    word.chars().flat_map(either).collect()
+}

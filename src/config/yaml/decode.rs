@@ -1,0 +1,81 @@
+//! Bytes to text, as a YAML reader takes them.
+//!
+//! Guarantees: UTF-8, or UTF-16 of either order with a byte order mark; the mark is taken off;
+//! every character is one that YAML allows.
+//! Leaves out: line ends, which stay as they are.
+
+use super::BYTES;
+use crate::config::diagnostic::{Code, Findings, Span};
+
+/// The text of `bytes`; what is wrong with it goes to `findings`, the rest is replaced by U+FFFD.
+pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
+    if BYTES < bytes.len() {
+        let (size, most) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
+        let message = format!("a file of {size} MiB where {most} MiB are the most");
+        let help =
+            "split it: descriptors of one domain may come from several files with `merge_domains`";
+        findings.add_with_help(Code::TooLarge, Span::default(), message, help);
+        return String::new();
+    }
+    let text = match bytes {
+        [0xEF, 0xBB, 0xBF, rest @ ..] => utf8(rest, findings),
+        [0xFF, 0xFE, rest @ ..] => utf16(rest, u16::from_le_bytes, findings),
+        [0xFE, 0xFF, rest @ ..] => utf16(rest, u16::from_be_bytes, findings),
+        _ => utf8(bytes, findings),
+    };
+    if !findings.has_errors() {
+        refuse_controls(&text, findings);
+    }
+    text
+}
+
+fn utf8(bytes: &[u8], findings: &mut Findings) -> String {
+    match str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(error) => {
+            let at = error.valid_up_to();
+            let byte = bytes.get(at).copied().unwrap_or_default();
+            let message = format!("byte 0x{byte:02X} does not belong to any UTF-8 character");
+            refuse(at, message, findings);
+            String::from_utf8_lossy(bytes).into_owned()
+        }
+    }
+}
+
+fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings) -> String {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let mut text = String::with_capacity(pairs.len());
+    for decoded in char::decode_utf16(pairs.iter().map(|pair| unit(*pair))) {
+        if let Err(error) = &decoded {
+            let half = error.unpaired_surrogate();
+            let message = format!("half a UTF-16 character (0x{half:04X})");
+            refuse(text.len(), message, findings);
+        }
+        text.push(decoded.unwrap_or(char::REPLACEMENT_CHARACTER));
+    }
+    if !rest.is_empty() {
+        refuse(text.len(), "a single byte at the end of UTF-16 text".to_owned(), findings);
+    }
+    text
+}
+
+fn refuse(at: usize, message: String, findings: &mut Findings) {
+    if !findings.has_errors() {
+        let help = "save the file as UTF-8";
+        findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
+    }
+}
+
+fn refuse_controls(text: &str, findings: &mut Findings) {
+    let Some((at, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) else { return };
+    let message = format!("the character U+{:04X} may not stand in YAML", u32::from(found));
+    let help = "take it out, or write it in double quotes as an escape such as \"\\x01\"";
+    findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
+}
+
+/// The characters of YAML 1.1, which leaves out most controls and a byte order mark inside.
+fn allowed(c: char) -> bool {
+    matches!(c,
+        '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'
+        | '\u{E000}'..='\u{FEFE}' | '\u{FF00}'..='\u{FFFD}' | '\u{10000}'..)
+}

@@ -1,0 +1,334 @@
+//! The first document of a text as a tree.
+//!
+//! Guarantees: nodes in one arena (dropping it never recurses), mappings as ordered pairs with
+//! repeated keys kept, an alias as a reference to the node it names; a text costs time and memory
+//! in proportion to its length, whatever it says.
+//! Leaves out: later documents, which the base language does not read, not even to refuse them.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag};
+
+use super::scalar::{self, Value};
+use super::{BYTES, DEPTH};
+use crate::config::diagnostic::{Code, Findings, Span};
+
+/// A node's number in its tree.
+pub(in crate::config) type Id = usize;
+
+/// What a node is.
+#[derive(Debug)]
+pub(in crate::config) enum Kind<'s> {
+    /// Text; `plain` when its type is found by its looks.
+    Scalar { text: Cow<'s, str>, plain: bool },
+    /// Pairs, in order.
+    Mapping(Range<u32>),
+    /// Items, in order.
+    Sequence(Range<u32>),
+    /// Another name for a node that is no alias itself.
+    Alias(Id),
+}
+
+#[derive(Debug)]
+struct Node<'s> {
+    kind: Kind<'s>,
+    start: u32,
+    end: u32,
+}
+
+/// One document.
+#[derive(Debug, Default)]
+pub(in crate::config) struct Tree<'s> {
+    nodes: Vec<Node<'s>>,
+    children: Vec<Id>,
+    tags: HashMap<Id, Box<str>>,
+    /// The outermost node; an empty text has none.
+    pub(in crate::config) root: Option<Id>,
+    /// Whether any alias was used.
+    pub(in crate::config) aliased: bool,
+}
+
+impl<'s> Tree<'s> {
+    /// How many nodes there are; their numbers are below.
+    pub(in crate::config) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// What a node is.
+    pub(in crate::config) fn kind(&self, id: Id) -> &Kind<'s> {
+        &self.nodes[id].kind
+    }
+
+    /// Where a node stands.
+    pub(in crate::config) fn span(&self, id: Id) -> Span {
+        let Node { start, end, .. } = &self.nodes[id];
+        Span { start: widen(*start), end: widen(*end) }
+    }
+
+    /// A node's tag, written out; empty when it has none.
+    pub(in crate::config) fn tag(&self, id: Id) -> &str {
+        self.tags.get(&id).map_or("", |tag| tag)
+    }
+
+    /// The node itself, or what it is an alias of.
+    pub(in crate::config) fn target(&self, id: Id) -> Id {
+        match self.kind(id) {
+            Kind::Alias(target) => *target,
+            _ => id,
+        }
+    }
+
+    /// The items of a sequence, the keys and values of a mapping in turn, nothing of a scalar.
+    pub(in crate::config) fn children(&self, id: Id) -> &[Id] {
+        match self.kind(id) {
+            Kind::Mapping(range) | Kind::Sequence(range) => {
+                &self.children[widen(range.start)..widen(range.end)]
+            }
+            Kind::Scalar { .. } | Kind::Alias(_) => &[],
+        }
+    }
+
+    /// The pairs of a mapping.
+    pub(in crate::config) fn pairs(&self, id: Id) -> impl Iterator<Item = (Id, Id)> {
+        self.children(id).as_chunks::<2>().0.iter().map(|[key, value]| (*key, *value))
+    }
+
+    /// A scalar's text and value; `None` for anything else. A tag that does not fit is ignored
+    /// here: [`super::check`] has complained.
+    pub(in crate::config) fn scalar(&self, id: Id) -> Option<(&str, Value)> {
+        match self.kind(id) {
+            Kind::Scalar { text, plain } => {
+                let value = scalar::value(text, self.tag(id), *plain);
+                Some((text, value.unwrap_or(Value::Text)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a node is text because of its quotes only.
+    pub(in crate::config) fn is_quoted(&self, id: Id) -> bool {
+        matches!(self.kind(id), Kind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
+    }
+
+    /// Whether a key merges its value's pairs into the mapping.
+    pub(in crate::config) fn is_merge(&self, key: Id) -> bool {
+        match self.kind(key) {
+            Kind::Scalar { text, plain } if text == "<<" => {
+                (*plain && self.tag(key).is_empty())
+                    || matches!(self.tag(key), "!" | "tag:yaml.org,2002:merge")
+            }
+            _ => false,
+        }
+    }
+
+    /// The mappings that a merge key's value names, in the order they are applied: of a list the
+    /// first wins, so it comes last.
+    pub(in crate::config) fn merged(&self, value: Id) -> Vec<Id> {
+        match self.kind(value) {
+            Kind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
+            _ => vec![value],
+        }
+    }
+}
+
+/// Offsets are kept in 32 bits, which [`BYTES`] fits; every platform we build for has 64.
+fn widen(offset: u32) -> usize {
+    usize::try_from(offset).unwrap_or(BYTES)
+}
+
+fn narrow(offset: usize) -> u32 {
+    u32::try_from(offset).unwrap_or(u32::MAX)
+}
+
+/// The first document of `text`. What is wrong with its syntax goes to `findings`.
+pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tree<'s> {
+    refuse_unknown_directives(text, findings);
+    let mut options = granit_parser::options! {
+        flow_nesting_limit: DEPTH,
+        block_nesting_limit: DEPTH,
+    };
+    options.set_emit_comments(false);
+    let version_at = text.find("%YAML").unwrap_or_default();
+    let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
+    let mut builder = Builder { version_at, ..Builder::default() };
+    for event in Parser::new_from_str_with_options(text, options) {
+        match event {
+            Ok((Event::DocumentEnd | Event::StreamEnd, _)) => break,
+            Ok((event, span)) => builder.take(event, &span, findings),
+            Err(error) => {
+                explain(&error, text, findings);
+                break;
+            }
+        }
+        if DEPTH < builder.open.len() {
+            let at = builder.open.last().map(|open| builder.tree.span(open.id));
+            too_deep(at.unwrap_or_default(), findings);
+            break;
+        }
+    }
+    builder.tree
+}
+
+/// A collection that has not ended.
+struct Open {
+    id: Id,
+    /// How many nodes were waiting for their parent when it began.
+    waiting: usize,
+}
+
+#[derive(Default)]
+struct Builder<'s> {
+    tree: Tree<'s>,
+    open: Vec<Open>,
+    waiting: Vec<Id>,
+    anchors: HashMap<usize, Id>,
+    /// Where the text says which YAML it is, if it does.
+    version_at: Span,
+}
+
+impl<'s> Builder<'s> {
+    fn take(&mut self, event: Event<'s>, at: &granit_parser::Span, findings: &mut Findings) {
+        match event {
+            Event::DocumentStart(_, Some(version)) if (version.major, version.minor) != (1, 1) => {
+                let message = format!(
+                    "the file is YAML {}.{} where 1.1 is read",
+                    version.major, version.minor
+                );
+                let help = "take the line out";
+                findings.add_with_help(Code::Syntax, self.version_at, message, help);
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let plain = style == ScalarStyle::Plain;
+                let id = self.node(Kind::Scalar { text, plain }, at, anchor, tag.as_deref());
+                self.waiting.push(id);
+            }
+            Event::Alias(anchor) => self.alias(anchor, at),
+            Event::SequenceStart(_, anchor, tag) => {
+                let id = self.node(Kind::Sequence(0..0), at, anchor, tag.as_deref());
+                self.begin(id);
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                let id = self.node(Kind::Mapping(0..0), at, anchor, tag.as_deref());
+                self.begin(id);
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.end(at),
+            _ => {}
+        }
+    }
+
+    fn node(
+        &mut self,
+        kind: Kind<'s>,
+        at: &granit_parser::Span,
+        anchor: usize,
+        tag: Option<&Tag>,
+    ) -> Id {
+        let id = self.tree.nodes.len();
+        let (start, end) = (offset(&at.start), offset(&at.end));
+        self.tree.nodes.push(Node { kind, start, end });
+        if let Some(tag) = tag {
+            let written_out = format!("{}{}", tag.handle(), tag.suffix());
+            self.tree.tags.insert(id, written_out.into());
+        }
+        if anchor != 0 {
+            self.anchors.insert(anchor, id);
+        }
+        self.tree.root.get_or_insert(id);
+        id
+    }
+
+    fn alias(&mut self, anchor: usize, at: &granit_parser::Span) {
+        if let Some(target) = self.anchors.get(&anchor).copied() {
+            self.tree.aliased = true;
+            let id = self.node(Kind::Alias(target), at, 0, None);
+            self.waiting.push(id);
+        }
+    }
+
+    fn begin(&mut self, id: Id) {
+        self.waiting.push(id);
+        self.open.push(Open { id, waiting: self.waiting.len() });
+    }
+
+    fn end(&mut self, at: &granit_parser::Span) {
+        let Some(Open { id, waiting }) = self.open.pop() else { return };
+        let first = narrow(self.tree.children.len());
+        self.tree.children.extend(self.waiting.drain(waiting..));
+        let range = first..narrow(self.tree.children.len());
+        let node = &mut self.tree.nodes[id];
+        node.end = offset(&at.end).max(node.end);
+        match &mut node.kind {
+            Kind::Mapping(of) | Kind::Sequence(of) => *of = range,
+            Kind::Scalar { .. } | Kind::Alias(_) => {}
+        }
+    }
+}
+
+fn offset(marker: &granit_parser::Marker) -> u32 {
+    narrow(marker.byte_offset().unwrap_or(0))
+}
+
+pub(super) fn too_deep(at: Span, findings: &mut Findings) {
+    let message = format!("nested more than {DEPTH} levels deep");
+    findings.add(Code::TooDeep, at, message);
+}
+
+/// YAML 1.1 readers refuse directives that they do not know; the parser beneath skips them.
+fn refuse_unknown_directives(text: &str, findings: &mut Findings) {
+    let mut start = 0;
+    for line in text.split_inclusive(['\n', '\r']) {
+        let content = line.trim();
+        let known = ["%YAML", "%TAG"].iter().any(|name| {
+            content.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '\t']))
+        });
+        if line.starts_with('%') && !known {
+            let message = format!("`{content}` is not a directive that YAML has");
+            let span = Span { start, end: start + content.len() };
+            findings.add_with_help(Code::Syntax, span, message, "%YAML 1.1 and %TAG are known");
+        }
+        if !content.is_empty() && !line.starts_with(['%', '#']) {
+            return;
+        }
+        start += line.len();
+    }
+}
+
+fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
+    let start = error.marker().byte_offset().unwrap_or(0).min(text.len());
+    let rest = text.get(start..).unwrap_or_default();
+    if *error.kind() == ErrorKind::RecursionLimitExceeded {
+        return too_deep(Span { start, end: start }, findings);
+    }
+    let word = rest.split([' ', '\t', '\n', '\r', ',', ']', '}']).next().unwrap_or_default();
+    let span = Span { start, end: start + word.len() };
+    let message = match error.kind() {
+        ErrorKind::UnknownAnchor => format!("alias `{word}` names an anchor that is not above it"),
+        _ => format!("not YAML: {}", error.info()),
+    };
+    match cure(error.kind()) {
+        Some(help) => findings.add_with_help(Code::Syntax, span, message, help),
+        None => findings.add(Code::Syntax, span, message),
+    }
+}
+
+fn cure(kind: &ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::TabInBlockIndentation
+        | ErrorKind::TabInIndentation
+        | ErrorKind::TabNotAllowed
+        | ErrorKind::TabInPlainScalar
+        | ErrorKind::TabAtBlockScalarStart => "indent with spaces",
+        ErrorKind::MissingAnchorOrAliasName => "a star alone must be quoted: '*'",
+        ErrorKind::UnknownAnchor => "a text that starts with a star must be quoted: '*.png'",
+        ErrorKind::UnexpectedCharacter { .. } => "quote the text",
+        ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
+            "is a quote above not closed?"
+        }
+        ErrorKind::MappingValueNotAllowed => "a text that contains `: ` must be quoted",
+        ErrorKind::InvalidIndentation => "keys of one block start in one column",
+        ErrorKind::UnclosedFlowCollection { .. } => "close the bracket",
+        _ => return None,
+    })
+}

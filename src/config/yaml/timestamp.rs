@@ -1,0 +1,58 @@
+//! Which texts are dates, asked only where a tag says that one is.
+//!
+//! Guarantees: four forms, a date alone, with a time after a blank, or with `T` or `t`, a time and
+//! a zone; month, day, hour, minute and second may have one digit.
+//! Leaves out: the instant itself: dates stay text.
+
+/// Whether `text` is a date that exists.
+pub(super) fn is_timestamp(text: &str) -> bool {
+    let (date, time) = text.split_once(['T', 't', ' ']).unwrap_or((text, ""));
+    let blank = text[date.len()..].starts_with(' ');
+    let clock = match (text.len() == date.len(), blank) {
+        (true, _) => return is_date(date),
+        (false, true) => Some(time),
+        (false, false) => without_zone(time),
+    };
+    is_date(date) && clock.is_some_and(is_clock)
+}
+
+fn is_date(text: &str) -> bool {
+    let mut parts = text.split('-');
+    let year = parts.next().filter(|year| year.len() == 4).and_then(|year| number(year, 4));
+    let (month, day) = (parts.next(), parts.next());
+    let small = |part: Option<&str>| part.and_then(|part| number(part, 2));
+    let exists = match (year, small(month), small(day)) {
+        (Some(year), Some(month), Some(day)) => jiff::civil::Date::new(
+            i16::try_from(year).unwrap_or(0),
+            i8::try_from(month).unwrap_or(0),
+            i8::try_from(day).unwrap_or(0),
+        )
+        .is_ok(),
+        _ => false,
+    };
+    exists && parts.next().is_none()
+}
+
+fn without_zone(time: &str) -> Option<&str> {
+    if let Some(clock) = time.strip_suffix('Z') {
+        return Some(clock);
+    }
+    let (clock, zone) = time.split_at_checked(time.rfind(['+', '-'])?)?;
+    let (hours, minutes) = zone[1..].split_once(':')?;
+    let two = |part: &str, most: u32| part.len() == 2 && number(part, 2).is_some_and(|n| n <= most);
+    (two(hours, 24) && two(minutes, 59)).then_some(clock)
+}
+
+fn is_clock(text: &str) -> bool {
+    let (whole, part) = text.split_once(['.', ',']).unwrap_or((text, "0"));
+    let mut numbers = whole.split(':').map(|part| number(part, 2));
+    let [hour, minute, second] = [numbers.next(), numbers.next(), numbers.next()];
+    let below = |part: Option<Option<u32>>, end: u32| part.flatten().is_some_and(|n| n < end);
+    let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    below(hour, 24) && below(minute, 60) && below(second, 60) && digits && numbers.next().is_none()
+}
+
+fn number(text: &str, most_digits: usize) -> Option<u32> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    if digits && text.len() <= most_digits { text.parse().ok() } else { None }
+}

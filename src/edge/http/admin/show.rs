@@ -1,0 +1,111 @@
+//! What is loaded, as JSON and as the reference's lines.
+//!
+//! Guarantees: `/config` has every diagnostic of the last refused load; `/rlconfig` has one line
+//! per rule, in the reference's form.
+//! Leaves out: how loads are made, which is for [`crate::source`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, Rule, Unit};
+use crate::kernel::units::Nanos;
+
+/// How loads went.
+#[derive(Clone, Debug, Default)]
+pub struct Loads {
+    /// Loads that were accepted.
+    pub loads: u64,
+    /// Loads that were refused.
+    pub refused: u64,
+    /// When the configuration in force was loaded, since the Unix epoch.
+    pub loaded_at: Option<Nanos>,
+    /// The files in force.
+    pub files: Vec<Arc<str>>,
+    /// What is probably not as it was meant, as diagnostics.
+    pub warnings: Vec<Value>,
+    /// The last load, when it was refused.
+    pub last_error: Option<LastError>,
+}
+
+/// A refused load.
+#[derive(Clone, Debug)]
+pub struct LastError {
+    /// When, since the Unix epoch.
+    pub at: Nanos,
+    /// Why: diagnostics, or one sentence where the texts could not be had.
+    pub diagnostics: Vec<Value>,
+}
+
+/// `/config`: what is in force, how it got there, and what was refused.
+#[must_use]
+pub fn config(loads: &Loads, config: Option<&Config>) -> Value {
+    let last_error = loads.last_error.as_ref();
+    json!({
+        "revision": config.map_or(0, |config| config.revision.0),
+        "loaded_at": loads.loaded_at.map(instant),
+        "loads": loads.loads,
+        "refused": loads.refused,
+        "last_error": last_error.map(|error| {
+            json!({"at": instant(error.at), "diagnostics": error.diagnostics})
+        }),
+        "files": loads.files.iter().map(|file| Value::from(&**file)).collect::<Value>(),
+        "domains": config.map(domains).unwrap_or_default(),
+        "warnings": loads.warnings,
+    })
+}
+
+fn domains(config: &Config) -> Map<String, Value> {
+    let mut sorted: Vec<_> = config.domains.values().collect();
+    sorted.sort_unstable_by_key(|domain| &domain.name);
+    sorted
+        .into_iter()
+        .map(|domain| (domain.name.to_string(), json!({"rules": domain.tree.rules().len()})))
+        .collect()
+}
+
+/// RFC 3339, in UTC.
+fn instant(at: Nanos) -> Option<String> {
+    let at = jiff::Timestamp::from_nanosecond(at.0.into()).ok()?;
+    Some(at.to_string())
+}
+
+/// `/rlconfig`: a line per rule, sorted, so that two dumps can be compared.
+#[must_use]
+pub fn rlconfig(config: &Config) -> String {
+    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
+    let mut lines: Vec<_> = rules.map(|rule| format!("{}\n", Line(rule))).collect();
+    lines.sort_unstable();
+    lines.concat()
+}
+
+/// A rule as the reference shows it. A period that is none of the units is shown in its place.
+struct Line<'r>(&'r Rule);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rule { path, limit, shadow, quota, .. } = self.0;
+        write!(f, "{path}: unit=")?;
+        match limit.as_ref().map(|limit| (limit.window.unit(), limit.window.length())) {
+            None => f.write_str("UNKNOWN")?,
+            Some((Some(unit), _)) => f.write_str(name(unit))?,
+            Some((None, period)) => write!(f, "{period}")?,
+        }
+        let requests = limit.as_ref().map_or(0, |limit| limit.requests);
+        write!(f, " requests_per_unit={requests}, shadow_mode: {shadow}, quota_mode: {quota}")
+    }
+}
+
+/// A unit's name in capitals, as the protocol spells it.
+pub(super) const fn name(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Second => "SECOND",
+        Unit::Minute => "MINUTE",
+        Unit::Hour => "HOUR",
+        Unit::Day => "DAY",
+        Unit::Week => "WEEK",
+        Unit::Month => "MONTH",
+        Unit::Year => "YEAR",
+    }
+}

@@ -1,0 +1,318 @@
+//! Proto3 JSON to Envoy's request, as strictly as the reference reads it.
+//!
+//! Guarantees: names in either spelling and each once; null is absent for a field and refused in a
+//! list; integers as numbers or text, also written `1.0` or `2e0`, and exact; units by number or
+//! by the request's own names; nothing unknown, nothing after the end; at most one descriptor more
+//! than a question may hold is kept in memory.
+//! Leaves out: what the request means, which is for [`crate::edge::grpc::convert`].
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use envoy_types::pb::google::protobuf::UInt64Value;
+use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::edge::grpc::convert::MAX_DESCRIPTORS;
+
+/// The first float that may stand for a neighbour: 2^53.
+const INEXACT: f64 = 9_007_199_254_740_992.0;
+
+/// The request that `body` holds.
+///
+/// # Errors
+/// When the body is anything but one JSON object of the request's fields.
+pub fn request(body: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+    serde_json::from_slice::<Read<RateLimitRequest>>(body).map(|read| read.0)
+}
+
+/// A message read from an object of its fields.
+struct Read<M>(M);
+
+/// A message with fields that can be read.
+trait Fields: Default {
+    /// One slot per field, in which a value arrives at most once.
+    type Slots: Default;
+
+    /// Reads the value of `name` into its slot.
+    fn field<'de, A: MapAccess<'de>>(
+        slots: &mut Self::Slots,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error>;
+
+    /// The message of the values that arrived.
+    fn of(slots: Self::Slots) -> Self;
+}
+
+/// `None` before the field's name came; then what came, null being absent.
+type Slot<T> = Option<Option<T>>;
+
+fn fill<'de, T: DeserializeOwned, A: MapAccess<'de>>(
+    slot: &mut Slot<T>,
+    map: &mut A,
+) -> Result<(), A::Error> {
+    if slot.is_some() {
+        return Err(A::Error::custom("a field given twice"));
+    }
+    *slot = Some(map.next_value()?);
+    Ok(())
+}
+
+impl<'de, M: Fields> Deserialize<'de> for Read<M> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Object<M>(PhantomData<M>);
+        impl<'de, M: Fields> Visitor<'de> for Object<M> {
+            type Value = Read<M>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<M>, A::Error> {
+                let mut slots = M::Slots::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    M::field(&mut slots, &name, &mut map)?;
+                }
+                Ok(Read(M::of(slots)))
+            }
+        }
+        from.deserialize_map(Object(PhantomData))
+    }
+}
+
+impl Fields for RateLimitRequest {
+    type Slots = (Slot<String>, Slot<Descriptors>, Slot<U32>);
+
+    fn field<'de, A: MapAccess<'de>>(
+        (domain, descriptors, hits_addend): &mut Self::Slots,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        match name {
+            "domain" => fill(domain, map),
+            "descriptors" => fill(descriptors, map),
+            "hitsAddend" | "hits_addend" => fill(hits_addend, map),
+            _ => Err(A::Error::unknown_field(name, &["domain", "descriptors", "hitsAddend"])),
+        }
+    }
+
+    fn of((domain, descriptors, hits_addend): Self::Slots) -> Self {
+        Self {
+            domain: domain.flatten().unwrap_or_default(),
+            descriptors: descriptors.flatten().unwrap_or_default().0,
+            hits_addend: hits_addend.flatten().unwrap_or_default().0,
+        }
+    }
+}
+
+impl Fields for RateLimitDescriptor {
+    type Slots = (Slot<Vec<Read<Entry>>>, Slot<Read<RateLimitOverride>>, Slot<U64>, Slot<bool>);
+
+    fn field<'de, A: MapAccess<'de>>(
+        (entries, limit, hits_addend, is_negative_hits): &mut Self::Slots,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        match name {
+            "entries" => fill(entries, map),
+            "limit" => fill(limit, map),
+            "hitsAddend" | "hits_addend" => fill(hits_addend, map),
+            "isNegativeHits" | "is_negative_hits" => fill(is_negative_hits, map),
+            _ => {
+                let known = &["entries", "limit", "hitsAddend", "isNegativeHits"];
+                Err(A::Error::unknown_field(name, known))
+            }
+        }
+    }
+
+    fn of((entries, limit, hits_addend, is_negative_hits): Self::Slots) -> Self {
+        let entries = entries.flatten().unwrap_or_default();
+        Self {
+            entries: entries.into_iter().map(|entry| entry.0).collect(),
+            limit: limit.flatten().map(|limit| limit.0),
+            hits_addend: hits_addend.flatten().map(|U64(value)| UInt64Value { value }),
+            is_negative_hits: is_negative_hits.flatten().unwrap_or_default(),
+        }
+    }
+}
+
+impl Fields for Entry {
+    type Slots = (Slot<String>, Slot<String>);
+
+    fn field<'de, A: MapAccess<'de>>(
+        (key, value): &mut Self::Slots,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        match name {
+            "key" => fill(key, map),
+            "value" => fill(value, map),
+            _ => Err(A::Error::unknown_field(name, &["key", "value"])),
+        }
+    }
+
+    fn of((key, value): Self::Slots) -> Self {
+        let text = |slot: Slot<String>| slot.flatten().unwrap_or_default();
+        Self { key: text(key), value: text(value) }
+    }
+}
+
+impl Fields for RateLimitOverride {
+    type Slots = (Slot<U32>, Slot<Unit>);
+
+    fn field<'de, A: MapAccess<'de>>(
+        (requests_per_unit, unit): &mut Self::Slots,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        match name {
+            "requestsPerUnit" | "requests_per_unit" => fill(requests_per_unit, map),
+            "unit" => fill(unit, map),
+            _ => Err(A::Error::unknown_field(name, &["requestsPerUnit", "unit"])),
+        }
+    }
+
+    fn of((requests_per_unit, unit): Self::Slots) -> Self {
+        Self {
+            requests_per_unit: requests_per_unit.flatten().unwrap_or_default().0,
+            unit: unit.flatten().unwrap_or_default().0,
+        }
+    }
+}
+
+/// The list of descriptors. Of a list that is too long to be answered only so much is kept that it
+/// is still too long: four megabytes of `{},{},{}` would otherwise become a hundred.
+#[derive(Default)]
+struct Descriptors(Vec<RateLimitDescriptor>);
+
+impl<'de> Deserialize<'de> for Descriptors {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Descriptors;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of descriptors")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Descriptors, A::Error> {
+                let mut kept = Vec::new();
+                while let Some(Read(descriptor)) = list.next_element()? {
+                    if kept.len() <= MAX_DESCRIPTORS {
+                        kept.push(descriptor);
+                    }
+                }
+                Ok(Descriptors(kept))
+            }
+        }
+        from.deserialize_seq(List)
+    }
+}
+
+/// An unsigned integer as proto3 JSON writes it: a number or the same number as text.
+#[derive(Default)]
+struct U64(u64);
+
+impl<'de> Deserialize<'de> for U64 {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Number { as_text: true }).map(Self)
+    }
+}
+
+/// [`U64`] within 32 bits.
+#[derive(Default)]
+struct U32(u32);
+
+impl<'de> Deserialize<'de> for U32 {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let U64(wide) = U64::deserialize(from)?;
+        u32::try_from(wide).map(Self).map_err(|_| D::Error::custom("beyond 32 bits"))
+    }
+}
+
+struct Number {
+    as_text: bool,
+}
+
+impl Visitor<'_> for Number {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an unsigned integer")
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<u64, E> {
+        Ok(value)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<u64, E> {
+        integral(value).ok_or_else(|| E::custom("not an unsigned integer"))
+    }
+
+    /// The text must be a number and nothing else: JSON's own grammar, no white space around it.
+    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+        let bare = text.bytes().all(|byte| !byte.is_ascii_whitespace());
+        let number = (self.as_text && bare)
+            .then(|| serde_json::Deserializer::from_str(text))
+            .ok_or_else(|| E::custom("text where a number belongs"))?;
+        alone(number).map_err(E::custom)
+    }
+}
+
+fn alone(
+    mut text: serde_json::Deserializer<serde_json::de::StrRead<'_>>,
+) -> serde_json::Result<u64> {
+    let value = text.deserialize_any(Number { as_text: false })?;
+    text.end().map(|()| value)
+}
+
+/// `value` as an integer, if it is one and no neighbour rounds to the same float.
+fn integral(value: f64) -> Option<u64> {
+    let sound = value.is_sign_positive() && value.fract() == 0.0 && value < INEXACT;
+    // The text of such a float is its digits.
+    sound.then(|| value.to_string().parse().ok()).flatten()
+}
+
+/// A unit by number or by name. The request's enumeration has no week.
+#[derive(Default)]
+struct Unit(i32);
+
+impl<'de> Deserialize<'de> for Unit {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = Unit;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a unit's name or number")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Unit, E> {
+                RateLimitUnit::from_str_name(name)
+                    .map(|unit| Unit(unit.into()))
+                    .ok_or_else(|| E::custom("not a unit"))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Unit, E> {
+                i32::try_from(number).map(Unit).map_err(|_| E::custom("beyond 32 bits"))
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Unit, E> {
+                i32::try_from(number).map(Unit).map_err(|_| E::custom("beyond 32 bits"))
+            }
+
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Unit, E> {
+                let number = integral(number).ok_or_else(|| E::custom("not an integer"))?;
+                self.visit_u64(number)
+            }
+        }
+        from.deserialize_any(Name)
+    }
+}

@@ -1,0 +1,73 @@
+//! Connections of an HTTP port.
+//!
+//! Guarantees: see [`super`].
+//! Leaves out: what is answered.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a client may take to send a request's head; also how long it may stay silent between
+/// two requests.
+const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Most connections at one time; the next wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4_096;
+
+/// The pause after a failed accept: without it a process that is out of files spins.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `router` on `listener` until `shutdown`, then finishes what is under way.
+pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let (stream, slot) = tokio::select! {
+            () = &mut shutdown => break,
+            Some(accepted) = accept(&listener, &slots) => accepted,
+            else => continue,
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = connections().serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // A client that breaks off is its own affair.
+            connection.await.ok();
+            drop(slot);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+fn connections() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+    builder
+}
+
+/// The next connection and its slot; `None` after a failure and a pause.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => Some((stream, slot)),
+        Err(error) => {
+            tracing::warn!(%error, "a connection could not be accepted");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            None
+        }
+    }
+}

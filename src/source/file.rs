@@ -1,0 +1,333 @@
+//! Files and directories of limits, watched.
+//!
+//! Guarantees: all or nothing, and the last good configuration stays; directories are watched
+//! before they are read, so that a change in between is not lost; texts that are byte for byte
+//! those in force are not published again. Reading and loading run beside the runtime's threads.
+//! Leaves out: signals; whoever catches one calls [`Reload::now`].
+
+mod tree;
+mod watches;
+
+use std::hash::{Hash as _, Hasher as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use super::{Load, LoadStatus, Published, Refused, SourceError, TextFile, Why};
+use crate::config::Config;
+use crate::config::diagnostic::Diagnostic;
+use crate::kernel::units::{Nanos, Revision};
+pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, read_tree};
+use watches::{Armed, Watches};
+
+/// How often files are looked at where the system tells of changes: for what it cannot tell of.
+const LOOK: Duration = Duration::from_secs(10);
+/// How often where it does not. A `stat` of each file; with ten thousand, about 2 % of a core.
+const LOOK_UNWATCHED: Duration = Duration::from_secs(1);
+/// A writer that never rests is read after so many times the debounce…
+const RESTLESS: u32 = 10;
+/// …but not before this long.
+const RESTLESS_LEAST: Duration = Duration::from_secs(1);
+/// The most diagnostics of one load that are logged; `/config` has them all.
+const MOST_LOGGED: usize = 50;
+
+/// What to watch, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Files and directories.
+    pub paths: Vec<PathBuf>,
+    /// How long files must rest after a change before they are read.
+    pub debounce: Duration,
+    /// How often to look, whether or not the system tells of a change.
+    pub look: Duration,
+}
+
+impl Options {
+    /// Watches `paths`, which must rest for `debounce` after a change before they are read.
+    #[must_use]
+    pub fn new(paths: Vec<PathBuf>, debounce: Nanos) -> Self {
+        Self { paths, debounce: Duration::from_nanos(debounce.0), look: LOOK }
+    }
+}
+
+/// A running source. It stops when nobody receives any more.
+#[derive(Debug)]
+pub struct FileSource {
+    /// What is in force and how it got there.
+    pub published: watch::Receiver<Published>,
+    /// Asks for a load.
+    pub reload: Reload,
+    /// Ends only when the source has stopped; its loss is fatal.
+    pub task: JoinHandle<()>,
+}
+
+/// Asks a source for a load.
+#[derive(Clone, Debug)]
+pub struct Reload(Arc<Notify>);
+
+impl Reload {
+    /// Loads soon, whether or not anything changed.
+    pub fn now(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Loads once, then again after each change. When this returns, the first load is published:
+/// accepted or refused.
+pub async fn start(
+    options: Options,
+    load: Arc<Load>,
+    now: impl Fn() -> Nanos + Send + Sync + 'static,
+) -> FileSource {
+    let (sender, published) = watch::channel(Published::default());
+    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let watches = Watches::new(&options.paths, Arc::clone(&changed));
+    let look = Look {
+        paths: options.paths.clone().into(),
+        watches: Arc::new(Mutex::new(watches)),
+        load,
+        seen: Seen::default(),
+    };
+    let reload = Reload(Arc::clone(&asked));
+    let mut loader = Loader { options, look, sender, changed, asked, now: Box::new(now) };
+    loader.load(Cause::Asked).await;
+    FileSource { published, reload, task: tokio::spawn(loader.run()) }
+}
+
+/// What brings a load about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// The system told of a change.
+    Told,
+    /// It is time to look.
+    Look,
+}
+
+struct Loader {
+    options: Options,
+    look: Look,
+    sender: watch::Sender<Published>,
+    changed: Arc<Notify>,
+    asked: Arc<Notify>,
+    now: Box<dyn Fn() -> Nanos + Send + Sync>,
+}
+
+impl Loader {
+    async fn run(mut self) {
+        while let Some(cause) = self.cause().await {
+            self.load(cause).await;
+        }
+    }
+
+    async fn cause(&self) -> Option<Cause> {
+        let unwatched = self.look.seen.unwatched;
+        let look =
+            if unwatched { LOOK_UNWATCHED.min(self.options.look) } else { self.options.look };
+        tokio::select! {
+            () = self.sender.closed() => None,
+            () = self.asked.notified() => Some(Cause::Asked),
+            () = self.changed.notified() => {
+                self.rest().await;
+                Some(Cause::Told)
+            }
+            () = sleep(look) => Some(Cause::Look),
+        }
+    }
+
+    /// Waits until files rest, or for so long that waiting on would help nobody.
+    async fn rest(&self) {
+        let debounce = self.options.debounce;
+        let restless = RESTLESS_LEAST.max(debounce.saturating_mul(RESTLESS));
+        let rest = async { while timeout(debounce, self.changed.notified()).await.is_ok() {} };
+        // Either way it is time to read.
+        timeout(restless, rest).await.ok();
+    }
+
+    async fn load(&mut self, cause: Cause) {
+        let look = self.look.clone();
+        let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
+        let found = spawn_blocking(move || look.at(cause, revision)).await;
+        let (seen, found) = found.unwrap_or((self.look.seen, Found::Refused(Why::Broke)));
+        self.look.seen = seen;
+        let at = (self.now)();
+        match found {
+            Found::Nothing => {}
+            Found::InForce => self.publish(|published| published.status.accept(at)),
+            Found::StillRefused => self.publish(|published| published.status.refused += 1),
+            Found::Refused(why) => self.refuse(Refused { at, why }),
+            Found::Accepted(accepted) => self.accept(at, accepted),
+        }
+    }
+
+    fn accept(&self, at: Nanos, Accepted { config, warnings, files }: Accepted) {
+        let (revision, domains) = (config.revision, config.domains.len());
+        tracing::info!(%revision, files = files.len(), domains, "limits are loaded");
+        tell(&warnings);
+        self.publish(|published| {
+            published.config = Some(Arc::new(config));
+            published.status.accept(at);
+            published.status.revision = revision;
+            published.status.files = files;
+            published.status.warnings = warnings.into();
+        });
+    }
+
+    fn refuse(&self, refused: Refused) {
+        let (Revision(in_force), refusals) = {
+            let status = &self.sender.borrow().status;
+            (status.revision, status.refused + 1)
+        };
+        match &refused.why {
+            Why::Source(error) => {
+                let error: &dyn std::error::Error = error;
+                tracing::error!(in_force, error, "limits cannot be read, the last good ones stay");
+            }
+            Why::Diagnostics(diagnostics) => {
+                let findings = diagnostics.len();
+                tracing::error!(in_force, findings, "limits are refused, the last good ones stay");
+                tell(diagnostics);
+            }
+            Why::Broke => tracing::error!(in_force, "the loader broke, the last good limits stay"),
+        }
+        self.publish(|published| {
+            published.status.refused = refusals;
+            published.status.last_error = Some(Arc::new(refused));
+        });
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut Published)) {
+        self.sender.send_modify(change);
+    }
+}
+
+impl LoadStatus {
+    fn accept(&mut self, at: Nanos) {
+        self.loads += 1;
+        self.loaded_at = Some(at);
+        self.last_error = None;
+    }
+}
+
+/// One line for each finding.
+fn tell(diagnostics: &[Diagnostic]) {
+    for Diagnostic { place, message, help, .. } in diagnostics.iter().take(MOST_LOGGED) {
+        let place = format_args!("{}:{}:{}", place.file, place.line, place.column);
+        tracing::warn!(%place, help, "{message}");
+    }
+}
+
+/// What a look at the files came to.
+enum Found {
+    /// Nothing that was not known.
+    Nothing,
+    /// The texts that are in force.
+    InForce,
+    /// The texts that were refused before.
+    StillRefused,
+    /// Texts that cannot be had, or are wrong.
+    Refused(Why),
+    /// A new configuration.
+    Accepted(Accepted),
+}
+
+struct Accepted {
+    config: Config,
+    warnings: Vec<Diagnostic>,
+    files: Arc<[Arc<str>]>,
+}
+
+/// One look at the files; runs where it may block.
+#[derive(Clone)]
+struct Look {
+    paths: Arc<[PathBuf]>,
+    watches: Arc<Mutex<Watches>>,
+    load: Arc<Load>,
+    seen: Seen,
+}
+
+/// What the last look saw.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// The listing's fingerprint.
+    fingerprint: u64,
+    /// The digest of the texts in force.
+    in_force: Option<u128>,
+    /// The digest of the texts that were refused last.
+    refused: Option<u128>,
+    /// Some directory could not be watched.
+    unwatched: bool,
+}
+
+impl Look {
+    fn at(mut self, cause: Cause, revision: Revision) -> (Seen, Found) {
+        let (listing, error) = self.list();
+        if cause == Cause::Look && listing.fingerprint == self.seen.fingerprint {
+            return (self.seen, Found::Nothing);
+        }
+        self.seen.fingerprint = listing.fingerprint;
+        for path in &listing.passed_over {
+            tracing::warn!(path = %path.display(), "passed over: no regular file");
+        }
+        let found = match error.map_or_else(|| tree::read(&listing), Err) {
+            Err(error) => Found::Refused(Why::Source(error)),
+            Ok(texts) => self.judge(cause, &texts, revision),
+        };
+        (self.seen, found)
+    }
+
+    /// Watches what it lists, and lists until there was nothing left to watch: what comes to be in a
+    /// directory before it is watched, nobody tells of.
+    fn list(&mut self) -> (tree::Listing, Option<SourceError>) {
+        let mut watches = self.watches.lock();
+        for _ in 0..tree::DEEPEST {
+            let (listing, error) = tree::list(&self.paths);
+            let Armed { more, all } = watches.arm(&listing.directories);
+            self.seen.unwatched = !all;
+            if !more {
+                return (listing, error);
+            }
+        }
+        tree::list(&self.paths)
+    }
+
+    fn judge(&mut self, cause: Cause, texts: &[TextFile], revision: Revision) -> Found {
+        let digest = Some(digest(texts));
+        if digest == self.seen.in_force {
+            self.seen.refused = None;
+            return Found::InForce;
+        }
+        if digest == self.seen.refused && cause != Cause::Asked {
+            return Found::StillRefused;
+        }
+        match (self.load)(texts, revision) {
+            Err(diagnostics) => {
+                self.seen.refused = digest;
+                Found::Refused(Why::Diagnostics(diagnostics))
+            }
+            Ok((mut config, warnings)) => {
+                config.revision = revision;
+                (self.seen.in_force, self.seen.refused) = (digest, None);
+                let files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
+                Found::Accepted(Accepted { config, warnings, files })
+            }
+        }
+    }
+}
+
+/// Not a proof of equality, but 128 bits: texts that differ and share it do not happen by accident.
+fn digest(texts: &[TextFile]) -> u128 {
+    let mut hasher = SipHasher13::new();
+    for TextFile { name, bytes } in texts {
+        (name, bytes).hash(&mut hasher);
+    }
+    hasher.write_usize(texts.len());
+    hasher.finish128().as_u128()
+}

@@ -1,0 +1,73 @@
+//! How a finding is shown.
+
+use sluicegate::config::diagnostic::{Code, Severity, Source, Span};
+use sluicegate::config::raw;
+
+#[test]
+fn a_finding_is_shown_with_its_line_a_caret_and_the_cure() {
+    let text = "domain: d\ndescriptors:\n  - key: k\n    ratelimit: {}\n";
+    let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err();
+    assert_eq!(
+        found[0].to_string(),
+        "limits/a.yaml:4:5 error[E09] there is no key `ratelimit`\n    \
+         4 |     ratelimit: {}\n      |     ^^^^^^^^^ did you mean `rate_limit`?"
+    );
+}
+
+#[test]
+fn a_finding_is_json_with_stable_field_names() {
+    let found = raw::read("a.yaml", b"Domain: d\n").unwrap_err();
+    let json = serde_json::to_value(&found[0]).unwrap();
+    let expected = serde_json::json!({
+        "severity": "error", "code": "E09", "file": "a.yaml", "line": 1, "column": 1,
+        "message": "there is no key `Domain`", "help": "did you mean `domain`?",
+    });
+    assert_eq!(json, expected);
+}
+
+#[test]
+fn columns_count_characters_and_any_line_end_ends_a_line() {
+    let source = Source::new("a", "é: x\r\nb\rccc\nd");
+    for (at, line, column) in [(0, 1, 1), (4, 1, 4), (7, 2, 1), (9, 3, 1), (11, 3, 3), (13, 4, 1)] {
+        let place = source.place(Span { start: at, end: at + 1 });
+        assert_eq!((place.line, place.column), (line, column), "byte {at}");
+    }
+}
+
+#[test]
+fn a_place_outside_of_the_text_is_its_end_and_never_splits_a_character() {
+    let source = Source::new("a", "x\né");
+    let place = source.place(Span { start: 99, end: 100 });
+    assert_eq!((place.line, place.column, place.width), (2, 2, 1));
+    let inside = source.place(Span { start: 3, end: 3 });
+    assert_eq!((inside.line, inside.column), (2, 1));
+}
+
+#[test]
+fn of_a_very_long_line_only_the_part_around_the_place_is_carried() {
+    let text = format!("{{domain: d, {}bogus: 1}}", "metadata: {}, ".repeat(10_000));
+    let found = raw::read("a.json", text.as_bytes()).unwrap_err();
+    let bogus = found.iter().find(|one| one.code == Code::UnknownKey).unwrap();
+    assert!(bogus.place.text.len() < 300);
+    let shown = bogus.to_string();
+    let (line, caret) = (shown.lines().nth(1).unwrap(), shown.lines().nth(2).unwrap());
+    assert_eq!(line.find("bogus"), caret.find('^'));
+}
+
+#[test]
+fn a_line_cannot_steer_a_terminal() {
+    let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err();
+    assert!(!found[0].to_string().contains('\u{1b}'));
+}
+
+#[test]
+fn codes_are_named_once_and_their_letter_is_their_severity() {
+    let mut names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Code::ALL.len());
+    for code in Code::ALL {
+        let warning = code.name().starts_with('W');
+        assert_eq!(code.severity() == Severity::Warning, warning, "{}", code.name());
+    }
+}

@@ -1,0 +1,7 @@
+//! Limits files: what is read, what is refused, and how a person is told.
+
+mod bad;
+mod diagnostics;
+mod hostile;
+mod raw;
+mod vectors;

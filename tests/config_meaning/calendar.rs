@@ -1,0 +1,247 @@
+//! Instants worked out by hand from the rules of the time zone database.
+
+use jiff::civil::Weekday;
+use jiff::tz::TimeZone;
+use proptest::prelude::*;
+use sluicegate::config::Calendar;
+use sluicegate::config::calendar::Starts;
+use sluicegate::kernel::units::Nanos;
+
+fn calendar(zone: &str, starts: Starts) -> Calendar {
+    Calendar::new(TimeZone::get(zone).unwrap(), starts)
+}
+
+fn at(instant: &str) -> Nanos {
+    let instant: jiff::Timestamp = instant.parse().unwrap();
+    Nanos::from_secs(u64::try_from(instant.as_second()).unwrap())
+}
+
+/// The windows around `now` start at these instants.
+fn starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
+    assert_eq!(calendar.starts_around(at(now)), expected.map(at), "{calendar:?} at {now}");
+}
+
+#[test]
+fn a_day_has_23_hours_when_clocks_go_forward_and_25_when_they_go_back() {
+    let berlin = calendar("Europe/Berlin", Starts::Day);
+    // From +01 to +02 at 02:00 on 2026-03-29, back at 03:00 on 2026-10-25.
+    starts(
+        &berlin,
+        "2026-03-29T12:00:00Z",
+        [
+            "2026-03-27T23:00:00Z",
+            "2026-03-28T23:00:00Z",
+            "2026-03-29T22:00:00Z",
+            "2026-03-30T22:00:00Z",
+        ],
+    );
+    starts(
+        &berlin,
+        "2026-10-25T22:59:59Z",
+        [
+            "2026-10-23T22:00:00Z",
+            "2026-10-24T22:00:00Z",
+            "2026-10-25T23:00:00Z",
+            "2026-10-26T23:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_day_whose_midnight_the_clocks_jump_over_starts_after_the_jump() {
+    // From -03 to -02 at 00:00 on 2018-11-04: the day's first instant is 01:00.
+    let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
+    starts(
+        &sao_paulo,
+        "2018-11-04T03:00:00Z",
+        [
+            "2018-11-03T03:00:00Z",
+            "2018-11-04T03:00:00Z",
+            "2018-11-05T02:00:00Z",
+            "2018-11-06T02:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_day_whose_midnight_comes_twice_starts_with_the_first() {
+    // From -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happens twice.
+    let havana = calendar("America/Havana", Starts::Day);
+    let expected = [
+        "2025-11-01T04:00:00Z",
+        "2025-11-02T04:00:00Z",
+        "2025-11-03T05:00:00Z",
+        "2025-11-04T05:00:00Z",
+    ];
+    starts(&havana, "2025-11-02T04:30:00Z", expected);
+    starts(&havana, "2025-11-02T05:30:00Z", expected);
+}
+
+#[test]
+fn an_hour_repeated_before_midnight_belongs_to_the_old_day() {
+    // From -02 to -03 at 24:00 on 2018-02-17: 23:00 to 24:00 happens twice.
+    let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
+    starts(
+        &sao_paulo,
+        "2018-02-18T02:30:00Z",
+        [
+            "2018-02-16T02:00:00Z",
+            "2018-02-17T02:00:00Z",
+            "2018-02-18T03:00:00Z",
+            "2018-02-19T03:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_day_that_the_zone_left_out_is_no_window() {
+    // Samoa went from -10 to +14 at the end of 2011-12-29; there was no 30 December.
+    let apia = calendar("Pacific/Apia", Starts::Day);
+    starts(
+        &apia,
+        "2011-12-30T09:59:59Z",
+        [
+            "2011-12-28T10:00:00Z",
+            "2011-12-29T10:00:00Z",
+            "2011-12-30T10:00:00Z",
+            "2011-12-31T10:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn an_offset_of_five_hours_and_forty_five_minutes_is_kept() {
+    let kathmandu = calendar("Asia/Kathmandu", Starts::Day);
+    starts(
+        &kathmandu,
+        "2026-05-05T18:15:00Z",
+        [
+            "2026-05-04T18:15:00Z",
+            "2026-05-05T18:15:00Z",
+            "2026-05-06T18:15:00Z",
+            "2026-05-07T18:15:00Z",
+        ],
+    );
+}
+
+#[test]
+fn starts_on_31_is_the_last_day_of_every_month() {
+    let berlin = calendar("Europe/Berlin", Starts::Month(31));
+    starts(
+        &berlin,
+        "2026-03-01T00:00:00Z",
+        [
+            "2026-01-30T23:00:00Z",
+            "2026-02-27T23:00:00Z",
+            "2026-03-30T22:00:00Z",
+            "2026-04-29T22:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_month_may_start_on_any_day_and_before_it_the_last_one_goes_on() {
+    let utc = calendar("UTC", Starts::Month(15));
+    let until =
+        |next| ["2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z", "2026-03-15T00:00:00Z", next];
+    starts(&utc, "2026-03-14T23:59:59Z", until("2026-04-15T00:00:00Z"));
+    starts(
+        &utc,
+        "2026-03-15T00:00:00Z",
+        [
+            "2026-02-15T00:00:00Z",
+            "2026-03-15T00:00:00Z",
+            "2026-04-15T00:00:00Z",
+            "2026-05-15T00:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_week_starts_on_its_day() {
+    // 2026-01-01 is a Thursday.
+    let utc = calendar("UTC", Starts::Week(Weekday::Sunday));
+    starts(
+        &utc,
+        "2026-01-01T08:00:00Z",
+        [
+            "2025-12-21T00:00:00Z",
+            "2025-12-28T00:00:00Z",
+            "2026-01-04T00:00:00Z",
+            "2026-01-11T00:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn a_year_from_29_february_starts_on_the_28th_where_there_is_none() {
+    let utc = calendar("UTC", Starts::Year { month: 2, day: 29 });
+    starts(
+        &utc,
+        "2024-02-29T00:00:00Z",
+        [
+            "2023-02-28T00:00:00Z",
+            "2024-02-29T00:00:00Z",
+            "2025-02-28T00:00:00Z",
+            "2026-02-28T00:00:00Z",
+        ],
+    );
+    starts(
+        &utc,
+        "2024-02-28T23:59:59Z",
+        [
+            "2022-02-28T00:00:00Z",
+            "2023-02-28T00:00:00Z",
+            "2024-02-29T00:00:00Z",
+            "2025-02-28T00:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn every_zone_is_known_without_the_systems_own_database() {
+    let bundled = jiff::tz::TimeZoneDatabase::bundled();
+    for zone in ["Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific/Apia", "UTC"] {
+        assert!(bundled.get(zone).is_ok(), "{zone}");
+    }
+}
+
+fn any_calendar() -> impl Strategy<Value = Calendar> {
+    let zones = [
+        "UTC",
+        "Europe/Berlin",
+        "America/Sao_Paulo",
+        "America/Havana",
+        "Asia/Kathmandu",
+        "Pacific/Apia",
+        "Pacific/Kiritimati",
+        "Australia/Lord_Howe",
+        "Asia/Tehran",
+        "Africa/Casablanca",
+        "Antarctica/Troll",
+    ];
+    let starts = prop_oneof![
+        Just(Starts::Day),
+        (1i8..=7).prop_map(|day| Starts::Week(Weekday::from_monday_one_offset(day).unwrap())),
+        (1i8..=31).prop_map(Starts::Month),
+        (1i8..=12, 1i8..=28).prop_map(|(month, day)| Starts::Year { month, day }),
+    ];
+    (prop::sample::select(zones.to_vec()), starts).prop_map(|(zone, starts)| calendar(zone, starts))
+}
+
+proptest! {
+    // A failing case is printed in full, which is its seed.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+    #[test]
+    fn windows_tile_time(calendar in any_calendar(), second in 86_400 * 800..4_000_000_000u64) {
+        let now = Nanos::from_secs(second);
+        let [previous, current, next, after] = calendar.starts_around(now);
+        prop_assert!(previous < current && current <= now && now < next && next < after);
+        // The same windows from each of their ends, and from the next one.
+        prop_assert_eq!(calendar.starts_around(current), [previous, current, next, after]);
+        let end = Nanos(next.0 - 1);
+        prop_assert_eq!(calendar.starts_around(end), [previous, current, next, after]);
+        prop_assert_eq!(&calendar.starts_around(next)[..3], [current, next, after]);
+    }
+}

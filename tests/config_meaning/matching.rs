@@ -1,0 +1,329 @@
+//! How a descriptor finds its rule: the reference's algorithm, its examples, and a plain model.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use sluicegate::config::diagnostic::Spanned;
+use sluicegate::config::raw::{Descriptor, RateLimit};
+use sluicegate::config::tree::trace::{Outcome, Verdict};
+
+use super::{by_hand, find, requests, sound};
+
+fn rules(rules: &[(&str, &str, u32)]) -> String {
+    let rule = |&(key, value, requests): &(&str, &str, u32)| {
+        format!(
+            "- {{key: '{key}', value: '{value}', rate_limit: {{unit: day, requests_per_unit: {requests}}}}}\n"
+        )
+    };
+    rules.iter().map(rule).collect()
+}
+
+fn finds(config: &sluicegate::config::Config, table: &[(&str, Option<u32>)]) {
+    for &(descriptor, expected) in table {
+        assert_eq!(requests(config, descriptor), expected, "{descriptor}");
+    }
+}
+
+#[test]
+fn exact_beats_patterns_in_file_order_and_they_beat_the_bare_key() {
+    let text = rules(&[("p", "a*", 11), ("p", "a*b", 22), ("p", "abc", 33), ("p", "", 44)]);
+    let (config, _) =
+        super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
+    finds(
+        &config,
+        &[("p=ab", Some(11)), ("p=abc", Some(33)), ("p=zz", Some(44)), ("p=", Some(44))],
+    );
+}
+
+#[test]
+fn a_lone_star_takes_every_value_and_the_empty_one() {
+    let text = rules(&[("w", "*", 4), ("w", "", 5)]);
+    let (config, _) =
+        super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
+    finds(&config, &[("w=x", Some(4)), ("w=", Some(4))]);
+}
+
+#[test]
+fn stars_may_stand_anywhere_in_a_value() {
+    let config = sound(&rules(&[("k", "a*c", 1), ("k", "bar*b", 2), ("k", "foo*bar*baz", 3)]));
+    finds(
+        &config,
+        &[
+            ("k=ac", Some(1)),
+            ("k=abc", Some(1)),
+            ("k=barb", Some(2)),
+            ("k=foobarbaz", Some(3)),
+            ("k=foo1bar2baz", Some(3)),
+            ("k=ac!", None),
+            ("k=a", None),
+            ("k=bara", None),
+            ("k=xbarb", None),
+            ("k=bab", None),
+            ("k=foobaz", None),
+            ("k=bar1baz", None),
+            ("k=foobarXbazY", None),
+            // Literals may not overlap: `barb` needs its five letters.
+            ("k=bar", None),
+        ],
+    );
+}
+
+#[test]
+fn first_and_last_literals_do_not_share_letters() {
+    let config = sound(&rules(&[("k", "aba*aba", 1)]));
+    finds(
+        &config,
+        &[("k=aba", None), ("k=ababa", None), ("k=abaaba", Some(1)), ("k=abaXaba", Some(1))],
+    );
+}
+
+#[test]
+fn there_is_no_way_back_from_an_exact_node() {
+    let config = sound(
+        "- key: n\n  value: x\n  descriptors:\n  - {key: c, value: '1', rate_limit: {unit: day, requests_per_unit: 5}}\n\
+         - key: n\n  descriptors:\n  - {key: c, rate_limit: {unit: day, requests_per_unit: 6}}\n\
+        \x20 - {key: e, rate_limit: {unit: day, requests_per_unit: 7}}\n",
+    );
+    finds(
+        &config,
+        &[
+            ("n=x,c=1", Some(5)),
+            ("n=x,c=2", None),
+            ("n=x,e=1", None),
+            ("n=y,c=2", Some(6)),
+            ("n=y,e=", Some(7)),
+        ],
+    );
+}
+
+#[test]
+fn a_rule_is_for_descriptors_of_its_own_depth_and_order() {
+    let config = sound(
+        "- key: par\n  rate_limit: {unit: day, requests_per_unit: 8}\n  descriptors:\n\
+        \x20 - {key: kid, rate_limit: {unit: day, requests_per_unit: 9}}\n",
+    );
+    finds(
+        &config,
+        &[
+            ("", None),
+            ("par=", Some(8)),
+            ("par=,kid=", Some(9)),
+            ("par=,other=", None),
+            ("par=,kid=,x=", None),
+            ("kid=,par=", None),
+        ],
+    );
+}
+
+#[test]
+fn a_node_without_a_limit_exempts_its_value() {
+    let config = sound(&format!("- {{key: k, value: w}}\n{}", rules(&[("k", "", 2)])));
+    finds(&config, &[("k=w", None), ("k=v", Some(2))]);
+}
+
+#[test]
+fn keys_and_values_are_compared_letter_for_letter() {
+    let config = sound(&rules(&[("Case", "Val", 1)]));
+    finds(&config, &[("Case=Val", Some(1)), ("case=Val", None), ("Case=val", None)]);
+}
+
+#[test]
+fn key_and_value_are_one_string() {
+    let config = sound(&rules(&[("a", "b_c", 9)]));
+    finds(
+        &config,
+        &[("a=b_c", Some(9)), ("a_b=c", Some(9)), ("a_b_c=zzz", Some(9)), ("a=b", None)],
+    );
+}
+
+#[test]
+fn a_key_that_ends_in_an_underscore_is_the_exact_match_of_an_empty_value() {
+    let config = sound(&rules(&[("k_", "", 1), ("k", "", 2)]));
+    finds(&config, &[("k=", Some(1)), ("k=v", Some(2)), ("k_=v", Some(1))]);
+}
+
+#[test]
+fn a_pattern_takes_longer_keys_that_go_on_with_its_text() {
+    let config = sound(&rules(&[("path", "*", 1), ("a", "b_*", 2), ("k", "foo*", 3)]));
+    finds(
+        &config,
+        &[
+            ("path_info=y", Some(1)),
+            ("a_b=c", Some(2)),
+            ("a_b_c=d", Some(2)),
+            ("k_foo=x", Some(3)),
+            ("k_fo=x", None),
+        ],
+    );
+}
+
+fn shared(descriptor: &str, rule: &str) -> Vec<(usize, String)> {
+    let text = format!("domain: d\ndescriptors:\n{rule}");
+    let (config, _) = super::load(&[("a.yaml", &text)], false).unwrap();
+    let found = find(&config, descriptor).unwrap();
+    found.shared.iter().map(|&(at, text)| (at, text.to_owned())).collect()
+}
+
+#[test]
+fn all_values_of_a_shared_pattern_are_one() {
+    let rule = |key: &str, value: &str| {
+        format!(
+            "- {{key: '{key}', value: '{value}', share_threshold: true, rate_limit: {{unit: day, requests_per_unit: 3}}}}\n"
+        )
+    };
+    assert_eq!(shared("f=f/1", &rule("f", "f/*")), [(0, "f/*".to_owned())]);
+    // Not begun by the request's key: all of the pattern.
+    assert_eq!(shared("qqq=x", &rule("q*", "")), [(0, "q*".to_owned())]);
+    assert_eq!(shared("f_y=z", &rule("f", "*")), [(0, "f_*".to_owned())]);
+    // Found exactly, by its own spelling: nothing to replace.
+    assert_eq!(shared("f=f/*", &rule("f", "f/*")), []);
+}
+
+#[test]
+fn each_level_shares_for_itself() {
+    let rule = "- key: n\n  value: x*\n  share_threshold: true\n  descriptors:\n\
+                \x20 - {key: l, value: 'y*z', rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    assert_eq!(shared("n=xx,l=y1z", rule), [(0, "x*".to_owned())]);
+    let rule = "- key: n\n  value: x*\n  descriptors:\n\
+                \x20 - {key: l, value: 'y*z', share_threshold: true, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    assert_eq!(shared("n=xx,l=y1z", rule), [(1, "y*z".to_owned())]);
+}
+
+#[test]
+fn ten_thousand_levels_are_walked_without_recursion() {
+    let mut node = node("k", "", Some(7), Vec::new());
+    for _ in 1..10_000 {
+        node = self::node("k", "", None, vec![node]);
+    }
+    // The raw tree's own end is recursive, and not what is asked here.
+    let file = std::mem::ManuallyDrop::new(vec![node]);
+    let config = by_hand(std::mem::ManuallyDrop::into_inner(file)).unwrap();
+    let tree = &config.domains["d"].tree;
+    assert!(tree.lookup(vec![("k", "v"); 10_000]).is_some());
+    assert!(tree.lookup(vec![("k", "v"); 9_999]).is_none());
+    assert!(tree.lookup(vec![("k", "v"); 10_001]).is_none());
+}
+
+#[test]
+fn a_trace_says_of_every_candidate_what_became_of_it() {
+    let config = sound(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
+    let trace = config.domains["d"].tree.explain(&[("p", "abc")]);
+    let tried: Vec<_> = trace.steps[0].tried.iter().map(|one| (&*one.name, one.verdict)).collect();
+    assert_eq!(
+        tried,
+        [
+            ("p_abc", Verdict::Absent),
+            ("p_b*", Verdict::Absent),
+            ("p_a*", Verdict::Taken),
+            ("p", Verdict::Outranked),
+        ]
+    );
+    assert!(matches!(trace.outcome, Outcome::Found(_)));
+}
+
+// ---- against a model: one map per level, strings joined, as the reference's account says it ----
+
+fn spanned<T>(value: T) -> Spanned<T> {
+    Spanned { value, span: sluicegate::config::diagnostic::Span { start: 0, end: 1 } }
+}
+
+fn node(key: &str, value: &str, limit: Option<u32>, descriptors: Vec<Descriptor>) -> Descriptor {
+    let rate_limit = limit.map(|requests| RateLimit {
+        requests_per_unit: spanned(requests),
+        unit: spanned("day".to_owned()),
+        ..RateLimit::default()
+    });
+    let (key, value) = (spanned(key.to_owned()), spanned(value.to_owned()));
+    Descriptor { key, value, rate_limit, descriptors, ..Descriptor::default() }
+}
+
+fn composite(node: &Descriptor) -> String {
+    match node.value.value.as_str() {
+        "" => node.key.value.clone(),
+        value => format!("{}_{value}", node.key.value),
+    }
+}
+
+/// `*` is any text: all ways of cutting the subject are tried.
+fn model_matches(pattern: &str, subject: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == subject,
+        Some((literal, rest)) => subject.strip_prefix(literal).is_some_and(|subject| {
+            let ends = (0..=subject.len()).filter(|&at| subject.is_char_boundary(at));
+            ends.into_iter().any(|at| model_matches(rest, &subject[at..]))
+        }),
+    }
+}
+
+fn model_lookup(level: &[Descriptor], entries: &[(String, String)]) -> Option<u32> {
+    let ((key, value), rest) = entries.split_first()?;
+    let joined = format!("{key}_{value}");
+    let nodes: HashMap<String, &Descriptor> =
+        level.iter().map(|node| (composite(node), node)).collect();
+    let wildcard = || {
+        let mut patterns = level.iter().filter(|node| composite(node).contains('*'));
+        patterns.find(|node| model_matches(&composite(node), &joined))
+    };
+    let node = nodes.get(&joined).copied().or_else(wildcard).or_else(|| nodes.get(key).copied())?;
+    match rest {
+        [] => node.rate_limit.as_ref().map(|limit| limit.requests_per_unit.value),
+        _ => model_lookup(&node.descriptors, rest),
+    }
+}
+
+/// Drops what a level may not have twice and numbers the limits.
+fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
+    let mut seen = std::collections::HashSet::new();
+    let level = level.into_iter().filter(|node| seen.insert(composite(node)));
+    level
+        .map(|mut node| {
+            if let Some(limit) = &mut node.rate_limit {
+                *next += 1;
+                limit.requests_per_unit.value = *next;
+            }
+            node.descriptors = sound_level(node.descriptors, next);
+            node
+        })
+        .collect()
+}
+
+fn any_level() -> impl Strategy<Value = Vec<Descriptor>> {
+    let limit = prop::option::of(Just(0));
+    let leaf = ("[ab_*]{1,3}", "[ab_*]{0,3}", limit.clone())
+        .prop_map(|(key, value, limit)| node(&key, &value, limit, Vec::new()));
+    let any_node = leaf.prop_recursive(3, 24, 4, move |below| {
+        ("[ab_*]{1,3}", "[ab_*]{0,3}", limit.clone(), prop::collection::vec(below, 0..4))
+            .prop_map(|(key, value, limit, below)| node(&key, &value, limit, below))
+    });
+    prop::collection::vec(any_node, 0..8)
+}
+
+fn any_entries() -> impl Strategy<Value = Vec<(String, String)>> {
+    prop::collection::vec(("[ab_*]{0,3}", "[ab_*]{0,4}"), 0..4)
+}
+
+proptest! {
+    // A failing case is printed in full, which is its seed.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn lookup_agrees_with_the_plain_model(
+        level in any_level(),
+        questions in prop::collection::vec(any_entries(), 64),
+    ) {
+        let level = sound_level(level, &mut 0);
+        let config = by_hand(level.clone()).unwrap();
+        let tree = &config.domains["d"].tree;
+        for entries in questions {
+            let borrowed: Vec<_> = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
+            let found = tree.lookup(borrowed.iter().copied());
+            let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);
+            prop_assert_eq!(found, model_lookup(&level, &entries), "{:?}", entries);
+            let traced = match tree.explain(&borrowed).outcome {
+                Outcome::Found(found) => Some(found.rule.limit.as_ref().unwrap().requests),
+                _ => None,
+            };
+            prop_assert_eq!(found, traced);
+        }
+    }
+}

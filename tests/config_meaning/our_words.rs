@@ -1,0 +1,197 @@
+//! The words that the base language does not have.
+
+use sluicegate::config::calendar::Starts;
+use sluicegate::config::{Charging, OnBackendFailure, Unit, Window};
+use sluicegate::kernel::rate::Strategy;
+use sluicegate::kernel::units::Nanos;
+
+use super::{find, limit, load, said, said_of, sound};
+
+fn refused(words: &str, expected: &[&str]) {
+    let said = said_of(words);
+    assert_eq!(said.len(), expected.len(), "{words}: {said:#?}");
+    for (said, expected) in said.iter().zip(expected) {
+        assert!(said.contains(expected), "{words}: {said}\nwanted {expected}");
+    }
+}
+
+#[test]
+fn a_file_without_our_words_is_fixed_window_and_strict() {
+    let limit = limit("unit: minute, requests_per_unit: 5");
+    assert!(matches!(limit.strategy, Strategy::FixedWindow(_)));
+    assert_eq!((limit.requests, limit.window), (5, Window::Unit(Unit::Minute)));
+    assert_eq!(limit.on_backend_failure, OnBackendFailure::Error);
+    let config = sound("- key: k\n");
+    assert_eq!(config.domains["d"].charge, Charging::Each);
+}
+
+#[test]
+fn per_takes_whole_durations_instead_of_a_unit() {
+    let per = |text: &str| limit(&format!("per: {text}, requests_per_unit: 5")).window;
+    assert_eq!(per("250ms"), Window::Per(Nanos(250_000_000)));
+    assert_eq!(per("30s"), Window::Per(Nanos::from_secs(30)));
+    assert_eq!(per("5m"), Window::Per(Nanos::from_secs(300)));
+    assert_eq!(per("36h"), Window::Per(Nanos::from_secs(129_600)));
+    assert_eq!(per("7d"), Window::Per(Nanos::from_secs(604_800)));
+    assert_eq!(per("1h30m"), Window::Per(Nanos::from_secs(5_400)));
+    assert_eq!(per("1ms"), Window::Per(Nanos::MILLI));
+    refused("per: 90s, unit: minute, requests_per_unit: 5", &["E32 `unit: minute` and `per: 90s`"]);
+    refused("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
+    for bad in
+        ["'90'", "1.5s", "-5s", "5 s", "1y", "s", "''", "99999999999999999999d", "300000d", "5ms7"]
+    {
+        refused(&format!("per: {bad}, requests_per_unit: 5"), &["E31"]);
+    }
+}
+
+#[test]
+fn each_strategy_has_its_word() {
+    let strategy = |word: &str| {
+        limit(&format!("unit: minute, requests_per_unit: 60, strategy: {word}")).strategy
+    };
+    assert!(matches!(strategy("gcra"), Strategy::Gcra(_)));
+    assert!(matches!(strategy("fixed_window"), Strategy::FixedWindow(_)));
+    assert!(matches!(strategy("sliding_window"), Strategy::SlidingWindow(_)));
+    assert!(matches!(strategy("sliding_log"), Strategy::SlidingLog(_)));
+    refused(
+        "unit: minute, requests_per_unit: 6, strategy: grca",
+        &["E29 `strategy: grca` is not known"],
+    );
+}
+
+#[test]
+fn burst_is_for_gcra_and_by_default_the_requests() {
+    let most = |words: &str| {
+        limit(&format!("unit: minute, requests_per_unit: 60, {words}")).strategy.most()
+    };
+    assert_eq!(most("strategy: gcra"), 60);
+    assert_eq!(most("strategy: gcra, burst: 7"), 7);
+    refused(
+        "unit: minute, requests_per_unit: 60, strategy: gcra, burst: 0",
+        &["E33 burst 0 would deny everything"],
+    );
+    refused(
+        "unit: minute, requests_per_unit: 60, burst: 7",
+        &["E32 `burst` with `strategy: fixed_window`"],
+    );
+}
+
+#[test]
+fn zero_requests_are_for_fixed_windows() {
+    assert_eq!(limit("unit: minute, requests_per_unit: 0").strategy.most(), 0);
+    for strategy in ["gcra", "sliding_window", "sliding_log"] {
+        refused(&format!("unit: minute, requests_per_unit: 0, strategy: {strategy}"), &["E34"]);
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_counted_exactly_are_refused_with_the_largest_that_can() {
+    // The law: (burst + 1) · P < 2^53, with P in seconds at best. 4,294,967,291 is prime, a year
+    // has 31,536,000 seconds: 2^53 / 31,536,000 = 285,616,414.7, less one for the hit itself.
+    refused(
+        "unit: year, requests_per_unit: 4294967291, strategy: gcra",
+        &[
+            "4294967291 cannot be counted exactly over 31536000s; the largest that fits is 285616413",
+        ],
+    );
+    let words = "unit: year, requests_per_unit: 4294967291, strategy: gcra, burst: 285616413";
+    assert!(said_of(words).iter().all(|said| said.contains(" W")), "{:?}", said_of(words));
+}
+
+#[test]
+fn backend_failures_have_four_answers() {
+    let failure = |word: &str| {
+        limit(&format!("unit: day, requests_per_unit: 1, on_backend_failure: {word}"))
+            .on_backend_failure
+    };
+    assert_eq!(failure("error"), OnBackendFailure::Error);
+    assert_eq!(failure("allow"), OnBackendFailure::Allow);
+    assert_eq!(failure("deny"), OnBackendFailure::Deny);
+    assert_eq!(failure("local"), OnBackendFailure::Local);
+    refused("unit: day, requests_per_unit: 1, on_backend_failure: open", &["E29"]);
+}
+
+#[test]
+fn defaults_are_for_limits_that_do_not_say_otherwise() {
+    let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: strict}\ndescriptors:\n\
+                - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny}}\n";
+    let (config, said) = load(&[("a.yaml", text)], false).unwrap();
+    assert_eq!(said, []);
+    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
+    assert!(matches!(limit("a=").strategy, Strategy::Gcra(_)));
+    assert_eq!(limit("a=").on_backend_failure, OnBackendFailure::Local);
+    assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));
+    assert_eq!(limit("b=").on_backend_failure, OnBackendFailure::Deny);
+    assert_eq!(config.domains["d"].charge, Charging::AllOrNothing);
+}
+
+#[test]
+fn what_this_version_cannot_do_is_refused_and_not_ignored() {
+    refused("unit: day, requests_per_unit: 1, mode: strict", &[]);
+    refused(
+        "unit: day, requests_per_unit: 1, mode: cached_deny",
+        &["E30 `mode: cached_deny` is not in this version yet"],
+    );
+    refused(
+        "unit: day, requests_per_unit: 1, mode: leased",
+        &["E30 `mode: leased` is not in this version yet"],
+    );
+    refused(
+        "unit: day, requests_per_unit: 1, max_overshoot: 2%",
+        &["E30 `max_overshoot` is not in this version yet"],
+    );
+    let said = said("- key: k\n  concurrency: {limit: 64}\n");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("E30 `concurrency` is not in this version yet"), "{said:?}");
+}
+
+fn calendar(unit: &str, starts_on: &str) -> Starts {
+    let text = format!(
+        "unit: {unit}, requests_per_unit: 1, calendar: {{time_zone: Europe/Berlin{starts_on}}}"
+    );
+    match limit(&text).window {
+        Window::Calendar(_, calendar) => {
+            assert_eq!(calendar.time_zone.iana_name(), Some("Europe/Berlin"));
+            calendar.starts
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn calendars_start_on_a_day_of_their_unit() {
+    use jiff::civil::Weekday;
+    assert_eq!(calendar("day", ""), Starts::Day);
+    assert_eq!(calendar("week", ""), Starts::Week(Weekday::Monday));
+    assert_eq!(calendar("week", ", starts_on: 7"), Starts::Week(Weekday::Sunday));
+    assert_eq!(calendar("week", ", starts_on: Saturday"), Starts::Week(Weekday::Saturday));
+    assert_eq!(calendar("month", ""), Starts::Month(1));
+    assert_eq!(calendar("month", ", starts_on: 31"), Starts::Month(31));
+    assert_eq!(calendar("year", ""), Starts::Year { month: 1, day: 1 });
+    assert_eq!(calendar("year", ", starts_on: 02-29"), Starts::Year { month: 2, day: 29 });
+}
+
+#[test]
+fn calendars_are_for_fixed_windows_of_days_and_longer() {
+    let with = |unit: &str, block: &str| {
+        format!("unit: {unit}, requests_per_unit: 1, calendar: {{{block}}}")
+    };
+    refused(&with("day", "time_zone: Europe/Berlin, starts_on: 1"), &["E36"]);
+    refused(&with("week", "time_zone: UTC, starts_on: 0"), &["E36"]);
+    refused(&with("week", "time_zone: UTC, starts_on: 8"), &["E36"]);
+    refused(&with("month", "time_zone: UTC, starts_on: 32"), &["E36"]);
+    refused(&with("year", "time_zone: UTC, starts_on: 02-30"), &["E36"]);
+    refused(&with("year", "time_zone: UTC, starts_on: 15"), &["E36"]);
+    refused(&with("hour", "time_zone: UTC"), &["E36"]);
+    refused(&with("day", "time_zone: Europe/Berlim"), &["E36 unknown time zone `Europe/Berlim`"]);
+    refused(&with("day", "starts_on: 1"), &["E36", "E36"]);
+    refused(
+        "per: 1d, requests_per_unit: 1, calendar: {time_zone: UTC}",
+        &["E32 `calendar` with `per`"],
+    );
+    refused(
+        "unit: day, requests_per_unit: 1, strategy: gcra, calendar: {time_zone: UTC}",
+        &["E32 `calendar` with `strategy: gcra`"],
+    );
+}

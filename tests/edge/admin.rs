@@ -1,0 +1,197 @@
+//! The admin port and the metrics port's route.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+use sluicegate::config::raw;
+use sluicegate::config::settings::Secret;
+use sluicegate::edge::http::admin::{
+    Admin, Explain, LastError, Loads, config as shown_config, explain, rlconfig, router,
+};
+use sluicegate::kernel::units::Nanos;
+use tonic::codegen::Service as _;
+
+use super::{config, empty_engine, engine, node, spanned, two_a_minute};
+
+fn admin(token: Option<&str>) -> Router {
+    let loads = Arc::new(Loads::default);
+    let token = token.map(|token| Secret::new(token).unwrap());
+    router(Admin { token, engine: engine(two_a_minute()), loads })
+}
+
+async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
+    let mut request = Request::builder().uri(path);
+    if let Some(value) = authorization {
+        request = request.header("authorization", value);
+    }
+    let Ok(reply) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    let status = reply.status().as_u16();
+    let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn get_json(path: &str) -> Value {
+    let (status, body) = get(&admin(None), path, None).await;
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+#[tokio::test]
+async fn nothing_is_shown_without_the_token() {
+    let router = admin(Some("open sesame"));
+    let wrong = [
+        None,
+        Some("open sesame"),
+        Some("Bearer "),
+        Some("Bearer open"),
+        Some("Bearer open sesamE"),
+        Some("Bearer open sesame!"),
+        Some("bearer open sesame"),
+    ];
+    for path in ["/", "/config", "/rlconfig", "/explain", "/nothing"] {
+        for authorization in wrong {
+            assert_eq!(get(&router, path, authorization).await.0, 401, "{path} {authorization:?}");
+        }
+    }
+    assert_eq!(get(&router, "/config", Some("Bearer open sesame")).await.0, 200);
+}
+
+#[tokio::test]
+async fn every_other_path_lists_what_there_is() {
+    for path in ["/", "/nothing", "/config/"] {
+        let (status, body) = get(&admin(None), path, None).await;
+        assert_eq!(status, 200);
+        let paths: Vec<_> = body.lines().map(|line| line.split(": ").next().unwrap()).collect();
+        assert_eq!(paths, ["/", "/config", "/explain", "/rlconfig"]);
+    }
+}
+
+#[tokio::test]
+async fn config_before_the_first_load_says_so() {
+    let loads = Arc::new(Loads::default);
+    let router = router(Admin { token: None, engine: empty_engine(), loads });
+    let (_, body) = get(&router, "/config", None).await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
+    assert_eq!(get(&router, "/rlconfig", None).await, (200, String::new()));
+    assert_eq!(get(&router, "/explain?domain=d&descriptor=k=v", None).await.0, 400);
+}
+
+#[test]
+fn config_shows_what_is_in_force_and_what_was_refused() {
+    let diagnostic = json!({"code": "E01", "line": 7});
+    let loads = Loads {
+        loads: 4,
+        refused: 2,
+        loaded_at: Some(Nanos(1_767_225_600_250_000_000)),
+        files: vec!["d.yaml".into()],
+        warnings: vec![json!({"code": "W01"})],
+        last_error: Some(LastError {
+            at: Nanos::from_secs(1_767_225_601),
+            diagnostics: vec![diagnostic.clone()],
+        }),
+    };
+    let want = json!({
+        "revision": 3, "loads": 4, "refused": 2, "files": ["d.yaml"],
+        "loaded_at": "2026-01-01T00:00:00.25Z",
+        "last_error": {"at": "2026-01-01T00:00:01Z", "diagnostics": [diagnostic]},
+        "domains": {"d": {"rules": 2}}, "warnings": [{"code": "W01"}],
+    });
+    assert_eq!(shown_config(&loads, Some(&two_a_minute())), want);
+}
+
+fn limit(requests: u32, unit: &str, per: &str) -> raw::RateLimit {
+    raw::RateLimit {
+        requests_per_unit: spanned(requests),
+        unit: spanned(unit.into()),
+        per: (!per.is_empty()).then(|| spanned(per.into())),
+        ..raw::RateLimit::default()
+    }
+}
+
+#[test]
+fn rlconfig_has_the_references_lines() {
+    let mut shadow = node("s", limit(1, "week", ""));
+    shadow.shadow_mode = true;
+    let mut quota = node("q", limit(2, "second", ""));
+    quota.quota_mode = true;
+    let mut deep = node("a", limit(7, "day", ""));
+    deep.value = spanned("x".into());
+    deep.descriptors = vec![node("b", limit(5, "month", ""))];
+    let nodes = vec![shadow, quota, deep, node("p", limit(3, "", "90s"))];
+    let want = "\
+d.a_x.b: unit=MONTH requests_per_unit=5, shadow_mode: false, quota_mode: false
+d.a_x: unit=DAY requests_per_unit=7, shadow_mode: false, quota_mode: false
+d.p: unit=90s requests_per_unit=3, shadow_mode: false, quota_mode: false
+d.q: unit=SECOND requests_per_unit=2, shadow_mode: false, quota_mode: true
+d.s: unit=WEEK requests_per_unit=1, shadow_mode: true, quota_mode: false
+";
+    assert_eq!(rlconfig(&config(nodes)), want);
+    let unlimited = "d.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false";
+    assert!(rlconfig(&two_a_minute()).lines().any(|line| line == unlimited));
+}
+
+#[tokio::test]
+async fn explain_names_the_rule_and_the_steps_to_it() {
+    let shown = get_json("/explain?domain=d&descriptor=k%3Dv&hits=3").await;
+    assert_eq!((&shown["known_domain"], &shown["hits"]), (&json!(true), &json!(3)));
+    let descriptor = &shown["descriptors"][0];
+    assert_eq!(descriptor["outcome"], "found");
+    let rule = &descriptor["rule"];
+    assert_eq!((&rule["path"], &rule["name"]), (&json!("d.k"), &json!("lim")));
+    let limit = &rule["limit"];
+    assert_eq!(limit["requests"], 2);
+    assert_eq!((&limit["unit"], &limit["period"]), (&json!("MINUTE"), &json!("60s")));
+    assert_eq!(limit["strategy"], "fixed_window");
+    assert_eq!(limit["passes_at_rest"], false, "three hits never pass a limit of two");
+    let taken = descriptor["steps"][0]["tried"].as_array().unwrap().iter();
+    let taken: Vec<_> = taken.filter(|tried| tried["verdict"] == "taken").collect();
+    assert_eq!(taken, [&json!({"how": "bare", "name": "k", "verdict": "taken"})]);
+}
+
+#[tokio::test]
+async fn explain_says_why_nothing_matches() {
+    let shown = get_json("/explain?domain=d&descriptor=zz=1&descriptor=k=v,k2=v2").await;
+    assert_eq!(shown["descriptors"][0]["outcome"], "nothing on this level matches");
+    let deeper = "the descriptor goes deeper than the file";
+    assert_eq!(shown["descriptors"][1]["outcome"], deeper);
+    assert_eq!(shown["descriptors"][1]["rule"], json!(null));
+    let unknown = get_json("/explain?domain=e&descriptor=k=v").await;
+    assert_eq!((&unknown["known_domain"], &unknown["descriptors"]), (&json!(false), &json!([])));
+}
+
+#[test]
+fn explain_marks_what_another_rule_of_the_question_replaces() {
+    let mut named = limit(1, "day", "");
+    named.name = spanned("old".into());
+    let mut replacing = limit(1, "day", "");
+    replacing.replaces = vec![spanned("old".into())];
+    let config = config(vec![node("a", named), node("b", replacing)]);
+    let descriptor = |key: &str| vec![(key.to_owned(), "1".to_owned())];
+    let ask = |keys: &[&str]| {
+        let descriptors = keys.iter().map(|key| descriptor(key)).collect();
+        let shown = explain(&config, &Explain { domain: "d".into(), descriptors, hits: 1 });
+        shown["descriptors"][0]["rule"]["replaced"].clone()
+    };
+    assert_eq!(ask(&["a"]), false);
+    assert_eq!(ask(&["a", "b"]), true);
+}
+
+#[tokio::test]
+async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
+    let wrong = [
+        ("/explain", "domain"),
+        ("/explain?domain=d", "descriptor"),
+        ("/explain?domain=d&descriptor=k", "key=value"),
+        ("/explain?domain=d&descriptor=k=v&hits=-1", "-1"),
+        ("/explain?domain=d&descriptor=k=v&colour=red", "colour"),
+    ];
+    for (path, word) in wrong {
+        let (status, body) = get(&admin(None), path, None).await;
+        assert_eq!(status, 400, "{path}");
+        assert!(body.contains(word), "{path}: {body}");
+    }
+}

@@ -1,0 +1,230 @@
+//! Requests to questions, answers to responses.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::convert::{self, MAX_DESCRIPTORS, MAX_ENTRY_BYTES};
+use sluicegate::engine::Refusal;
+use sluicegate::kernel::decision::{Cost, Finding, Reason, Verdict};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::units::{Hits, Nanos, Unit};
+
+use super::{
+    ENFORCED, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute, request,
+    room, shown,
+};
+
+fn refused(written: RateLimitDescriptor) -> Refusal {
+    convert::question(&request(vec![written]), &Reporting::default()).unwrap_err()
+}
+
+fn with_addend(value: u64, is_negative_hits: bool) -> RateLimitDescriptor {
+    let hits_addend = Some(UInt64Value { value });
+    RateLimitDescriptor { hits_addend, is_negative_hits, ..descriptor("k", "v") }
+}
+
+fn cost(every: u32, written: RateLimitDescriptor, reporting: &Reporting) -> Cost {
+    let mut request = request(vec![written]);
+    request.hits_addend = every;
+    convert::question(&request, reporting).unwrap().descriptors[0].cost
+}
+
+#[test]
+fn the_domain_is_missed_before_the_descriptors() {
+    let mut empty = request(vec![]);
+    let asked = |r: &_| convert::question(r, &Reporting::default()).unwrap_err();
+    assert_eq!(asked(&empty), Refusal::NoDescriptors);
+    empty.domain.clear();
+    assert_eq!(asked(&empty), Refusal::EmptyDomain);
+}
+
+#[test]
+fn entries_keep_their_order_and_their_twins() {
+    let mut written = descriptor("b", "1");
+    written.entries.extend(descriptor("a", "").entries);
+    written.entries.extend(descriptor("b", "1").entries);
+    let request = request(vec![written]);
+    let question = convert::question(&request, &Reporting::default()).unwrap();
+    assert_eq!(question.domain, "d");
+    assert_eq!(question.descriptors[0].entries[..], [("b", "1"), ("a", ""), ("b", "1")]);
+}
+
+#[test]
+fn the_descriptors_own_addend_wins_and_zero_means_one_only_in_the_request() {
+    let plain = Reporting::default();
+    assert_eq!(cost(0, descriptor("k", "v"), &plain), Cost::Charge(Hits(1)));
+    assert_eq!(cost(7, descriptor("k", "v"), &plain), Cost::Charge(Hits(7)));
+    assert_eq!(cost(7, with_addend(0, false), &plain), Cost::Charge(Hits(0)));
+    assert_eq!(cost(7, with_addend(2, false), &plain), Cost::Charge(Hits(2)));
+    let most = (1 << 63) - 1;
+    assert_eq!(cost(0, with_addend(most, false), &plain), Cost::Charge(Hits(most)));
+}
+
+#[test]
+fn an_addend_of_two_to_the_63_is_refused_whatever_its_sign() {
+    let got = 1 << 63;
+    for negative in [false, true] {
+        let want = Refusal::HitsTooLarge { descriptor: 0, got };
+        assert_eq!(refused(with_addend(got, negative)), want);
+    }
+    assert!(matches!(refused(with_addend(u64::MAX, false)), Refusal::HitsTooLarge { .. }));
+}
+
+#[test]
+fn negative_hits_are_a_refund_where_refunds_are_on_and_refused_elsewhere() {
+    let on = Reporting { negative_hits: true, ..Reporting::default() };
+    assert_eq!(cost(0, with_addend(3, true), &on), Cost::Refund(Hits(3)));
+    let plain = RateLimitDescriptor { is_negative_hits: true, ..descriptor("k", "v") };
+    assert_eq!(cost(4, plain.clone(), &on), Cost::Refund(Hits(4)));
+    assert_eq!(refused(plain), Refusal::RefundsAreOff { descriptor: 0 });
+}
+
+#[test]
+fn an_overrides_unit_is_read_by_number_and_seven_is_a_week() {
+    let units = [
+        (1, Unit::Second),
+        (2, Unit::Minute),
+        (3, Unit::Hour),
+        (4, Unit::Day),
+        (5, Unit::Month),
+        (6, Unit::Year),
+        (7, Unit::Week),
+    ];
+    for (number, unit) in units {
+        let request = request(vec![overridden(9, number)]);
+        let question = convert::question(&request, &Reporting::default()).unwrap();
+        let limit = question.descriptors[0].limit.unwrap();
+        assert_eq!((limit.requests, limit.unit), (9, unit));
+    }
+    for got in [0, 8, 42, -1] {
+        let want = Refusal::UnknownUnit { descriptor: 0, got };
+        assert_eq!(refused(overridden(9, got)), want);
+    }
+}
+
+#[test]
+fn a_question_holds_a_thousand_descriptors_and_not_one_more() {
+    let ask = |n| {
+        let request = request(vec![descriptor("k", "v"); n]);
+        convert::question(&request, &Reporting::default()).map(|q| q.descriptors.len())
+    };
+    assert_eq!(ask(MAX_DESCRIPTORS), Ok(1_000));
+    assert_eq!(ask(10_000), Err(Refusal::TooManyDescriptors { got: 10_000, most: 1_000 }));
+}
+
+#[test]
+fn a_key_or_value_of_64_kib_is_refused() {
+    let (just, over) = ("x".repeat(MAX_ENTRY_BYTES - 1), "x".repeat(64 * 1024));
+    let want = Refusal::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
+    assert_eq!(refused(descriptor("k", &over)), want);
+    assert_eq!(refused(descriptor(&over, "v")), want);
+    let request = request(vec![descriptor(&just, &just)]);
+    assert!(convert::question(&request, &Reporting::default()).is_ok());
+}
+
+#[test]
+fn a_refusal_names_the_descriptor_that_is_wrong() {
+    let request = request(vec![descriptor("k", "v"), overridden(1, 42)]);
+    let refused = convert::question(&request, &Reporting::default()).unwrap_err();
+    assert_eq!(refused, Refusal::UnknownUnit { descriptor: 1, got: 42 });
+}
+
+#[test]
+fn refusals_are_unknown_where_clients_know_them_and_invalid_argument_elsewhere() {
+    use tonic::Code::{InvalidArgument, Unknown};
+    let table = [
+        (Refusal::EmptyDomain, Unknown, "domain"),
+        (Refusal::NoDescriptors, Unknown, "descriptor"),
+        (Refusal::NoConfig, Unknown, "loaded"),
+        (Refusal::TooManyDescriptors { got: 9, most: 8 }, InvalidArgument, "9"),
+        (Refusal::EntryTooLong { descriptor: 0, got: 9, most: 8 }, InvalidArgument, "9"),
+        (Refusal::HitsTooLarge { descriptor: 0, got: 9 }, InvalidArgument, "hits_addend"),
+        (Refusal::UnknownUnit { descriptor: 0, got: 9 }, InvalidArgument, "unit"),
+        (Refusal::RefundsAreOff { descriptor: 0 }, InvalidArgument, "negative_hits"),
+    ];
+    for (refusal, code, word) in table {
+        let status = convert::refusal(&refusal);
+        assert_eq!(status.code(), code, "{refusal}");
+        assert!(status.message().contains(word), "{}", status.message());
+    }
+}
+
+#[test]
+fn there_is_one_status_per_descriptor_in_order_as_the_reference_shows_them() {
+    let minute = per_minute(10, "lim");
+    let shadow = denied(per_minute(3, ""), Nanos::from_secs(9), SHADOW);
+    let findings = vec![
+        free(Reason::NoLimit),
+        free(Reason::Replaced),
+        free(Reason::Unlimited),
+        admitted(minute.clone(), 4, Nanos::from_secs(59)),
+        denied(minute, Nanos::from_secs(59), ENFORCED),
+        shadow,
+    ];
+    let reply =
+        convert::reply(&request(vec![]), &answer(Verdict::Deny, findings), &Reporting::default());
+    assert_eq!(reply.overall_code(), Code::OverLimit);
+    let shown: Vec<_> = reply
+        .statuses
+        .iter()
+        .map(|s| {
+            (s.code(), s.limit_remaining, s.duration_until_reset.map(|d| (d.seconds, d.nanos)))
+        })
+        .collect();
+    let want = [
+        (Code::Ok, 0, None),
+        (Code::Ok, 0, None),
+        (Code::Ok, 4_294_967_295, None),
+        (Code::Ok, 4, Some((59, 0))),
+        (Code::OverLimit, 0, Some((59, 0))),
+        (Code::Ok, 0, Some((9, 0))),
+    ];
+    assert_eq!(shown, want);
+    let limits: Vec<_> = reply.statuses.iter().map(|s| s.current_limit.clone()).collect();
+    let lim = RateLimit { name: "lim".into(), requests_per_unit: 10, unit: 2 };
+    let unnamed = RateLimit { name: String::new(), requests_per_unit: 3, unit: 2 };
+    assert_eq!(limits, [None, None, None, Some(lim.clone()), Some(lim), Some(unnamed)]);
+    assert!(reply.response_headers_to_add.is_empty() && reply.dynamic_metadata.is_none());
+}
+
+#[test]
+fn a_reset_is_rounded_up_and_what_is_left_saturates() {
+    let finding = admitted(per_minute(1, ""), u64::MAX, Nanos(1_000_000_001));
+    let answer = answer(Verdict::Admit, vec![finding]);
+    let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+    assert_eq!(reply.statuses[0].duration_until_reset.unwrap().seconds, 2);
+    assert_eq!(reply.statuses[0].limit_remaining, u32::MAX);
+}
+
+#[test]
+fn every_unit_is_shown_by_its_number_and_another_period_as_unknown() {
+    let units = [
+        (Some(Unit::Second), rate_limit::Unit::Second, 1),
+        (Some(Unit::Minute), rate_limit::Unit::Minute, 2),
+        (Some(Unit::Hour), rate_limit::Unit::Hour, 3),
+        (Some(Unit::Day), rate_limit::Unit::Day, 4),
+        (Some(Unit::Month), rate_limit::Unit::Month, 5),
+        (Some(Unit::Year), rate_limit::Unit::Year, 6),
+        (Some(Unit::Week), rate_limit::Unit::Week, 7),
+        (None, rate_limit::Unit::Unknown, 0),
+    ];
+    for (unit, want, number) in units {
+        let limit = shown(5, Nanos::from_secs(90), unit, "");
+        let finding = Finding::of_step(Step::Admit(room(1, Nanos(1))), limit, ENFORCED);
+        let answer = answer(Verdict::Admit, vec![finding]);
+        let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+        let limit = reply.statuses[0].current_limit.clone().unwrap();
+        assert_eq!((limit.unit(), limit.unit), (want, number));
+    }
+}
+
+#[test]
+fn global_shadow_mode_changes_the_verdict_and_no_status() {
+    let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
+    let answer = answer(Verdict::Admit, vec![over]);
+    let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+    assert_eq!(reply.overall_code(), Code::Ok);
+    assert_eq!(reply.statuses[0].code(), Code::OverLimit);
+}

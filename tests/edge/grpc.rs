@@ -1,0 +1,253 @@
+//! The gRPC port over a real connection: codes, health, shutdown.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::Message as _;
+use prost::bytes::{Buf as _, BufMut as _};
+use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::{Grpc, serve};
+use sluicegate::edge::health::{Health, Ready};
+use sluicegate::engine::Engine;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::{descriptor, empty_engine, engine, overridden, request, two_a_minute};
+
+const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// A served port, a client of it, what stops it and how it ended.
+struct Served {
+    channel: Channel,
+    health: Health,
+    stop: oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
+}
+
+async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let health = Health::new(ready);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let grpc =
+        Grpc { engine, reporting: Reporting::default(), health: health.clone(), reflection: true };
+    let until: Pin<Box<dyn Future<Output = ()> + Send>> =
+        Box::pin(async move { drop(stopped.await) });
+    let server = tokio::spawn(serve(listener, grpc, until));
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    Served { channel: endpoint.connect().await.unwrap(), health, stop, server }
+}
+
+async fn limited() -> Served {
+    served(engine(two_a_minute()), Ready::Yes).await
+}
+
+impl Served {
+    async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        let mut client = RateLimitServiceClient::new(self.channel.clone());
+        client.should_rate_limit(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// Sends `bytes` as a message to `path`.
+    async fn send(&self, path: &'static str, bytes: Vec<u8>) -> Result<Vec<u8>, Status> {
+        let mut client =
+            tonic::client::Grpc::new(self.channel.clone()).max_encoding_message_size(usize::MAX);
+        client.ready().await.unwrap();
+        let path = PathAndQuery::from_static(path);
+        let reply = client.unary(Request::new(bytes), path, Bytes).await;
+        reply.map(tonic::Response::into_inner)
+    }
+
+    async fn code(&self, path: &'static str, bytes: Vec<u8>) -> Code {
+        self.send(path, bytes).await.map_or_else(|status| status.code(), |_| Code::Ok)
+    }
+
+    async fn serving(&self, service: &str) -> Result<ServingStatus, Code> {
+        let mut client = HealthClient::new(self.channel.clone());
+        let asked = HealthCheckRequest { service: service.into() };
+        let reply = client.check(asked).await.map_err(|status| status.code())?;
+        Ok(reply.into_inner().status())
+    }
+}
+
+/// Messages as their bytes.
+#[derive(Clone, Copy)]
+struct Bytes;
+
+impl Codec for Bytes {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for Bytes {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Bytes {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining()).to_vec()))
+    }
+}
+
+#[tokio::test]
+async fn two_hits_pass_and_the_third_does_not() {
+    use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::{
+        Ok, OverLimit,
+    };
+    let served = limited().await;
+    for want in [Ok, Ok, OverLimit] {
+        let reply = served.ask(request(vec![descriptor("k", "v")])).await.unwrap();
+        assert_eq!(reply.overall_code(), want);
+    }
+}
+
+#[tokio::test]
+async fn refusals_have_the_codes_that_clients_know_and_count_nothing() {
+    let served = limited().await;
+    let mut nameless = request(vec![descriptor("k", "v")]);
+    nameless.domain.clear();
+    let code = async |request| served.ask(request).await.unwrap_err().code();
+    assert_eq!(code(nameless).await, Code::Unknown);
+    assert_eq!(code(request(vec![])).await, Code::Unknown);
+    for unit in [0, 42] {
+        let wrong = request(vec![descriptor("k", "v"), overridden(5, unit)]);
+        assert_eq!(code(wrong).await, Code::InvalidArgument);
+    }
+    let many = request(vec![descriptor("k", "v"); 10_000]);
+    assert_eq!(code(many).await, Code::InvalidArgument);
+    let fresh = served.ask(request(vec![descriptor("k", "v")])).await.unwrap();
+    assert_eq!(fresh.statuses[0].limit_remaining, 1, "a counter moved");
+}
+
+#[tokio::test]
+async fn without_limits_every_question_is_unknown() {
+    let served = served(empty_engine(), Ready::Yes).await;
+    let status = served.ask(request(vec![descriptor("k", "v")])).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_is_internal_and_the_next_call_is_answered() {
+    let served = limited().await;
+    let invalid_utf8 = b"\n\x01d\x12\x08\n\x06\n\x01k\x12\x01\xff".to_vec();
+    let truncated = b"\n\x01d\x12\x08\n\x06\n\x01".to_vec();
+    let not_protobuf = b"\xff\xff\xff\xff".to_vec();
+    for bytes in [invalid_utf8, truncated, not_protobuf] {
+        assert_eq!(served.code(METHOD, bytes).await, Code::Internal);
+    }
+    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
+}
+
+#[tokio::test]
+async fn unknown_fields_are_ignored_and_of_a_field_sent_twice_the_last_counts() {
+    let served = limited().await;
+    let known = request(vec![descriptor("k", "v")]).encode_to_vec();
+    let remaining = async |bytes: Vec<u8>| {
+        let reply = served.send(METHOD, bytes).await.unwrap();
+        RateLimitResponse::decode(&reply[..]).unwrap().statuses[0].limit_remaining
+    };
+    let unknown = [&known[..], b"\xa2\x06\x03abc"].concat();
+    assert_eq!(remaining(unknown).await, 1);
+    let twice = [b"\n\x01x", &known[..]].concat();
+    assert_eq!(remaining(twice).await, 0);
+}
+
+#[tokio::test]
+async fn more_than_four_megabytes_are_resource_exhausted() {
+    let served = limited().await;
+    let message = |size: usize| {
+        let mut padded = request(vec![descriptor("k", "v")]).encode_to_vec();
+        // An unknown field of bytes, its length in four bytes of varint.
+        let rest = u32::try_from(size - padded.len() - 6).unwrap();
+        padded.extend([0xa2, 0x06]);
+        padded.extend([0, 7, 14].map(|shift| u8::try_from(rest >> shift & 0x7f).unwrap() | 0x80));
+        padded.push(u8::try_from(rest >> 21).unwrap());
+        padded.resize(size, 0);
+        padded
+    };
+    assert_eq!(served.code(METHOD, message(4 * 1024 * 1024)).await, Code::Ok);
+    assert_eq!(served.code(METHOD, message(4 * 1024 * 1024 + 1)).await, Code::ResourceExhausted);
+}
+
+#[tokio::test]
+async fn other_methods_and_services_are_unimplemented() {
+    let served = limited().await;
+    let paths = [
+        "/envoy.service.ratelimit.v3.RateLimitService/Other",
+        "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+        "/pb.lyft.ratelimit.RateLimitService/ShouldRateLimit",
+    ];
+    for path in paths {
+        assert_eq!(served.code(path, vec![]).await, Code::Unimplemented);
+    }
+}
+
+#[tokio::test]
+async fn health_knows_three_names_and_follows_the_state() {
+    let served = served(empty_engine(), Ready::NoConfig).await;
+    let all = async || {
+        let unknown = served.serving("other").await;
+        [
+            served.serving("ratelimit").await,
+            served.serving(SERVICE).await,
+            served.serving("").await,
+            unknown,
+        ]
+    };
+    let (yes, no, unknown) =
+        (Ok(ServingStatus::Serving), Ok(ServingStatus::NotServing), Err(Code::NotFound));
+    assert_eq!(all().await, [no, no, yes, unknown]);
+    let mut watch = HealthClient::new(served.channel.clone());
+    let asked = HealthCheckRequest { service: SERVICE.into() };
+    let mut changes = watch.watch(asked).await.unwrap().into_inner();
+    let mut next = async || changes.message().await.unwrap().unwrap().status();
+    assert_eq!(next().await, ServingStatus::NotServing);
+    served.health.set(Ready::Yes);
+    assert_eq!(next().await, ServingStatus::Serving);
+    assert_eq!(served.serving("").await, yes);
+    served.health.set(Ready::Draining);
+    assert_eq!(next().await, ServingStatus::NotServing);
+    // The names are told one after another; the unnamed one is the last.
+    let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
+    assert_eq!(all().await, [no, no, no, unknown]);
+}
+
+#[tokio::test]
+async fn shutdown_ends_though_somebody_watches_health() {
+    let served = limited().await;
+    let mut watch = HealthClient::new(served.channel.clone());
+    let mut changes = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert!(changes.message().await.unwrap().is_some());
+    served.stop.send(()).unwrap();
+    served.server.await.unwrap().unwrap();
+}

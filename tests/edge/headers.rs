@@ -1,0 +1,188 @@
+//! The table of headers. Expected texts follow the draft's grammar and RFC 9651's strings.
+
+use sluicegate::edge::headers::{Headers, Names};
+use sluicegate::engine::Answer;
+use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::units::{Nanos, Unit};
+
+use super::{ENFORCED, QUOTA, SHADOW, admitted, answer, denied, free, per_minute, room, shown};
+
+fn reference() -> Headers {
+    Headers { reference: Some(Names::default()), ..Headers::default() }
+}
+
+fn draft() -> Headers {
+    Headers { draft: true, ..Headers::default() }
+}
+
+fn sent(headers: &Headers, answer: &Answer) -> Vec<(String, String)> {
+    headers.of(answer).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn pairs<const N: usize>(want: [(&str, &str); N]) -> Vec<(String, String)> {
+    want.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
+
+fn policy_and_limit(findings: Vec<Finding>) -> [String; 2] {
+    let headers = sent(&draft(), &answer(Verdict::Admit, findings));
+    let [(policy_name, policy), (limit_name, limit)] = headers.try_into().unwrap();
+    assert_eq!([&*policy_name, &*limit_name], ["RateLimit-Policy", "RateLimit"]);
+    [policy, limit]
+}
+
+fn retry_after(verdict: Verdict, findings: Vec<Finding>) -> Option<String> {
+    let headers = Headers { retry_after: true, ..Headers::default() };
+    let sent = sent(&headers, &answer(verdict, findings));
+    assert!(sent.iter().all(|(name, _)| name == "Retry-After"));
+    sent.into_iter().next().map(|(_, value)| value)
+}
+
+fn over(seconds: u64) -> Finding {
+    denied(per_minute(1, ""), Nanos::from_secs(seconds), ENFORCED)
+}
+
+fn quota(seconds: u64) -> Finding {
+    denied(per_minute(1, ""), Nanos::from_secs(seconds), QUOTA)
+}
+
+fn never(standing: Standing) -> Finding {
+    Finding::of_step(Step::Never(room(1, Nanos::SECOND)), per_minute(1, ""), standing)
+}
+
+#[test]
+fn nothing_is_sent_unless_switched_on() {
+    assert!(sent(&Headers::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
+}
+
+#[test]
+fn the_references_three_describe_the_binding_limit_in_order() {
+    let mut answer = answer(
+        Verdict::Admit,
+        vec![
+            admitted(per_minute(9, ""), 8, Nanos::from_secs(3)),
+            admitted(per_minute(2, ""), 1, Nanos(58_000_000_001)),
+        ],
+    );
+    answer.binding = Some(1);
+    let want = [("RateLimit-Limit", "2"), ("RateLimit-Remaining", "1"), ("RateLimit-Reset", "59")];
+    assert_eq!(sent(&reference(), &answer), pairs(want));
+}
+
+#[test]
+fn no_limit_binds_no_header_is_sent() {
+    let mut nothing = answer(Verdict::Admit, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
+    let all = Headers { draft: true, retry_after: true, ..reference() };
+    assert!(sent(&all, &nothing).is_empty());
+    nothing.binding = Some(7);
+    assert!(sent(&all, &nothing).is_empty());
+}
+
+#[test]
+fn header_names_are_sent_as_configured_even_empty() {
+    let names = Names { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
+    let headers = Headers { reference: Some(names), ..Headers::default() };
+    let answer = answer(Verdict::Admit, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
+    assert_eq!(sent(&headers, &answer), pairs([("x-limit", "2"), ("X-Left", "1"), ("", "7")]));
+}
+
+#[test]
+fn the_draft_names_every_counted_limit_with_its_period_and_what_is_left() {
+    let day = shown(1_000, Nanos::from_secs(86_400), Some(Unit::Day), "daily");
+    let findings = vec![
+        admitted(per_minute(100, "burst"), 50, Nanos::from_secs(30)),
+        free(Reason::Unlimited),
+        admitted(day, 999, Nanos(86_399_000_000_001)),
+    ];
+    let [policy, limit] = policy_and_limit(findings);
+    assert_eq!(policy, r#""burst";q=100;w=60, "daily";q=1000;w=86400"#);
+    assert_eq!(limit, r#""burst";r=50;t=30, "daily";r=999;t=86400"#);
+}
+
+#[test]
+fn a_period_below_a_second_is_shown_as_one() {
+    let limit = shown(5, Nanos(250_000_000), None, "quick");
+    let [policy, limit] = policy_and_limit(vec![admitted(limit, 4, Nanos(1))]);
+    assert_eq!((&*policy, &*limit), (r#""quick";q=5;w=1"#, r#""quick";r=4;t=1"#));
+}
+
+#[test]
+fn unnamed_limits_are_default_and_twins_are_numbered_alike_in_both_headers() {
+    let unnamed = || admitted(per_minute(2, ""), 1, Nanos::from_secs(7));
+    let other = admitted(per_minute(2, "a"), 1, Nanos::from_secs(7));
+    let [policy, limit] = policy_and_limit(vec![unnamed(), other, unnamed(), unnamed()]);
+    let names = [r#""default""#, r#""a""#, r#""default-2""#, r#""default-3""#];
+    assert_eq!(policy, names.map(|name| format!("{name};q=2;w=60")).join(", "));
+    assert_eq!(limit, names.map(|name| format!("{name};r=1;t=7")).join(", "));
+}
+
+#[test]
+fn a_name_is_escaped_into_a_structured_fields_string() {
+    let names = [
+        (r#"say "hi" \o/"#, r#""say \"hi\" \\o/""#),
+        ("für\tdich", r#""f%c3%bcr%09dich""#),
+        ("a\r\nset-cookie: x", r#""a%0d%0aset-cookie: x""#),
+        ("~ ", r#""~ ""#),
+        ("\x7f", r#""%7f""#),
+    ];
+    for (name, want) in names {
+        let [policy, _] = policy_and_limit(vec![admitted(per_minute(2, name), 1, Nanos::SECOND)]);
+        assert_eq!(policy, format!("{want};q=2;w=60"));
+    }
+}
+
+#[test]
+fn a_shadow_limit_is_not_shown_to_clients_that_would_obey_it() {
+    let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
+    let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
+    assert!(headers.is_empty());
+}
+
+#[test]
+fn at_most_eight_limits_are_listed_and_no_integer_has_more_than_15_digits() {
+    let findings = vec![admitted(per_minute(2, "n"), u64::MAX, Nanos::SECOND); 9];
+    let [policy, limit] = policy_and_limit(findings);
+    assert_eq!(policy.split(", ").count(), 8);
+    assert!(limit.starts_with(r#""n";r=999999999999999;t=1, "n-2";"#), "{limit}");
+}
+
+#[test]
+fn a_denial_says_when_to_come_back_rounded_up_and_never_zero() {
+    let after = |nanos| {
+        let finding = denied(per_minute(1, ""), Nanos(nanos), ENFORCED);
+        retry_after(Verdict::Deny, vec![finding]).unwrap()
+    };
+    assert_eq!(after(7_000_000_000), "7");
+    assert_eq!(after(7_000_000_001), "8");
+    assert_eq!(after(0), "1");
+}
+
+#[test]
+fn an_admission_has_no_retry_after() {
+    let fine = admitted(per_minute(2, ""), 1, Nanos::SECOND);
+    assert_eq!(retry_after(Verdict::Admit, vec![fine]), None);
+    assert_eq!(retry_after(Verdict::Admit, vec![over(9)]), None, "global shadow mode");
+}
+
+#[test]
+fn every_enforced_denial_must_have_passed() {
+    assert_eq!(retry_after(Verdict::Deny, vec![over(3), over(9), over(5)]).unwrap(), "9");
+}
+
+#[test]
+fn one_member_of_a_quota_group_is_enough() {
+    assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
+    assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
+    let passing = Finding::of_step(Step::Admit(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
+    assert_eq!(retry_after(Verdict::Deny, vec![quota(9), passing, over(5)]).unwrap(), "5");
+}
+
+#[test]
+fn what_no_waiting_helps_has_no_retry_after() {
+    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(ENFORCED)]), None);
+    assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(QUOTA)]), None);
+    let group = vec![quota(4), never(QUOTA)];
+    assert_eq!(retry_after(Verdict::Deny, group).unwrap(), "4");
+    let shadow = vec![over(3), never(SHADOW)];
+    assert_eq!(retry_after(Verdict::Deny, shadow).unwrap(), "3");
+}

@@ -1,0 +1,262 @@
+//! The HTTP port: routes, bodies, health, connections.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use serde_json::{Value, json};
+use sluicegate::edge::Reporting;
+use sluicegate::edge::headers::{Headers, Names};
+use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::http::json::MAX_BODY_BYTES;
+use sluicegate::edge::http::{Ask, router, serve};
+use sluicegate::engine::Engine;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tonic::codegen::Service as _;
+
+use super::{empty_engine, engine, two_a_minute};
+
+const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
+
+fn port(engine: Arc<Engine>, reporting: Reporting, health: &Health) -> Router {
+    router(Ask { engine, reporting, health: health.clone() })
+}
+
+fn asked(engine: Arc<Engine>) -> Router {
+    port(engine, Reporting::default(), &Health::new(Ready::Yes))
+}
+
+/// What came back: status, content type, body.
+async fn call(router: &Router, request: Request<Body>) -> (u16, String, String) {
+    let Ok(response) = router.clone().call(request).await;
+    let status = response.status().as_u16();
+    let kind = header(&response, "content-type");
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, kind, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn header(response: &Response<Body>, name: &str) -> String {
+    response.headers().get(name).map_or_else(String::new, |v| v.to_str().unwrap().to_owned())
+}
+
+fn to(method: &str, path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::builder().method(method).uri(path).body(body.into()).unwrap()
+}
+
+async fn post(router: &Router, body: impl Into<Body>) -> (u16, Value) {
+    let (status, kind, body) = call(router, to("POST", "/json", body)).await;
+    assert_eq!(kind, "application/json", "{body}");
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+#[tokio::test]
+async fn a_question_is_answered_with_200_until_it_is_429() {
+    let router = asked(engine(two_a_minute()));
+    let want = |code: &str, remaining: u32| {
+        let limit = json!({"name": "lim", "requestsPerUnit": 2, "unit": "MINUTE"});
+        let mut status = json!({"code": code, "currentLimit": limit, "durationUntilReset": "60s"});
+        if 0 < remaining {
+            status["limitRemaining"] = remaining.into();
+        }
+        json!({"overallCode": code, "statuses": [status]})
+    };
+    assert_eq!(post(&router, ONE_HIT).await, (200, want("OK", 1)));
+    assert_eq!(post(&router, ONE_HIT).await, (200, want("OK", 0)));
+    assert_eq!(post(&router, ONE_HIT).await, (429, want("OVER_LIMIT", 0)));
+}
+
+#[tokio::test]
+async fn the_unlimited_and_the_unmatched_leave_out_their_defaults() {
+    let body =
+        r#"{"domain":"d","descriptors":[{"entries":[{"key":"u"}]},{"entries":[{"key":"zz"}]},{}]}"#;
+    let statuses = json!([{"code": "OK", "limitRemaining": 4_294_967_295_u32}, {"code": "OK"}, {"code": "OK"}]);
+    let want = json!({"overallCode": "OK", "statuses": statuses});
+    assert_eq!(post(&asked(engine(two_a_minute())), body).await, (200, want));
+}
+
+#[tokio::test]
+async fn headers_and_metadata_appear_in_the_body() {
+    let reporting = Reporting {
+        headers: Headers { reference: Some(Names::default()), ..Headers::default() },
+        dynamic_metadata: true,
+        ..Reporting::default()
+    };
+    let router = port(engine(two_a_minute()), reporting, &Health::new(Ready::Yes));
+    let (_, body) = post(&router, ONE_HIT).await;
+    let headers = json!([{"key": "RateLimit-Limit", "value": "2"},
+        {"key": "RateLimit-Remaining", "value": "1"}, {"key": "RateLimit-Reset", "value": "60"}]);
+    assert_eq!(body["responseHeadersToAdd"], headers);
+    let metadata = json!({"domain": "d", "descriptors": [{"entries": ["k=v"]}]});
+    assert_eq!(body["dynamicMetadata"], metadata);
+}
+
+#[tokio::test]
+async fn the_method_is_free_and_the_path_exact() {
+    let router = asked(engine(two_a_minute()));
+    for method in ["GET", "PUT"] {
+        assert_eq!(call(&router, to(method, "/json", ONE_HIT)).await.0, 200);
+    }
+    let not_found =
+        (404, "text/plain; charset=utf-8".to_owned(), "404 page not found\n".to_owned());
+    for path in ["/", "/json/", "/JSON", "/nothing", "/healthcheck/", "/metrics", "/config"] {
+        assert_eq!(call(&router, to("POST", path, ONE_HIT)).await, not_found, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_400_in_text_and_counts_nothing() {
+    let router = asked(engine(two_a_minute()));
+    let over = (1_u64 << 63).to_string();
+    let bodies = [
+        String::new(),
+        "[]".into(),
+        r#"{"domain":"d","bogus":1}"#.into(),
+        r#"{"domain":"","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#.into(),
+        r#"{"domain":"d","descriptors":null}"#.into(),
+        ONE_HIT.replace("}]}]}", r#"}],"limit":{"requestsPerUnit":5}}]}"#),
+        ONE_HIT.replace("}]}]}", r#"}],"isNegativeHits":true}]}"#),
+        ONE_HIT.replace("}]}]}", &format!(r#"}}],"hitsAddend":{over}}}]}}"#)),
+        ONE_HIT.replace(r#""v""#, &format!(r#""{}""#, "x".repeat(64 * 1024))),
+        format!(r#"{{"domain":"d","descriptors":[{}{{}}]}}"#, "{},".repeat(9_999)),
+        ONE_HIT[..40].into(),
+    ];
+    for body in bodies {
+        let shown: String = body.chars().take(80).collect();
+        let Ok(response) = router.clone().call(to("POST", "/json", body)).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{shown}");
+        assert_eq!(header(&response, "content-type"), "text/plain; charset=utf-8");
+        assert_eq!(header(&response, "x-content-type-options"), "nosniff");
+        let body = axum::body::to_bytes(response.into_body(), 99).await.unwrap();
+        assert_eq!(&body[..], b"Bad Request\n", "{shown}");
+    }
+    let (_, fresh) = post(&router, ONE_HIT).await;
+    assert_eq!(fresh["statuses"][0]["limitRemaining"], 1, "a counter moved");
+}
+
+#[tokio::test]
+async fn without_limits_every_question_is_400() {
+    let (status, _, body) = call(&asked(empty_engine()), to("POST", "/json", ONE_HIT)).await;
+    assert_eq!((status, &*body), (400, "Bad Request\n"));
+}
+
+#[tokio::test]
+async fn four_megabytes_are_read_and_one_byte_more_is_413() {
+    let router = asked(engine(two_a_minute()));
+    let padded = |size: usize| ONE_HIT.to_owned() + &" ".repeat(size - ONE_HIT.len());
+    assert_eq!(post(&router, padded(MAX_BODY_BYTES)).await.0, 200);
+    let (status, _, body) = call(&router, to("POST", "/json", padded(MAX_BODY_BYTES + 1))).await;
+    assert_eq!((status, &*body), (413, "Payload Too Large\n"));
+}
+
+#[tokio::test]
+async fn of_a_body_without_end_no_more_is_read_than_may_be_kept() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&read);
+    let chunks = std::iter::repeat_with(move || {
+        counting.fetch_add(1, Relaxed);
+        Ok::<_, Infallible>(vec![b' '; 64 * 1024])
+    });
+    let endless = Body::from_stream(tokio_stream::iter(chunks));
+    assert_eq!(call(&asked(engine(two_a_minute())), to("POST", "/json", endless)).await.0, 413);
+    assert_eq!(read.load(Relaxed), 65, "64 chunks fit, one is too much");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_400() {
+    let chunks = [Ok(ONE_HIT.as_bytes()), Err(std::io::Error::other("gone"))];
+    let body = Body::from_stream(tokio_stream::iter(chunks));
+    assert_eq!(call(&asked(engine(two_a_minute())), to("POST", "/json", body)).await.0, 400);
+}
+
+#[tokio::test]
+async fn health_follows_the_state_by_any_method() {
+    let health = Health::new(Ready::NoConfig);
+    let router = port(empty_engine(), Reporting::default(), &health);
+    let expected = [
+        (Ready::NoConfig, 500, "", 503, "not ready: no limits are loaded yet\n"),
+        (Ready::Yes, 200, "OK", 200, "ready\n"),
+        (Ready::Draining, 500, "", 503, "not ready: draining\n"),
+    ];
+    for (state, healthy, says, ready, why) in expected {
+        health.set(state);
+        for method in ["GET", "POST", "DELETE"] {
+            let (status, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
+            assert_eq!((status, &*body), (healthy, says), "{state:?}");
+        }
+        let (status, _, body) = call(&router, to("GET", "/readyz", "")).await;
+        assert_eq!((status, &*body), (ready, why));
+        assert_eq!(call(&router, to("GET", "/livez", "")).await.0, 200, "{state:?}");
+    }
+}
+
+#[test]
+fn there_is_no_way_back_from_draining() {
+    let health = Health::new(Ready::Yes);
+    health.set(Ready::Draining);
+    health.set(Ready::Yes);
+    assert_eq!(health.ready(), Ready::Draining);
+}
+
+/// A served port: where to connect, what stops it, and the server's end.
+async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let router = asked(engine(two_a_minute()));
+    let until: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> =
+        Box::pin(async move { drop(stopped.await) });
+    let server = tokio::spawn(serve(listener, router, until));
+    (TcpStream::connect(address).await.unwrap(), stop, server)
+}
+
+async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains(end) {
+        let mut chunk = [0; 1024];
+        let n = stream.read(&mut chunk).await.unwrap();
+        assert_ne!(n, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&chunk[..n]);
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+#[tokio::test]
+async fn a_hundred_megabytes_are_refused_before_they_are_sent() {
+    let (mut stream, _stop, _server) = served().await;
+    let head = "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let reply = read_until(&mut stream, "Payload Too Large\n").await;
+    assert!(reply.starts_with("HTTP/1.1 413 "), "{reply}");
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_finished_and_then_the_server_ends() {
+    let (mut stream, stop, server) = served().await;
+    let head = format!(
+        "POST /json HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        ONE_HIT.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The server asks for the body, so it has begun.
+    read_until(&mut stream, "100 Continue\r\n\r\n").await;
+    stop.send(()).unwrap();
+    stream.write_all(ONE_HIT.as_bytes()).await.unwrap();
+    let reply = read_until(&mut stream, "limitRemaining").await;
+    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_keep_the_server_alive() {
+    let (mut stream, stop, server) = served().await;
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    read_until(&mut stream, "alive").await;
+    stop.send(()).unwrap();
+    server.await.unwrap();
+}

@@ -1,0 +1,145 @@
+//! Dynamic metadata: shapes and merging, as recorded from the reference.
+
+use std::sync::Arc;
+
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value};
+use serde_json::json;
+use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::convert;
+use sluicegate::engine::Answer;
+use sluicegate::kernel::decision::{Finding, Reason, Verdict};
+use sluicegate::kernel::units::Nanos;
+
+use super::{
+    ENFORCED, QUOTA, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute,
+    request,
+};
+
+/// A message as JSON, so that expectations read as the reference's recordings do.
+fn plain(value: &Value) -> serde_json::Value {
+    match value.kind.as_ref().unwrap() {
+        Kind::NullValue(_) => json!(null),
+        Kind::NumberValue(n) => json!(n),
+        Kind::StringValue(s) => json!(s),
+        Kind::BoolValue(b) => json!(b),
+        Kind::StructValue(s) => fields(s),
+        Kind::ListValue(l) => l.values.iter().map(plain).collect(),
+    }
+}
+
+fn fields(message: &Struct) -> serde_json::Value {
+    message.fields.iter().map(|(key, value)| (key.clone(), plain(value))).collect()
+}
+
+fn metadata(
+    asked: &envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest,
+    answer: &Answer,
+) -> serde_json::Value {
+    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
+    fields(&convert::reply(asked, answer, &reporting).dynamic_metadata.unwrap())
+}
+
+fn with(parts: Vec<(Finding, serde_json::Value)>) -> Answer {
+    let (findings, attached): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let mut answer = answer(Verdict::Admit, findings);
+    for (status, attached) in answer.statuses.iter_mut().zip(attached) {
+        status.metadata = attached.as_object().cloned().map(Arc::new);
+    }
+    answer
+}
+
+fn ok() -> Finding {
+    admitted(per_minute(9, ""), 8, Nanos::SECOND)
+}
+
+fn merged(parts: Vec<(Finding, serde_json::Value)>) -> serde_json::Value {
+    metadata(&request(vec![]), &with(parts))["metadata"].clone()
+}
+
+#[test]
+fn a_plain_question_shows_its_domain_and_its_descriptors() {
+    let mut two = descriptor("k", "v");
+    two.entries.extend(descriptor("a", "").entries);
+    let asked = request(vec![two]);
+    let want = json!({"domain": "d", "descriptors": [{"entries": ["k=v", "a="]}]});
+    assert_eq!(metadata(&asked, &answer(Verdict::Admit, vec![free(Reason::NoLimit)])), want);
+}
+
+#[test]
+fn addends_are_numbers_where_they_were_given() {
+    let mut probe = descriptor("k", "v");
+    probe.hits_addend = Some(UInt64Value { value: 0 });
+    let mut asked = request(vec![probe, descriptor("l", "w")]);
+    asked.hits_addend = 7;
+    let want = json!({"domain": "d", "hitsAddend": 7.0, "descriptors": [
+        {"entries": ["k=v"], "hitsAddend": 0.0}, {"entries": ["l=w"]},
+    ]});
+    assert_eq!(metadata(&asked, &answer(Verdict::Admit, vec![])), want);
+}
+
+#[test]
+fn an_override_is_shown_in_protobufs_text_form() {
+    let texts = [
+        (overridden(7, 5), "requests_per_unit:7 unit:MONTH"),
+        (overridden(0, 6), "unit:YEAR"),
+        (overridden(3, 7), "requests_per_unit:3 unit:7"),
+        (overridden(u32::MAX, 1), "requests_per_unit:4294967295 unit:SECOND"),
+    ];
+    for (written, want) in texts {
+        let shown = metadata(&request(vec![written]), &answer(Verdict::Admit, vec![]));
+        assert_eq!(shown["descriptors"][0]["limit"], want);
+    }
+}
+
+#[test]
+fn the_first_rule_wins_and_objects_merge() {
+    let first = json!({"who": "a", "x": 1.0, "o": {"x": 1.0, "in": {"p": 1.0}}, "l": [1.0, 2.0]});
+    let second = json!({"who": "b", "z": null, "o": {"x": 2.0, "z": 3.0, "in": {"p": 9.0, "q": 8.0}},
+        "l": [3.0]});
+    let want = json!({"who": "a", "x": 1.0, "z": null, "l": [1.0, 2.0],
+        "o": {"x": 1.0, "z": 3.0, "in": {"p": 1.0, "q": 8.0}}});
+    assert_eq!(merged(vec![(ok(), first), (ok(), second)]), want);
+}
+
+#[test]
+fn an_object_against_anything_else_keeps_the_first() {
+    let (object, flat) =
+        (json!({"o": {"x": 1.0}, "s": "text"}), json!({"o": "flat", "s": {"x": 1.0}}));
+    assert_eq!(merged(vec![(ok(), object.clone()), (ok(), flat.clone())]), object);
+    assert_eq!(merged(vec![(ok(), flat.clone()), (ok(), object)]), flat);
+}
+
+#[test]
+fn merging_leaves_the_rules_as_they_were() {
+    let answer = with(vec![(ok(), json!({"o": {"x": 1.0}})), (ok(), json!({"o": {"z": 3.0}}))]);
+    metadata(&request(vec![]), &answer);
+    let first = answer.statuses[0].metadata.as_deref().unwrap();
+    assert_eq!(first["o"], json!({"x": 1.0}));
+}
+
+#[test]
+fn a_rule_that_is_over_attaches_nothing_and_a_shadow_rule_that_is_over_does() {
+    let over = |standing| denied(per_minute(1, ""), Nanos::SECOND, standing);
+    let who = |name: &str| json!({"who": name});
+    let parts = vec![
+        (over(ENFORCED), who("enforced")),
+        (over(QUOTA), who("quota")),
+        (over(SHADOW), who("shadow")),
+    ];
+    assert_eq!(merged(parts), who("shadow"));
+    assert_eq!(merged(vec![(over(ENFORCED), who("enforced"))]), json!(null));
+}
+
+#[test]
+fn every_kind_of_value_arrives() {
+    let all = json!({"n": null, "t": true, "f": 2.5, "i": -3.0, "s": "", "l": [[], {}], "": 1.0});
+    assert_eq!(merged(vec![(ok(), all.clone())]), all);
+}
+
+#[test]
+fn no_metadata_is_sent_unless_switched_on() {
+    let reply =
+        convert::reply(&request(vec![]), &answer(Verdict::Admit, vec![]), &Reporting::default());
+    assert_eq!(reply.dynamic_metadata, None);
+}

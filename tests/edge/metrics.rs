@@ -1,0 +1,188 @@
+//! What is counted and how it is shown.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
+use sluicegate::edge::http::metrics::router;
+use sluicegate::kernel::decision::{Reason, Verdict};
+use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::telemetry::event::{
+    Asked, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
+};
+use sluicegate::telemetry::metrics::{Gauges, Metrics};
+use tonic::codegen::Service as _;
+
+fn page(metrics: &Metrics) -> String {
+    metrics.page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000) }).to_string()
+}
+
+/// The samples of a page by series; panics on a line that is not exposition format.
+fn samples(page: &str) -> BTreeMap<String, f64> {
+    let mut typed = HashSet::new();
+    let mut samples = BTreeMap::new();
+    assert!(page.ends_with('\n'));
+    for line in page.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(typed.insert(name.to_owned()), "{name} has two types");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+        } else if !line.starts_with("# HELP ") {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            let family = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|end| name.strip_suffix(end).filter(|family| typed.contains(*family)))
+                .unwrap_or(name);
+            assert!(typed.contains(family), "{line} has no type");
+            assert!(labels_are_sound(&series[name.len()..]), "{line}");
+            let value = value.parse().unwrap();
+            assert!(samples.insert(series.to_owned(), value).is_none(), "{series} twice");
+        }
+    }
+    samples
+}
+
+fn labels_are_sound(labels: &str) -> bool {
+    let Some(inner) = labels.strip_prefix('{') else { return labels.is_empty() };
+    let Some(inner) = inner.strip_suffix('}') else { return false };
+    inner.split(',').all(|pair| {
+        let (name, value) = pair.split_once('=').unwrap();
+        let name = name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        let value = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
+        name && value.is_some_and(|v| !v.contains(['"', '\\', '\n']))
+    })
+}
+
+fn decided(
+    verdict: Verdict,
+    reasons: &[Reason],
+    nanos: u64,
+) -> Decided<impl Iterator<Item = Reason>> {
+    let took = Some(Nanos(nanos));
+    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), near: 0, took }
+}
+
+#[test]
+fn an_untouched_page_is_sound_and_all_zero_but_what_is_looked_up() {
+    let samples = samples(&page(&Metrics::new()));
+    let mut lit: Vec<_> = samples.iter().filter(|(_, value)| **value != 0.0).collect();
+    lit.sort_by(|a, b| a.0.cmp(b.0));
+    let version = format!("sluicegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+    let want = [
+        ("process_start_time_seconds", 1.5),
+        (&*version, 1.0),
+        ("sluicegate_memory_keys", 5.0),
+        ("sluicegate_memory_keys_max", 9.0),
+    ];
+    let lit: Vec<_> = lit.into_iter().map(|(series, value)| (&**series, *value)).collect();
+    assert_eq!(lit, want);
+}
+
+#[test]
+fn every_label_has_as_many_values_as_its_list() {
+    let samples = samples(&page(&Metrics::new()));
+    let series = |name: &str| samples.keys().filter(|s| s.split('{').next() == Some(name)).count();
+    assert_eq!(series("sluicegate_descriptors_decided_total"), Reason::ALL.len());
+    let requests = Protocol::ALL.len() * Outcome::ALL.len();
+    assert_eq!(series("sluicegate_edge_requests_total"), requests);
+    for reason in Reason::ALL {
+        let name =
+            format!("sluicegate_descriptors_decided_total{{reason=\"{}\"}}", reason.as_str());
+        assert!(samples.contains_key(&name), "{name}");
+    }
+}
+
+#[test]
+fn the_lists_are_in_the_order_of_their_discriminants() {
+    assert!(Reason::ALL.iter().enumerate().all(|(index, reason)| *reason as usize == index));
+    assert!(Outcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
+    assert!(Protocol::ALL.iter().enumerate().all(|(index, p)| *p as usize == index));
+}
+
+#[test]
+fn what_happens_is_counted_under_its_own_name() {
+    let metrics = Metrics::new();
+    let reasons = [Reason::OverLimit, Reason::WithinLimit, Reason::WithinLimit];
+    decided(Verdict::Deny, &reasons, 400).count(&metrics);
+    decided(Verdict::Admit, &[Reason::NoLimit], 3_000_000).count(&metrics);
+    Decided { shadowed: true, ..decided(Verdict::Admit, &[], 1 << 40) }.count(&metrics);
+    Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
+    StoreFull { verdict: Verdict::Deny }.count(&metrics);
+    Loaded { revision: Revision(7), at: Nanos(2_250_000_000) }.count(&metrics);
+    LoadRefused.count(&metrics);
+    let samples = samples(&page(&metrics));
+    let want = [
+        ("sluicegate_questions_answered_total{verdict=\"admit\"}", 1.0),
+        ("sluicegate_questions_answered_total{verdict=\"deny\"}", 1.0),
+        ("sluicegate_questions_answered_total{verdict=\"shadow_deny\"}", 1.0),
+        ("sluicegate_descriptors_decided_total{reason=\"over_limit\"}", 1.0),
+        ("sluicegate_descriptors_decided_total{reason=\"within_limit\"}", 2.0),
+        ("sluicegate_descriptors_decided_total{reason=\"no_limit\"}", 1.0),
+        ("sluicegate_descriptors_decided_total{reason=\"unlimited\"}", 0.0),
+        ("sluicegate_edge_requests_total{protocol=\"json\",outcome=\"too_large\"}", 1.0),
+        ("sluicegate_edge_requests_total{protocol=\"grpc\",outcome=\"too_large\"}", 0.0),
+        ("sluicegate_memory_full_total{verdict=\"deny\"}", 1.0),
+        ("sluicegate_memory_full_total{verdict=\"admit\"}", 0.0),
+        ("sluicegate_config_revision", 7.0),
+        ("sluicegate_config_loaded_timestamp_seconds", 2.25),
+        ("sluicegate_config_loads_total{outcome=\"accepted\"}", 1.0),
+        ("sluicegate_config_loads_total{outcome=\"refused\"}", 1.0),
+        ("sluicegate_decision_duration_seconds_bucket{le=\"5e-07\"}", 1.0),
+        ("sluicegate_decision_duration_seconds_bucket{le=\"0.0025\"}", 1.0),
+        ("sluicegate_decision_duration_seconds_bucket{le=\"0.005\"}", 2.0),
+        ("sluicegate_decision_duration_seconds_bucket{le=\"0.25\"}", 2.0),
+        ("sluicegate_decision_duration_seconds_bucket{le=\"+Inf\"}", 3.0),
+        ("sluicegate_decision_duration_seconds_count", 3.0),
+        ("sluicegate_decision_duration_seconds_sum", 1_099.514_628_176),
+    ];
+    for (series, value) in want {
+        let got = samples[series];
+        assert!((got - value).abs() < 1e-9, "{series} is {got}");
+    }
+}
+
+#[test]
+fn a_bound_belongs_to_its_own_bucket() {
+    let metrics = Metrics::new();
+    for nanos in [500, 501] {
+        decided(Verdict::Admit, &[], nanos).count(&metrics);
+    }
+    let samples = samples(&page(&metrics));
+    let below =
+        |le: &str| samples[&format!("sluicegate_decision_duration_seconds_bucket{{le=\"{le}\"}}")];
+    assert_eq!((below("5e-07"), below("1e-06")), (1.0, 2.0));
+}
+
+#[test]
+fn threads_that_count_at_once_lose_nothing() {
+    let metrics = Metrics::new();
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                for _ in 0..1_000 {
+                    decided(Verdict::Admit, &[Reason::NoLimit], 1).count(&metrics);
+                }
+            });
+        }
+    });
+    let samples = samples(&page(&metrics));
+    assert_eq!(samples["sluicegate_decision_duration_seconds_count"], 32_000.0);
+    assert_eq!(samples["sluicegate_descriptors_decided_total{reason=\"no_limit\"}"], 32_000.0);
+}
+
+#[tokio::test]
+async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
+    let router = router(Arc::new(Gauges::default));
+    let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
+    let Ok(reply) = router.clone().call(get("/metrics")).await;
+    assert_eq!(reply.status(), 200);
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    assert_eq!(reply.headers()["content-type"], kind);
+    let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await.unwrap();
+    assert!(!samples(str::from_utf8(&body).unwrap()).is_empty());
+    let Ok(reply) = router.clone().call(get("/debug/vars")).await;
+    assert_eq!(reply.status(), 404);
+}

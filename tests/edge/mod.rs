@@ -1,0 +1,129 @@
+//! Protocols in, protocols out.
+
+mod admin;
+mod convert;
+mod grpc;
+mod headers;
+mod http;
+mod json;
+mod metadata;
+mod metrics;
+
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::clock::Clock;
+use sluicegate::config::Config;
+use sluicegate::config::diagnostic::{Source, Span, Spanned};
+use sluicegate::config::{raw, resolve};
+use sluicegate::engine::{Answer, Engine, Policy, Status};
+use sluicegate::kernel::decision::{Finding, Group, Reason, Shown, Standing, Verdict, wait};
+use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
+
+const ENFORCED: Standing = Standing { group: Group::Enforced, shadow: false };
+const QUOTA: Standing = Standing { group: Group::Quota, shadow: false };
+const SHADOW: Standing = Standing { group: Group::Enforced, shadow: true };
+
+/// A request of one domain with these descriptors.
+fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+    RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
+}
+
+/// A descriptor of one entry.
+fn descriptor(key: &str, value: &str) -> RateLimitDescriptor {
+    let entry = Entry { key: key.into(), value: value.into() };
+    RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }
+}
+
+fn overridden(requests_per_unit: u32, unit: i32) -> RateLimitDescriptor {
+    let limit = Some(RateLimitOverride { requests_per_unit, unit });
+    RateLimitDescriptor { limit, ..descriptor("k", "v") }
+}
+
+fn shown(requests: u32, period: Nanos, unit: Option<Unit>, name: &str) -> Shown {
+    let name = (!name.is_empty()).then(|| Arc::from(name));
+    Shown { requests, unit, period, name }
+}
+
+fn per_minute(requests: u32, name: &str) -> Shown {
+    shown(requests, Nanos::from_secs(60), Some(Unit::Minute), name)
+}
+
+fn room(remaining: u64, reset_after: Nanos) -> Room {
+    Room { remaining: Hits(remaining), reset_after }
+}
+
+fn admitted(limit: Shown, remaining: u64, reset_after: Nanos) -> Finding {
+    Finding::of_step(Step::Admit(room(remaining, reset_after)), limit, ENFORCED)
+}
+
+fn denied(limit: Shown, retry_after: Nanos, standing: Standing) -> Finding {
+    Finding::of_step(Step::Deny { retry_after, room: room(0, retry_after) }, limit, standing)
+}
+
+fn free(reason: Reason) -> Finding {
+    Finding::settled(reason, Group::Enforced)
+}
+
+/// The answer that holds these findings; the first counted one binds.
+fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
+    let denied = verdict == Verdict::Deny;
+    Answer {
+        verdict,
+        binding: findings.iter().position(|finding| finding.limit.is_some()),
+        retry_after: if denied { wait(findings.iter(), false) } else { None },
+        shadowed: false,
+        revision: Revision(1),
+        now: Nanos(0),
+        statuses: findings.into_iter().map(|finding| Status { finding, metadata: None }).collect(),
+    }
+}
+
+/// An engine without limits, at an instant that starts every kind of window.
+fn empty_engine() -> Arc<Engine> {
+    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
+    Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, Policy::default()))
+}
+
+/// An engine with `config` in force.
+fn engine(config: Config) -> Arc<Engine> {
+    let engine = empty_engine();
+    engine.publish(Arc::new(config));
+    engine
+}
+
+/// Domain `d`: `k` has two hits a minute and is named `lim`, `u` is unlimited.
+fn two_a_minute() -> Config {
+    let limit = raw::RateLimit {
+        requests_per_unit: spanned(2),
+        unit: spanned("minute".into()),
+        name: spanned("lim".into()),
+        ..raw::RateLimit::default()
+    };
+    let unlimited = raw::RateLimit { unlimited: spanned(true), ..raw::RateLimit::default() };
+    config(vec![node("k", limit), node("u", unlimited)])
+}
+
+fn config(descriptors: Vec<raw::Descriptor>) -> Config {
+    let file = raw::File { domain: spanned("d".into()), descriptors, ..raw::File::default() };
+    let source = Source::new("d.yaml", "");
+    resolve::resolve(&[(file, source)], Revision(3), false).expect("a sound configuration").0
+}
+
+fn node(key: &str, limit: raw::RateLimit) -> raw::Descriptor {
+    raw::Descriptor {
+        key: spanned(key.into()),
+        rate_limit: Some(limit),
+        ..raw::Descriptor::default()
+    }
+}
+
+fn spanned<T>(value: T) -> Spanned<T> {
+    Spanned { value, span: Span::default() }
+}

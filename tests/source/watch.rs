@@ -1,0 +1,407 @@
+//! What changes on disk is in force soon; what is wrong never is.
+//!
+//! But for the one test of it, looking from time to time is off: what passes here was told of by
+//! the system. Every wait is for the channel, with a deadline far beyond what is needed.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sluicegate::config::Config;
+use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::source::file::{FileSource, Options, start};
+use sluicegate::source::{Load, Published, TextFile, Why};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const NEVER: Duration = Duration::from_secs(86_400);
+const NOW: Nanos = Nanos::from_secs(1_700_000_000);
+
+/// The texts of each revision that was accepted.
+type Accepted = Arc<Mutex<HashMap<Revision, Vec<String>>>>;
+
+/// A source under test, and what its loader made of what it read.
+struct Watched {
+    source: FileSource,
+    accepted: Accepted,
+}
+
+/// A language of one rule: a text must not begin with `bad`.
+fn loader(accepted: &Accepted) -> Arc<Load> {
+    let accepted = Arc::clone(accepted);
+    Arc::new(move |texts: &[TextFile], revision| {
+        assert!(texts.iter().all(|text| text.bytes != b"panic"), "a test asks for it");
+        let bad = texts.iter().any(|text| text.bytes.starts_with(b"bad"));
+        if bad {
+            return Err(Vec::new());
+        }
+        let texts = texts.iter().map(|text| String::from_utf8(text.bytes.clone()).unwrap());
+        accepted.lock().unwrap().insert(revision, texts.collect());
+        Ok((Config::default(), Vec::new()))
+    })
+}
+
+async fn watching(path: &Path) -> Watched {
+    watching_as(options(path)).await
+}
+
+async fn watching_as(options: Options) -> Watched {
+    let accepted = Accepted::default();
+    let source = start(options, loader(&accepted), || NOW).await;
+    Watched { source, accepted }
+}
+
+fn options(path: &Path) -> Options {
+    Options { paths: vec![path.to_owned()], debounce: Duration::from_millis(5), look: NEVER }
+}
+
+impl Watched {
+    fn published(&self) -> Published {
+        self.source.published.borrow().clone()
+    }
+
+    /// The texts that are in force, in the order of their files' names.
+    fn in_force(&self) -> Vec<String> {
+        let revision = self.published().status.revision;
+        self.accepted.lock().unwrap().get(&revision).cloned().unwrap_or_default()
+    }
+
+    /// Waits until what is published is as it should be.
+    async fn until(&mut self, wanted: impl FnMut(&Published) -> bool) -> Published {
+        if let Ok(published) = timeout(DEADLINE, self.source.published.wait_for(wanted)).await {
+            return published.expect("the source runs").clone();
+        }
+        panic!("not in time; in force is {:?} of {:?}", self.in_force(), self.published())
+    }
+
+    /// Waits until exactly these texts are in force and nothing is refused.
+    async fn until_in_force(&mut self, wanted: &[&str]) -> Published {
+        let accepted = Arc::clone(&self.accepted);
+        self.until(move |Published { status, .. }| {
+            let accepted = accepted.lock().unwrap();
+            accepted.get(&status.revision).is_some_and(|texts| texts == wanted)
+                && status.last_error.is_none()
+        })
+        .await
+    }
+
+    async fn until_refused(&mut self) -> Published {
+        self.until(|published| published.status.last_error.is_some()).await
+    }
+}
+
+/// Puts a file in its place as a whole. A file that is written where it stands is empty for a
+/// moment, and on a busy machine that moment may be read.
+fn put(path: &Path, text: &str) {
+    let beside = path.with_file_name(".beside");
+    fs::write(&beside, text).unwrap();
+    fs::rename(beside, path).unwrap();
+}
+
+/// A room with a directory of limits in it, which holds `a.yaml`.
+fn room() -> (TempDir, PathBuf) {
+    let room = tempfile::tempdir().unwrap();
+    let limits = room.path().join("limits");
+    fs::create_dir(&limits).unwrap();
+    fs::write(limits.join("a.yaml"), "a").unwrap();
+    (room, limits)
+}
+
+#[tokio::test]
+async fn the_first_load_is_published_before_anything_else() {
+    let (_room, limits) = room();
+    let source = watching(&limits).await;
+    let published = source.published();
+    assert_eq!(source.in_force(), ["a"]);
+    assert_eq!(published.config.as_ref().unwrap().revision, Revision(1));
+    let status = published.status;
+    assert_eq!((status.revision, status.loads, status.refused), (Revision(1), 1, 0));
+    assert_eq!(status.loaded_at, Some(NOW));
+    assert_eq!(*status.files, [Arc::from(limits.join("a.yaml").to_str().unwrap())]);
+}
+
+#[tokio::test]
+async fn an_edit_an_added_and_a_removed_file_are_in_force_each_with_the_next_revision() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    fs::write(limits.join("a.yaml"), "a2").unwrap();
+    let first = source.until_in_force(&["a2"]).await;
+    fs::write(limits.join("b.txt"), "b").unwrap();
+    let second = source.until_in_force(&["a2", "b"]).await;
+    fs::remove_file(limits.join("a.yaml")).unwrap();
+    let third = source.until_in_force(&["b"]).await;
+    assert!(Revision(1) < first.status.revision);
+    assert!(first.status.revision < second.status.revision);
+    assert!(second.status.revision < third.status.revision);
+    fs::remove_file(limits.join("b.txt")).unwrap();
+    source.until_in_force(&[]).await;
+}
+
+#[tokio::test]
+async fn an_editor_that_writes_beside_and_renames_is_understood() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    fs::write(limits.join(".a.yaml.swp"), "bad").unwrap();
+    fs::rename(limits.join("a.yaml"), limits.join("a.yaml~")).unwrap();
+    fs::write(limits.join(".a.yaml.new"), "a2").unwrap();
+    fs::rename(limits.join(".a.yaml.new"), limits.join("a.yaml")).unwrap();
+    source.until_in_force(&["a2"]).await;
+}
+
+#[tokio::test]
+async fn a_file_moved_in_or_out_is_noticed() {
+    let (room, limits) = room();
+    let mut source = watching(&limits).await;
+    let outside = room.path().join("outside");
+    fs::rename(limits.join("a.yaml"), &outside).unwrap();
+    source.until_in_force(&[]).await;
+    fs::rename(&outside, limits.join("a.yaml")).unwrap();
+    source.until_in_force(&["a"]).await;
+}
+
+#[tokio::test]
+async fn a_config_map_is_swapped_as_a_whole() {
+    let room = tempfile::tempdir().unwrap();
+    let volume = room.path();
+    let version = |number: u32, text: &str| {
+        let directory = volume.join(format!("..v{number}"));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("a.yaml"), text).unwrap();
+        symlink(&directory, volume.join("..data_tmp")).unwrap();
+        fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    };
+    version(1, "one");
+    symlink("..data/a.yaml", volume.join("a.yaml")).unwrap();
+    let mut whole = watching(volume).await;
+    let mut single = watching(&volume.join("a.yaml")).await;
+    version(2, "two");
+    fs::remove_dir_all(volume.join("..v1")).unwrap();
+    whole.until_in_force(&["two"]).await;
+    single.until_in_force(&["two"]).await;
+    assert_eq!(whole.published().status.refused, 0);
+}
+
+#[tokio::test]
+async fn a_half_written_file_is_refused_and_in_force_once_it_is_complete() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    fs::write(limits.join("a.yaml"), "ba").unwrap();
+    source.until_in_force(&["ba"]).await;
+    fs::write(limits.join("a.yaml"), "bad").unwrap();
+    source.until_refused().await;
+    assert_eq!(source.in_force(), ["ba"]);
+    fs::write(limits.join("a.yaml"), "a complete one").unwrap();
+    source.until_in_force(&["a complete one"]).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_completed_within_the_debounce_is_never_seen_half_written() {
+    let (_room, limits) = room();
+    let debounce = Duration::from_secs(1);
+    let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
+    source.source.published.mark_unchanged();
+    fs::write(limits.join("a.yaml"), "bad").unwrap();
+    // Time enough to read it, were nobody to wait.
+    let hasty = timeout(Duration::from_millis(50), source.source.published.changed()).await;
+    fs::write(limits.join("a.yaml"), "good").unwrap();
+    assert!(hasty.is_err());
+    let published = source.until_in_force(&["good"]).await;
+    assert_eq!((published.status.refused, published.status.revision), (0, Revision(2)));
+}
+
+#[tokio::test]
+async fn a_writer_that_never_rests_is_read_all_the_same() {
+    let (_room, limits) = room();
+    let debounce = Duration::from_millis(100);
+    let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
+    source.source.published.mark_unchanged();
+    let restless = async {
+        for number in 0.. {
+            fs::write(limits.join("a.yaml"), format!("number {number}")).unwrap();
+            let pause = timeout(Duration::from_millis(1), source.source.published.changed());
+            if pause.await.is_ok() {
+                break;
+            }
+        }
+    };
+    timeout(DEADLINE, restless).await.expect("it is read in time");
+}
+
+#[tokio::test]
+async fn one_bad_file_keeps_the_whole_of_the_last_good_ones_in_force() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    let before = source.published().config.clone().unwrap();
+    put(&limits.join("b.yaml"), "bad");
+    put(&limits.join("c.yaml"), "c");
+    let published = source.until_refused().await;
+    assert!(Arc::ptr_eq(published.config.as_ref().unwrap(), &before));
+    assert_eq!(published.status.revision, Revision(1));
+    let refused = published.status.last_error.unwrap();
+    assert_eq!(refused.at, NOW);
+    assert!(matches!(refused.why, Why::Diagnostics(_)), "{refused:?}");
+    fs::remove_file(limits.join("b.yaml")).unwrap();
+    let published = source.until_in_force(&["a", "c"]).await;
+    assert_eq!(published.status.revision, Revision(2));
+}
+
+#[tokio::test]
+async fn a_first_load_that_is_refused_leaves_nothing_in_force_until_one_is_accepted() {
+    let (_room, limits) = room();
+    put(&limits.join("a.yaml"), "bad");
+    let mut source = watching(&limits).await;
+    let published = source.published();
+    assert!(published.config.is_none() && published.status.last_error.is_some());
+    assert_eq!(published.status.revision, Revision(0));
+    put(&limits.join("a.yaml"), "good");
+    source.until_in_force(&["good"]).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_vanishes_is_refused_and_in_force_again_when_it_returns() {
+    let (room, limits) = room();
+    let mut source = watching(&limits).await;
+    fs::remove_dir_all(&limits).unwrap();
+    let published = source
+        .until(|published| {
+            published.status.last_error.as_ref().is_some_and(|refused| {
+                matches!(&refused.why, Why::Source(error) if error.to_string().contains("limits"))
+            })
+        })
+        .await;
+    assert!(published.config.is_some(), "the last good one stays");
+    fs::create_dir(&limits).unwrap();
+    fs::write(limits.join("a.yaml"), "back").unwrap();
+    source.until_in_force(&["back"]).await;
+    // The new directory is watched like the old one.
+    fs::write(limits.join("a.yaml"), "again").unwrap();
+    source.until_in_force(&["again"]).await;
+    // And one that takes its place without a gap.
+    fs::create_dir(room.path().join("next")).unwrap();
+    fs::write(room.path().join("next/a.yaml"), "next").unwrap();
+    fs::rename(&limits, room.path().join("old")).unwrap();
+    fs::rename(room.path().join("next"), &limits).unwrap();
+    source.until_in_force(&["next"]).await;
+    fs::write(limits.join("a.yaml"), "last").unwrap();
+    source.until_in_force(&["last"]).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_comes_to_be_only_later_is_found_however_much_of_its_path_is_missing() {
+    let room = tempfile::tempdir().unwrap();
+    let limits = room.path().join("some/where/limits");
+    let mut source = watching(&limits).await;
+    assert!(source.published().config.is_none());
+    fs::create_dir_all(&limits).unwrap();
+    fs::write(limits.join("a.yaml"), "a").unwrap();
+    source.until_in_force(&["a"]).await;
+}
+
+#[tokio::test]
+async fn directories_below_are_watched_old_and_new() {
+    let (_room, limits) = room();
+    fs::create_dir(limits.join("old")).unwrap();
+    let mut source = watching(&limits).await;
+    fs::write(limits.join("old/b.yaml"), "b").unwrap();
+    source.until_in_force(&["a", "b"]).await;
+    fs::create_dir_all(limits.join("new/er")).unwrap();
+    fs::write(limits.join("new/er/c.yaml"), "c").unwrap();
+    source.until_in_force(&["a", "c", "b"]).await;
+    fs::write(limits.join("new/er/c.yaml"), "d").unwrap();
+    source.until_in_force(&["a", "d", "b"]).await;
+}
+
+#[tokio::test]
+async fn a_symbolic_link_on_the_way_is_watched() {
+    let room = tempfile::tempdir().unwrap();
+    for release in ["one", "two"] {
+        fs::create_dir_all(room.path().join(release).join("limits")).unwrap();
+        fs::write(room.path().join(release).join("limits/a.yaml"), release).unwrap();
+    }
+    let current = room.path().join("current");
+    symlink("one", &current).unwrap();
+    let mut source = watching(&current.join("limits")).await;
+    symlink("two", room.path().join("next")).unwrap();
+    fs::rename(room.path().join("next"), &current).unwrap();
+    source.until_in_force(&["two"]).await;
+}
+
+#[tokio::test]
+async fn what_the_system_does_not_tell_of_is_seen_when_it_is_looked_at() {
+    let (room, limits) = room();
+    let outside = room.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("b.yaml"), "b").unwrap();
+    symlink(outside.join("b.yaml"), limits.join("b.yaml")).unwrap();
+    let look = Duration::from_millis(20);
+    let mut source = watching_as(Options { look, ..options(&limits) }).await;
+    fs::write(outside.join("b.yaml"), "b2").unwrap();
+    source.until_in_force(&["a", "b2"]).await;
+}
+
+#[tokio::test]
+async fn asking_for_a_load_counts_but_publishes_the_same_configuration_again() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    let before = source.published().config.clone().unwrap();
+    source.source.reload.now();
+    let published = source.until(|published| published.status.loads == 2).await;
+    assert!(Arc::ptr_eq(published.config.as_ref().unwrap(), &before));
+    assert_eq!(published.status.revision, Revision(1));
+}
+
+#[tokio::test]
+async fn refused_texts_that_are_touched_stay_refused_and_asking_tells_of_them_anew() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    put(&limits.join("a.yaml"), "bad");
+    let first = source.until_refused().await.status.last_error.unwrap();
+    let refused = source.published().status.refused;
+    put(&limits.join("a.yaml"), "bad");
+    let touched = source.until(|published| published.status.refused > refused).await;
+    assert!(Arc::ptr_eq(&touched.status.last_error.unwrap(), &first));
+    source.source.reload.now();
+    let told = |published: &Published| {
+        published.status.last_error.as_ref().is_some_and(|error| !Arc::ptr_eq(error, &first))
+    };
+    source.until(told).await;
+    // The good text again: nothing new is in force, and nothing is refused any more.
+    put(&limits.join("a.yaml"), "a");
+    let published = source.until_in_force(&["a"]).await;
+    assert_eq!(published.status.revision, Revision(1));
+}
+
+#[tokio::test]
+async fn reading_files_is_not_taken_for_a_change() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    source.source.reload.now();
+    source.until(|published| published.status.loads == 2).await;
+    fs::read(limits.join("a.yaml")).unwrap();
+    // Were it, each load would bring about the next, a debounce of 5 ms later, for ever.
+    let third = source.source.published.wait_for(|published| published.status.loads > 2);
+    assert!(timeout(Duration::from_millis(300), third).await.is_err());
+}
+
+#[tokio::test]
+async fn a_loader_that_panics_is_a_refused_load_and_the_source_lives_on() {
+    let (_room, limits) = room();
+    let mut source = watching(&limits).await;
+    fs::write(limits.join("a.yaml"), "panic").unwrap();
+    let published = source.until_refused().await;
+    assert!(matches!(published.status.last_error.unwrap().why, Why::Broke));
+    fs::write(limits.join("a.yaml"), "calm").unwrap();
+    source.until_in_force(&["calm"]).await;
+}
+
+#[tokio::test]
+async fn a_source_that_nobody_receives_from_stops() {
+    let (_room, limits) = room();
+    let FileSource { published, task, .. } = watching(&limits).await.source;
+    drop(published);
+    timeout(DEADLINE, task).await.expect("it stops in time").expect("it stops in order");
+}
