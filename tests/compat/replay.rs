@@ -155,6 +155,9 @@ impl Stage<'_> {
         let answer = self.runtime.block_on(self.connection.call(method, bytes));
         let when = before..=unix_seconds();
         let (response, headers) = match answer {
+            Err(status) if step.response.as_ref().is_none_or(|it| it["grpc_code"].is_null()) => {
+                return Err(format!("the call failed: {:?}: {}", status.code(), status.message()));
+            }
             Err(status) => (failed(&status), None),
             Ok(bytes) => {
                 let answer = RateLimitResponse::decode(&*bytes).map_err(|e| e.to_string())?;
