@@ -9,6 +9,7 @@
     clippy::unwrap_used
 )]
 
+mod bad_input;
 mod compat;
 mod config;
 mod config_meaning;
