@@ -103,6 +103,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     {
         return Err(Failure::Limits(limits::in_words(refused)));
     }
+    // Before any port answers: a question must not find the engine without the limits that are loaded.
+    if let Some(config) = &first.config {
+        engine.publish(Arc::clone(config));
+    }
     let health =
         Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
     let (phase, finishing) = watch::channel(Phase::Serving);

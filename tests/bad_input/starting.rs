@@ -1,7 +1,9 @@
 //! `serve` that cannot begin says why and ends: 1 when limits are wrong, 2 when it could not be tried.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use super::{LIMITS, put};
 use crate::http1;
@@ -139,4 +141,45 @@ fn admin_for_everybody_is_served_with_a_token_and_to_nobody_without_it() {
     assert_eq!(status(&[]), 401);
     assert_eq!(status(&[("authorization", "Bearer open-sesam")]), 401);
     assert_eq!(status(&[("authorization", "Bearer open-sesame")]), 200);
+}
+
+/// Asks as soon as the port is known, which is before the process says that it is ready.
+#[test]
+fn the_very_first_question_meets_the_limits() {
+    let directory = limits(LIMITS);
+    let question = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
+    for start in 0..20 {
+        let mut process = Killed(spawn(directory.path()));
+        // Kept open: a process whose output nobody takes ends.
+        let mut said = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let port = said
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("http listening on 0.0.0.0:")?.parse::<u16>().ok());
+        let address = ([127, 0, 0, 1], port.unwrap()).into();
+        let reply = http1::call(address, "POST", "/json", &[], Some(question.as_bytes())).unwrap();
+        assert_eq!(reply.status, 200, "start {start}: {}", reply.text());
+    }
+}
+
+/// A process that does not outlive the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(limits: &Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+        .args(["serve", "--limits"])
+        .arg(limits)
+        .args(FREE_PORTS)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
