@@ -4,6 +4,7 @@
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
+mod bad_input;
 mod compat;
 mod config;
 mod config_meaning;

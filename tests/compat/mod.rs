@@ -10,7 +10,7 @@ mod message;
 mod replay;
 mod tally;
 mod vectors;
-mod wire;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
