@@ -31,11 +31,10 @@ pub(super) fn explain(
     descriptors: &[String],
     hits: u64,
 ) -> Result<Explanation, String> {
-    let mut url =
-        format!("{}/explain?domain={}&hits={hits}", server.trim_end_matches('/'), Encoded(domain));
-    for descriptor in descriptors {
-        url.push_str(&format!("&descriptor={}", Encoded(descriptor)));
-    }
+    let asked: String =
+        descriptors.iter().map(|one| format!("&descriptor={}", Encoded(one))).collect();
+    let (server, domain) = (server.trim_end_matches('/'), Encoded(domain));
+    let url = format!("{server}/explain?domain={domain}&hits={hits}{asked}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
     let body = runtime
