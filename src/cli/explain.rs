@@ -7,7 +7,7 @@
 use std::io;
 
 use super::args::{Explain, Form};
-use super::{Outcome, Terminal};
+use super::{Outcome, Terminal, remote};
 use crate::clock::Clock;
 use crate::config::explain::{
     Candidate, Explained, Explanation, Looked, Met, explain as explained,
@@ -43,6 +43,10 @@ pub fn explain(args: &Explain, clock: &Clock, terminal: &mut Terminal<'_>) -> io
 }
 
 fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
+    if let Some(server) = &args.server {
+        let explanation = remote::explain(server, &args.domain, &args.descriptors, args.hits);
+        return explanation.map_err(|sentence| format!("error: {sentence}"));
+    }
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| entries(descriptor)).collect();
     let (descriptors, config) = (descriptors?, load(args)?);
@@ -105,7 +109,7 @@ fn looked(step: &Looked, out: &mut dyn io::Write) -> io::Result<()> {
 }
 
 fn said(one: &Candidate) -> &'static str {
-    match (one.verdict, one.how) {
+    match (&*one.verdict, &*one.how) {
         ("taken", _) => "taken",
         ("outranked", "pattern") => "matches too, but comes later",
         ("outranked", _) => "is there, but comes last",

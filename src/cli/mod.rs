@@ -8,6 +8,7 @@ pub mod args;
 mod check;
 pub mod doors;
 pub mod explain;
+mod remote;
 mod serve;
 
 use std::ffi::OsString;
@@ -71,7 +72,6 @@ fn command(
         Command::Serve(serve) => start(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Check(check) => check::check(&check, terminal),
-        Command::Explain(explain) if explain.server.is_some() => not_yet(terminal),
         Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }
@@ -120,9 +120,4 @@ fn print_schema(of: SchemaOf, terminal: &mut Terminal<'_>) -> io::Result<Outcome
         SchemaOf::Limits => writeln!(terminal.out, "{:#}", config::schema::limits())?,
     }
     Ok(Outcome::Yes)
-}
-
-fn not_yet(terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
-    writeln!(terminal.err, "error: this command is not in this version yet")?;
-    Ok(Outcome::CouldNotSay)
 }

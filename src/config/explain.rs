@@ -4,9 +4,10 @@
 //! for a terminal and as JSON for other programs.
 //! Leaves out: what a counter holds now, which is for whoever holds it.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::tree::trace::{Outcome, Trace, Verdict};
 use super::tree::{How, Match};
@@ -19,10 +20,12 @@ use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A question's descriptors, explained.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Explanation {
     /// The question's domain.
     pub domain: String,
+    /// The configuration that was asked.
+    pub revision: u64,
     /// Whether the configuration has it.
     pub known: bool,
     /// One per descriptor, in the question's order.
@@ -30,7 +33,7 @@ pub struct Explanation {
 }
 
 /// One descriptor, explained.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Explained {
     /// `key=value,key=value`.
     pub descriptor: String,
@@ -43,7 +46,7 @@ pub struct Explained {
 }
 
 /// One entry at its level.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Looked {
     /// `key=value`.
     pub entry: String,
@@ -52,18 +55,18 @@ pub struct Looked {
 }
 
 /// One candidate for an entry.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// `exact`, `pattern` or `bare key`.
-    pub how: &'static str,
+    pub how: Cow<'static, str>,
     /// What it would be called in the file.
     pub name: String,
     /// `taken`, `absent` or `outranked`.
-    pub verdict: &'static str,
+    pub verdict: Cow<'static, str>,
 }
 
 /// The rule that a descriptor met.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Met {
     /// The rule's path.
     pub path: String,
@@ -72,7 +75,7 @@ pub struct Met {
     /// The rule in words.
     pub says: String,
     /// The strategy's word; absent where the rule is unlimited.
-    pub strategy: Option<&'static str>,
+    pub strategy: Option<Cow<'static, str>>,
     /// The unit of time the limit counts in.
     pub tick: Option<String>,
     /// Hits that come back per tick, as `hits/ticks`.
@@ -86,12 +89,12 @@ pub struct Met {
 }
 
 /// The answer of a counter at rest.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fresh {
     /// What the question costs.
     pub hits: u64,
     /// `admitted`, `denied` or `never` (more hits than the limit could ever admit).
-    pub verdict: &'static str,
+    pub verdict: Cow<'static, str>,
     /// Hits left; absent where nothing is counted.
     pub remaining: Option<u64>,
     /// Until the counter is at rest again, or its window ends.
@@ -115,7 +118,12 @@ pub fn explain(
     let mut explained: Vec<_> =
         walks.iter().map(|(entries, walk)| asked.descriptor(entries, walk.as_ref())).collect();
     mark_replaced(&mut explained, &rules);
-    Explanation { domain: domain.to_owned(), known: tree.is_some(), descriptors: explained }
+    Explanation {
+        domain: domain.to_owned(),
+        revision: config.revision.0,
+        known: tree.is_some(),
+        descriptors: explained,
+    }
 }
 
 fn found<'t>(walk: &'t Trace<'_>) -> Option<&'t Rule> {
@@ -174,7 +182,7 @@ impl Asked<'_> {
             path: rule.path.to_string(),
             place: rule.place.to_string(),
             says: rule.to_string(),
-            strategy: strategy.as_ref().map(strategy_word),
+            strategy: strategy.as_ref().map(strategy_word).map(Cow::from),
             tick: strategy.map(|strategy| strategy.tick().to_string()),
             tick_is_worth: strategy
                 .and_then(|strategy| strategy.worth())
@@ -188,7 +196,7 @@ impl Asked<'_> {
     fn fresh(&self, limit: Option<&Limit>) -> Fresh {
         let Some(limit) = limit else {
             let (remaining, reset_after) = (None, None);
-            return Fresh { hits: self.hits.0, verdict: "admitted", remaining, reset_after };
+            return Fresh { hits: self.hits.0, verdict: "admitted".into(), remaining, reset_after };
         };
         let (verdict, room) = match at_rest(&limit.strategy_at(self.now), self.now, self.hits) {
             Step::Admit(room) => ("admitted", room),
@@ -198,7 +206,7 @@ impl Asked<'_> {
         };
         let remaining = Some(room.remaining.0);
         let reset_after = Some(room.reset_after.to_string());
-        Fresh { hits: self.hits.0, verdict, remaining, reset_after }
+        Fresh { hits: self.hits.0, verdict: verdict.into(), remaining, reset_after }
     }
 }
 
@@ -222,13 +230,15 @@ fn looked(walk: &Trace<'_>) -> Vec<Looked> {
             How::Exact => "exact",
             How::Wildcard => "pattern",
             How::Bare => "bare key",
-        },
+        }
+        .into(),
         name: tried.name.to_string(),
         verdict: match tried.verdict {
             Verdict::Taken => "taken",
             Verdict::Absent => "absent",
             Verdict::Outranked => "outranked",
-        },
+        }
+        .into(),
     };
     let steps = walk.steps.iter().map(|step| Looked {
         entry: format!("{}={}", step.entry.0, step.entry.1),

@@ -183,15 +183,15 @@ async fn health_follows_the_state_by_any_method() {
         (Ready::Yes, 200, "OK", 200, "ready\n"),
         (Ready::Draining, 500, "", 503, "not ready: draining\n"),
     ];
-    for (state, healthy, says, ready, why) in expected {
-        health.set(state);
+    for (ready, healthy, says, readyz, why) in expected {
+        health.set(ready);
         for method in ["GET", "POST", "DELETE"] {
-            let (status, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
-            assert_eq!((status, &*body), (healthy, says), "{state:?}");
+            let (code, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
+            assert_eq!((code, &*body), (healthy, says), "{ready:?}");
         }
-        let (status, _, body) = call(&router, to("GET", "/readyz", "")).await;
-        assert_eq!((status, &*body), (ready, why));
-        assert_eq!(call(&router, to("GET", "/livez", "")).await.0, 200, "{state:?}");
+        let (code, _, body) = call(&router, to("GET", "/readyz", "")).await;
+        assert_eq!((code, &*body), (readyz, why));
+        assert_eq!(call(&router, to("GET", "/livez", "")).await.0, 200, "{ready:?}");
     }
 }
 

@@ -73,9 +73,9 @@ fn refuse_controls(text: &str, findings: &mut Findings) {
     findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
 }
 
-/// The characters of YAML 1.1, which leaves out most controls and a byte order mark inside.
+/// The characters of YAML 1.1, which leaves out most controls.
 fn allowed(c: char) -> bool {
     matches!(c,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'
-        | '\u{E000}'..='\u{FEFE}' | '\u{FF00}'..='\u{FFFD}' | '\u{10000}'..)
+        | '\u{E000}'..='\u{FFFD}' | '\u{10000}'..)
 }

@@ -77,7 +77,10 @@ async fn show_explain(
     match (Explain::read(query), admin.engine.config()) {
         (Err(why), _) => refused(why),
         (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
-        (Ok(asked), Some(config)) => (JSON, explain(&config, &asked).to_string()).into_response(),
+        (Ok(asked), Some(config)) => {
+            let explained = explain(&config, &asked, admin.engine.clock().now());
+            (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
+        }
     }
 }
 

@@ -1,0 +1,80 @@
+//! Asking a running replica's admin port.
+//!
+//! Guarantees: an answer or a sentence within [`PATIENCE`]; at most [`LARGEST`] bytes are read.
+//! Leaves out: TLS; admin listens on loopback, or behind something that ends it.
+
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use tonic::codegen::http::header::AUTHORIZATION;
+use tonic::codegen::http::{Request, StatusCode};
+
+use crate::config::explain::Explanation;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The largest answer, in bytes.
+const LARGEST: usize = 16 << 20;
+/// The variable with the bearer token, where admin asks for one: a flag would show it to every
+/// local user.
+const TOKEN: &str = "SLUICEGATE_ADMIN_TOKEN";
+
+/// The explanation that the replica at `server` gives.
+///
+/// # Errors
+/// A sentence: what was asked, and what came instead of an answer.
+pub(super) fn explain(
+    server: &str,
+    domain: &str,
+    descriptors: &[String],
+    hits: u64,
+) -> Result<Explanation, String> {
+    let asked: String =
+        descriptors.iter().map(|one| format!("&descriptor={}", Encoded(one))).collect();
+    let (server, domain) = (server.trim_end_matches('/'), Encoded(domain));
+    let url = format!("{server}/explain?domain={domain}&hits={hits}{asked}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    let body = runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, get(&url)).await })
+        .map_err(|_late| format!("{server} did not answer within {PATIENCE:?}"))??;
+    serde_json::from_slice(&body)
+        .map_err(|error| format!("{server} answered what is no explanation: {error}"))
+}
+
+async fn get(url: &str) -> Result<Vec<u8>, String> {
+    let mut request = Request::get(url);
+    if let Ok(token) = std::env::var(TOKEN) {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let failed = |error: &dyn std::error::Error| match error.source() {
+        Some(cause) => format!("{url}: {error}: {cause}"),
+        None => format!("{url}: {error}"),
+    };
+    let response = client.request(request).await.map_err(|error| failed(&error))?;
+    let status = response.status();
+    let body = to_bytes(Body::new(response.into_body()), LARGEST).await;
+    let body = body.map_err(|error| failed(&error))?;
+    match status {
+        StatusCode::OK => Ok(body.into()),
+        StatusCode::UNAUTHORIZED => Err(format!("{url}: admin wants a token; set {TOKEN}")),
+        _ => Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&body).trim())),
+    }
+}
+
+/// A text as part of a query: everything but letters, digits and `-._~` is percent-encoded.
+struct Encoded<'t>(&'t str);
+
+impl std::fmt::Display for Encoded<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'-' | b'.' | b'_' | b'~' => write!(f, "{}", char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => write!(f, "{}", char::from(byte)),
+            byte => write!(f, "%{byte:02X}"),
+        })
+    }
+}
