@@ -353,12 +353,6 @@ impl Findings {
         }
     }
 
-    /// Whether there are so many that another would not be shown.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        MOST < self.0.len()
-    }
-
     /// Whether one of them is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
