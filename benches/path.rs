@@ -1,8 +1,9 @@
 //! The decision path: `Engine::decide` from question to answer, counters in memory.
 //!
-//! `cargo bench --bench path` prints the time of a decision over a million live keys, of a lookup
-//! among 10 and among 100,000 descriptors, and of loading the latter. `-- keys` instead fills the
-//! store with ten million GCRA counters and prints what each of them takes.
+//! `cargo bench --bench path`, or one part of it by name (`-- decide`, `lookup`, `load`), prints the
+//! time of a decision over a thousand and over a million live keys (the difference is what memory
+//! costs), of a lookup among 10 and among 100,000 descriptors, and of loading the latter. `-- keys`
+//! instead fills the store with ten million GCRA counters and prints what each of them takes.
 //! Times are medians over batches of 64 calls, so that reading the clock costs little beside them. The
 //! names that are asked for are laid out in the order of asking: a question's own text has just been
 //! read from the wire, so it is at hand, while what it is looked up in is not.
@@ -23,23 +24,32 @@ use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Revision};
 
-const LIVE_KEYS: usize = 1_000_000;
 const THREADS: u64 = 2;
 const BATCH: u32 = 64;
 const BATCHES: usize = 10_000;
 
 fn main() {
-    if std::env::args().any(|arg| arg == "keys") {
+    let named: Vec<String> = std::env::args().filter(|arg| !arg.starts_with('-')).collect();
+    let wants = |part: &str| named.len() < 2 || named.iter().any(|name| name == part);
+    if named.iter().any(|name| name == "keys") {
         return memory_per_key(10_000_000);
     }
-    decide_over_live_keys();
-    lookups();
-    loading();
+    if wants("decide") {
+        for live_keys in [1_000, 1_000_000] {
+            decide_over(live_keys);
+        }
+    }
+    if wants("lookup") {
+        lookups();
+    }
+    if wants("load") {
+        loading();
+    }
 }
 
-fn decide_over_live_keys() {
-    let engine = engine_of(LIVE_KEYS * 2);
-    let names: Vec<String> = (0..LIVE_KEYS).map(|i| format!("client-{i}")).collect();
+fn decide_over(live_keys: usize) {
+    let engine = engine_of(live_keys * 2);
+    let names: Vec<String> = (0..live_keys).map(|i| format!("client-{i}")).collect();
     for name in &names {
         decide(&engine, &[("api_key", name)]);
     }
@@ -48,7 +58,7 @@ fn decide_over_live_keys() {
     let medians: Vec<Duration> = std::thread::scope(|scope| {
         let worker = |seed| {
             scope.spawn(move || {
-                let asked = Random(seed).names("client", LIVE_KEYS);
+                let asked = Random(seed).names("client", live_keys);
                 median_of_batches(&asked, |name| decide(engine, &[("api_key", name)]))
             })
         };
@@ -56,7 +66,7 @@ fn decide_over_live_keys() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     let slower = medians.into_iter().max().unwrap();
-    row(&format!("decide, one descriptor, {LIVE_KEYS} live keys, {THREADS} threads"), slower);
+    row(&format!("decide, one descriptor, {live_keys} live keys, {THREADS} threads"), slower);
 }
 
 fn lookups() {

@@ -22,7 +22,7 @@ use super::Rule;
 use pattern::Composite;
 
 /// Shared positions that a [`Match`] holds without allocating.
-pub const SHARED_INLINE: usize = 4;
+pub const SHARED_INLINE: usize = 1;
 
 /// The rules of one domain.
 ///

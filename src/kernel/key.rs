@@ -41,7 +41,7 @@ impl Counting {
 
 /// The name of one counter: bytes that a backend hashes or stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CounterKey(SmallVec<[u8; 96]>);
+pub struct CounterKey(SmallVec<[u8; 64]>);
 
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
