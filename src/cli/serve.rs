@@ -27,8 +27,8 @@ use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
-use crate::source::Published;
 use crate::source::file::FileSource;
+use crate::source::{Published, Why};
 use crate::telemetry::metrics::Gauges;
 use drain::{Ends, Phase, Times};
 use listeners::Listeners;
@@ -48,9 +48,12 @@ enum Failure {
     /// Ports.
     #[error("{}", .0.join("\n"))]
     Ports(Vec<String>),
-    /// Limits that do not load.
+    /// Limits that are wrong.
     #[error("{0}")]
     Limits(String),
+    /// Limits that cannot be had.
+    #[error("{0}")]
+    NoTexts(String),
     /// Settings that do not go together.
     #[error("{0}")]
     Settings(String),
@@ -101,7 +104,11 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     if let (None, false, Some(refused)) =
         (&first.config, settings.start_without_config, &first.status.last_error)
     {
-        return Err(Failure::Limits(limits::in_words(refused)));
+        let words = limits::in_words(refused);
+        return Err(match refused.why {
+            Why::Diagnostics(_) => Failure::Limits(words),
+            Why::Source(_) | Why::Broke => Failure::NoTexts(words),
+        });
     }
     // Before any port answers: a question must not find the engine without the limits that are loaded.
     if let Some(config) = &first.config {

@@ -96,17 +96,20 @@ fn limits_that_are_wrong_end_in_1_with_every_finding() {
 fn what_cannot_be_tried_ends_in_2_and_says_what_would_do() {
     let directory = limits(LIMITS);
     let here = directory.path().to_str().unwrap();
-    let cases: [(&str, &[&str], &[&str]); 5] = [
+    let gone = directory.path().join("gone");
+    let gone = gone.to_str().unwrap();
+    let cases: [(&str, &[&str], &[&str]); 6] = [
         (
             "an unknown flag",
             &["--limits", here, "--grpc-prot", "0"],
             &["--grpc-prot", "--grpc-port"],
         ),
+        ("limits that are not there", &["--limits", gone], &[gone, "No such file"]),
         ("no limits", &[], &["--limits"]),
         (
             "admin for everybody",
             &["--limits", here, "--admin-host", "0.0.0.0"],
-            &["admin on 0.0.0.0", "admin_token", "loopback"],
+            &["--admin-host", "0.0.0.0", "admin_token", "127.0.0.1"],
         ),
         (
             "a port that is none",
