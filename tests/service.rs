@@ -24,6 +24,8 @@ pub struct Service {
     pub http: SocketAddr,
     /// `/config`.
     pub admin: SocketAddr,
+    /// `/metrics`.
+    pub metrics: SocketAddr,
 }
 
 /// What `/config` says of the loads so far.
@@ -46,14 +48,15 @@ impl Service {
         let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
         let said = said_until_ready(&lines);
         let address = |name: &str| listening(&said.lines, name);
-        let found = (said.ready, address("grpc"), address("http"), address("admin"));
-        let (true, Some(grpc), Some(http), Some(admin)) = found else {
+        let ports = (address("grpc"), address("http"), address("admin"), address("metrics"));
+        let (true, (Some(grpc), Some(http), Some(admin), Some(metrics))) = (said.ready, ports)
+        else {
             let _ = process.kill();
             let status = process.wait();
             let err = std::fs::read_to_string(log.path()).unwrap_or_default();
             return Err(format!("did not get ready ({status:?}); it said:\n{}\n{err}", said.lines));
         };
-        Ok(Self { process, log, grpc, http, admin })
+        Ok(Self { process, log, grpc, http, admin, metrics })
     }
 
     /// Asks `/config` what was loaded.

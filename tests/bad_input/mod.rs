@@ -1,0 +1,140 @@
+//! Bad input before the real process.
+//!
+//! Every case holds three things: a clear error with the right status, a process that lives and answers the next
+//! good question, and no counter that moved.
+
+mod bodies;
+mod files;
+mod questions;
+mod starting;
+mod switches;
+
+use std::path::Path;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use prost::Message as _;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tonic::Status;
+
+use crate::compat::wire::{Connection, SHOULD_RATE_LIMIT};
+use crate::http1::{self, Reply};
+use crate::service::Service;
+use crate::waiting::for_a_day_with_a_minute_left;
+
+/// Domain `d`: each value of `k` has a hundred hits a day.
+const LIMITS: &str =
+    "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 100}\n";
+
+/// A running service, its limits, and a client.
+struct Stage {
+    service: Service,
+    limits: TempDir,
+    runtime: Runtime,
+    connection: Connection,
+}
+
+impl Stage {
+    /// Starts with these limits and flags, on a day that does not end at once.
+    fn with(limits: &str, flags: &[&str]) -> Self {
+        for_a_day_with_a_minute_left();
+        let directory = tempfile::tempdir().unwrap();
+        put(directory.path(), "limits.yaml", limits.as_bytes());
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let service = Service::start(directory.path(), &flags).unwrap();
+        let runtime = Runtime::new().unwrap();
+        // A tonic channel spawns its tasks where it is made.
+        let entered = runtime.enter();
+        let connection = Connection::to(service.grpc);
+        drop(entered);
+        Self { service, limits: directory, runtime, connection }
+    }
+
+    fn send(&self, message: Vec<u8>) -> Result<RateLimitResponse, Status> {
+        let answer = self.runtime.block_on(self.connection.call(SHOULD_RATE_LIMIT, message))?;
+        Ok(RateLimitResponse::decode(&*answer).unwrap())
+    }
+
+    fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        self.send(request.encode_to_vec())
+    }
+
+    /// Asks about these descriptors of domain `d`, which must be answered.
+    fn answer(&self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+        self.ask(&about(descriptors)).unwrap()
+    }
+
+    fn json(&self, body: &[u8]) -> Reply {
+        http1::call(self.service.http, "POST", "/json", &[], Some(body)).unwrap()
+    }
+
+    /// What is left for this value of `k`, without a hit.
+    fn remaining(&self, value: &str) -> u32 {
+        self.answer(vec![hits(k(value), 0)]).statuses[0].limit_remaining
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let page = http1::get(self.service.metrics, "/metrics", &[]).unwrap().text();
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {page}"))
+    }
+
+    /// Holds that `work` moves no counter and adds none, and that the process answers on.
+    fn stands(&mut self, what: &str, work: impl FnOnce(&Self)) {
+        let used = self.answer(vec![k("good")]).statuses[0].limit_remaining;
+        let keys = self.metric("sluicegate_memory_keys");
+        work(self);
+        assert!(self.service.is_alive(), "{what}: the process died\n{}", self.service.log());
+        assert_eq!(self.remaining("good"), used, "{what}: a counter moved");
+        assert_eq!(self.metric("sluicegate_memory_keys"), keys, "{what}: a counter came to be");
+        let next = self.answer(vec![k("good")]);
+        assert_eq!(next.statuses[0].limit_remaining, used - 1, "{what}: the next question");
+    }
+}
+
+/// Puts a file there at once, as a careful writer does.
+fn put(directory: &Path, name: &str, content: &[u8]) {
+    let prepared = directory.join(".prepared");
+    std::fs::write(&prepared, content).unwrap();
+    std::fs::rename(prepared, directory.join(name)).unwrap();
+}
+
+fn about(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+    RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
+}
+
+fn entry(key: &str, value: &str) -> Entry {
+    Entry { key: key.into(), value: value.into() }
+}
+
+/// The descriptor `key=value`.
+fn of(key: &str, value: &str) -> RateLimitDescriptor {
+    RateLimitDescriptor { entries: vec![entry(key, value)], ..RateLimitDescriptor::default() }
+}
+
+fn k(value: &str) -> RateLimitDescriptor {
+    of("k", value)
+}
+
+fn hits(descriptor: RateLimitDescriptor, value: u64) -> RateLimitDescriptor {
+    RateLimitDescriptor { hits_addend: Some(UInt64Value { value }), ..descriptor }
+}
+
+fn refund(descriptor: RateLimitDescriptor, value: u64) -> RateLimitDescriptor {
+    RateLimitDescriptor { is_negative_hits: true, ..hits(descriptor, value) }
+}
+
+/// The descriptor with a limit of its own; `unit` is the wire's number.
+fn limited(
+    descriptor: RateLimitDescriptor,
+    requests_per_unit: u32,
+    unit: i32,
+) -> RateLimitDescriptor {
+    let limit = Some(RateLimitOverride { requests_per_unit, unit });
+    RateLimitDescriptor { limit, ..descriptor }
+}

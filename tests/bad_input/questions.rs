@@ -1,0 +1,169 @@
+//! Questions that cannot be answered, through gRPC and `/json`.
+//!
+//! Where the reference refuses, its status is expected (UNKNOWN, 400); where it crashes or misreads,
+//! `INVALID_ARGUMENT` and 400. Every bad question has a good descriptor before the bad one, so that a counter could move.
+
+use std::fmt::Write as _;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code as Verdict;
+use prost::Message as _;
+use tonic::Code;
+
+use super::{LIMITS, Stage, about, hits, k, limited, refund};
+
+/// A question, the gRPC code it is refused with, and a word that the message must have.
+struct Case {
+    what: &'static str,
+    request: RateLimitRequest,
+    code: Code,
+    word: &'static str,
+}
+
+fn case(what: &'static str, request: RateLimitRequest, code: Code, word: &'static str) -> Case {
+    Case { what, request, code, word }
+}
+
+fn invalid(what: &'static str, bad: Vec<RateLimitDescriptor>, word: &'static str) -> Case {
+    let descriptors = std::iter::once(k("good")).chain(bad).collect();
+    case(what, about(descriptors), Code::InvalidArgument, word)
+}
+
+fn cases() -> Vec<Case> {
+    let nowhere = RateLimitRequest { domain: String::new(), ..about(vec![k("good")]) };
+    let long = "x".repeat(64 * 1024);
+    let long_key = super::of(&long, "v");
+    vec![
+        case("no domain", nowhere, Code::Unknown, "domain"),
+        case("nothing at all", RateLimitRequest::default(), Code::Unknown, "domain"),
+        case("no descriptors", about(Vec::new()), Code::Unknown, "descriptors"),
+        invalid("unit 0", vec![limited(k("o"), 5, 0)], "0 is not a unit"),
+        invalid("unit 8", vec![limited(k("o"), 5, 8)], "8 is not a unit"),
+        invalid("unit -1", vec![limited(k("o"), 5, -1)], "-1 is not a unit"),
+        invalid("unit 42", vec![limited(k("good"), 5, 42)], "42 is not a unit"),
+        invalid("2^63 hits", vec![hits(k("good"), 1 << 63)], "9223372036854775808"),
+        invalid("2^64 - 1 hits", vec![hits(k("good"), u64::MAX)], "18446744073709551615"),
+        invalid("2^63 hits back", vec![refund(k("good"), 1 << 63)], "9223372036854775808"),
+        invalid("a refund while refunds are off", vec![refund(k("good"), 1)], "negative_hits"),
+        invalid("1001 descriptors", vec![k("good"); 1_000], "1001 descriptors"),
+        invalid("10000 descriptors", vec![k("good"); 9_999], "10000 descriptors"),
+        invalid("a value of 64 KiB", vec![k(&long)], "65536"),
+        invalid("a key of 64 KiB", vec![long_key], "65536"),
+    ]
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused_with_a_reason_and_counts_nothing() {
+    let mut stage = Stage::with(LIMITS, &[]);
+    for Case { what, request, code, word } in cases() {
+        stage.stands(what, |stage| {
+            let refused = stage.ask(&request).unwrap_err();
+            assert_eq!(refused.code(), code, "{what}: {refused}");
+            assert!(refused.message().contains(word), "{what}: {}", refused.message());
+        });
+        stage.stands(what, |stage| {
+            let reply = stage.json(json(&request).as_bytes());
+            assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{what} as JSON");
+        });
+    }
+}
+
+/// The request in proto3 JSON.
+fn json(request: &RateLimitRequest) -> String {
+    let mut descriptors = String::new();
+    for (at, descriptor) in request.descriptors.iter().enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        let entry = &descriptor.entries[0];
+        let (key, value, negative) = (&entry.key, &entry.value, descriptor.is_negative_hits);
+        let _ = write!(descriptors, r#"{comma}{{"entries":[{{"key":"{key}","value":"{value}"}}]"#);
+        let _ = write!(descriptors, r#","isNegativeHits":{negative}"#);
+        if let Some(own) = &descriptor.hits_addend {
+            let _ = write!(descriptors, r#","hitsAddend":"{}""#, own.value);
+        }
+        if let Some(limit) = descriptor.limit {
+            let (requests, unit) = (limit.requests_per_unit, limit.unit);
+            let _ =
+                write!(descriptors, r#","limit":{{"requestsPerUnit":{requests},"unit":{unit}}}"#);
+        }
+        descriptors.push('}');
+    }
+    format!(r#"{{"domain":"{}","descriptors":[{descriptors}]}}"#, request.domain)
+}
+
+#[test]
+fn a_thousand_descriptors_and_a_value_of_one_byte_less_are_served() {
+    let stage = Stage::with(LIMITS, &[]);
+    let many = stage.answer((0..1_000).map(|n| k(&n.to_string())).collect());
+    assert_eq!(many.statuses.len(), 1_000);
+    assert!(many.statuses.iter().all(|status| status.limit_remaining == 99));
+    let long = about(vec![k(&"x".repeat(64 * 1024 - 1))]);
+    assert_eq!(stage.ask(&long).unwrap().statuses[0].limit_remaining, 99);
+    assert_eq!(stage.json(json(&long).as_bytes()).status, 200);
+    assert_eq!(stage.ask(&long).unwrap().statuses[0].limit_remaining, 97);
+}
+
+#[test]
+fn the_largest_addend_is_counted_and_never_wraps() {
+    let stage = Stage::with(LIMITS, &[]);
+    for _ in 0..3 {
+        let answer = stage.answer(vec![hits(k("much"), (1 << 63) - 1)]);
+        assert_eq!(answer.overall_code(), Verdict::OverLimit);
+        assert_eq!(answer.statuses[0].limit_remaining, 0);
+    }
+    assert_eq!(stage.remaining("much"), 0);
+}
+
+#[test]
+fn bytes_that_are_no_message_are_refused_by_the_transport_and_count_nothing() {
+    let mut stage = Stage::with(LIMITS, &[]);
+    let good = about(vec![k("good")]).encode_to_vec();
+    let mut not_utf8 = good.clone();
+    *not_utf8.last_mut().unwrap() = 0xff;
+    let mut nested_not_utf8 = vec![0x0a, 1, 0xff];
+    nested_not_utf8.extend_from_slice(&good);
+    let mut huge_length = good.clone();
+    huge_length.extend_from_slice(&[0x12, 0xff, 0xff, 0xff, 0xff, 0x0f]);
+    let cases = [
+        ("noise", vec![0xff; 64]),
+        ("a truncated message", good[..good.len() - 1].to_vec()),
+        ("a value that is not UTF-8", not_utf8),
+        ("a domain that is not UTF-8", nested_not_utf8),
+        ("a length beyond the end", huge_length),
+        (
+            "an endless number",
+            vec![0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+        ),
+    ];
+    for (what, bytes) in cases {
+        stage.stands(what, |stage| {
+            let refused = stage.send(bytes).unwrap_err();
+            assert_eq!(refused.code(), Code::Internal, "{what}: {refused}");
+        });
+    }
+}
+
+/// The longest message, in bytes.
+const MOST: usize = 4 * 1024 * 1024;
+
+#[test]
+fn a_message_above_four_megabytes_is_resource_exhausted_and_counts_nothing() {
+    let mut stage = Stage::with(LIMITS, &[]);
+    let one = about(vec![k("good"), k(&"x".repeat(4_000))]);
+    let padded = |length: usize| {
+        let mut bytes = one.encode_to_vec();
+        // Field 900, which nobody knows, fills up.
+        let filler = length - bytes.len() - 6;
+        bytes.extend_from_slice(&[0xa2, 0x38]);
+        prost::encode_length_delimiter(filler, &mut bytes).unwrap();
+        bytes.resize(length, 0);
+        bytes
+    };
+    assert_eq!(stage.send(padded(MOST)).unwrap().statuses[0].limit_remaining, 99);
+    for length in [MOST + 1, 4 * MOST] {
+        stage.stands("a long message", |stage| {
+            let refused = stage.send(padded(length)).unwrap_err();
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{length} bytes: {refused}");
+        });
+    }
+}

@@ -1,0 +1,188 @@
+//! `serve` that cannot begin says why and ends: 1 when limits are wrong, 2 when it could not be tried.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::{LIMITS, put};
+use crate::http1;
+use crate::service::Service;
+use crate::waiting::until;
+
+/// How the process ended, and what it wrote to standard error.
+fn serve(flags: &[&str]) -> (Option<i32>, String) {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+        .arg("serve")
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log.reopen().unwrap())
+        .spawn()
+        .unwrap();
+    let ended = until("the end of the process", || match process.try_wait() {
+        Ok(Some(status)) => Ok(status),
+        other => Err(format!("{other:?}")),
+    });
+    if ended.is_err() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    (ended.unwrap().code(), std::fs::read_to_string(log.path()).unwrap())
+}
+
+const FREE_PORTS: [&str; 8] =
+    ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--metrics-port", "0"];
+
+fn limits(text: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    put(directory.path(), "shop.yaml", text.as_bytes());
+    directory
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_the_flag_that_would_choose_another() {
+    let directory = limits(LIMITS);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for name in ["grpc", "http", "admin", "metrics"] {
+        let flag = format!("--{name}-port");
+        let mut flags = vec!["--limits", directory.path().to_str().unwrap(), "--host", "127.0.0.1"];
+        flags.extend(FREE_PORTS);
+        let at = flags.iter().position(|known| **known == flag).unwrap();
+        flags[at + 1] = &port;
+        let (code, err) = serve(&flags);
+        assert_eq!(code, Some(2), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        assert!(err.starts_with(&format!("{name} cannot listen on 127.0.0.1:{port}: ")), "{err}");
+        assert!(err.contains(&flag), "{err}");
+    }
+}
+
+#[test]
+fn ports_that_are_taken_are_told_all_at_once() {
+    let directory = limits(LIMITS);
+    let taken: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let ports: Vec<_> =
+        taken.iter().map(|it| it.local_addr().unwrap().port().to_string()).collect();
+    let mut flags = vec!["--limits", directory.path().to_str().unwrap(), "--host", "127.0.0.1"];
+    for (name, port) in
+        ["--grpc-port", "--http-port", "--admin-port", "--metrics-port"].iter().zip(&ports)
+    {
+        flags.extend([name, &**port]);
+    }
+    let (code, err) = serve(&flags);
+    assert_eq!(code, Some(2), "{err}");
+    assert_eq!(err.lines().count(), 4, "{err}");
+    assert!(ports.iter().all(|port| err.contains(port)), "{err}");
+}
+
+#[test]
+fn limits_that_are_wrong_end_in_1_with_every_finding() {
+    let directory = limits("domain: shop\ndescriptors:\n- key: a\n  rate_limt: {}\n- valu: b\n");
+    let mut flags = vec!["--limits", directory.path().to_str().unwrap()];
+    flags.extend(FREE_PORTS);
+    let (code, err) = serve(&flags);
+    assert_eq!(code, Some(1), "{err}");
+    for place in ["shop.yaml:4:3", "shop.yaml:5:3"] {
+        assert!(err.contains(place), "{place} is not in: {err}");
+    }
+    assert!(err.contains("rate_limit"), "the nearest word is not in: {err}");
+}
+
+/// What `serve` is told, and the words it must answer with.
+#[test]
+fn what_cannot_be_tried_ends_in_2_and_says_what_would_do() {
+    let directory = limits(LIMITS);
+    let here = directory.path().to_str().unwrap();
+    let gone = directory.path().join("gone");
+    let gone = gone.to_str().unwrap();
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        (
+            "an unknown flag",
+            &["--limits", here, "--grpc-prot", "0"],
+            &["--grpc-prot", "--grpc-port"],
+        ),
+        ("limits that are not there", &["--limits", gone], &[gone, "No such file"]),
+        ("no limits", &[], &["--limits"]),
+        (
+            "admin for everybody",
+            &["--limits", here, "--admin-host", "0.0.0.0"],
+            &["--admin-host", "admin_token", "127.0.0.1"],
+        ),
+        (
+            "a port that is none",
+            &["--limits", here, "--http-port", "70000"],
+            &["--http-port", "65535"],
+        ),
+        (
+            "another backend",
+            &["--limits", here, "--backend", "postgres://x"],
+            &["--backend", "memory"],
+        ),
+    ];
+    for (what, given, words) in cases {
+        // A flag given twice is refused for that, so only the ports that are not given are added.
+        let others = FREE_PORTS.chunks(2).filter(|pair| !given.contains(&pair[0])).flatten();
+        let flags: Vec<&str> = given.iter().chain(others).copied().collect();
+        let (code, err) = serve(&flags);
+        assert_eq!(code, Some(2), "{what}: {err}");
+        for word in words {
+            assert!(err.contains(word), "{what}: {word} is not in: {err}");
+        }
+    }
+}
+
+#[test]
+fn admin_for_everybody_is_served_with_a_token_and_to_nobody_without_it() {
+    let directory = limits(LIMITS);
+    let flags = ["--admin-host", "0.0.0.0", "--admin-token", "open-sesame"].map(str::to_owned);
+    let service = Service::start(directory.path(), &flags).unwrap();
+    let status =
+        |headers: &[(&str, &str)]| http1::get(service.admin, "/config", headers).unwrap().status;
+    assert_eq!(status(&[]), 401);
+    assert_eq!(status(&[("authorization", "Bearer open-sesam")]), 401);
+    assert_eq!(status(&[("authorization", "Bearer open-sesame")]), 200);
+}
+
+/// Asks as soon as the port is known, which is before the process says that it is ready.
+#[test]
+fn the_very_first_question_meets_the_limits() {
+    let directory = limits(LIMITS);
+    let question = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
+    for start in 0..20 {
+        let mut process = Killed(spawn(directory.path()));
+        // Kept open: a process whose output nobody takes ends.
+        let mut said = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let port = said
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("http listening on 0.0.0.0:")?.parse::<u16>().ok());
+        let address = ([127, 0, 0, 1], port.unwrap()).into();
+        let reply = http1::call(address, "POST", "/json", &[], Some(question.as_bytes())).unwrap();
+        assert_eq!(reply.status, 200, "start {start}: {}", reply.text());
+    }
+}
+
+/// A process that does not outlive the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(limits: &Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+        .args(["serve", "--limits"])
+        .arg(limits)
+        .args(FREE_PORTS)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
