@@ -246,6 +246,9 @@ async fn a_request_under_way_is_finished_and_then_the_server_ends() {
     // The server asks for the body, so it has begun.
     read_until(&mut stream, "100 Continue\r\n\r\n").await;
     stop.send(()).unwrap();
+    let address = stream.peer_addr().unwrap();
+    while TcpStream::connect(address).await.is_ok() {}
+    assert!(!server.is_finished(), "the listener is closed, the request is not answered");
     stream.write_all(ONE_HIT.as_bytes()).await.unwrap();
     let reply = read_until(&mut stream, "limitRemaining").await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
