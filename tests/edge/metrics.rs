@@ -15,7 +15,9 @@ use sluicegate::telemetry::metrics::{Gauges, Metrics};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
-    metrics.page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000) }).to_string()
+    metrics
+        .page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000), ..Gauges::default() })
+        .to_string()
 }
 
 /// The samples of a page by series; panics on a line that is not exposition format.
