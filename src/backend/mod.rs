@@ -101,8 +101,8 @@ impl Outcome {
     pub const fn denies(&self) -> bool {
         match self {
             Self::Stepped(step) => !matches!(step, Step::Admit(_)),
-            Self::Refunded(_) => false,
-            Self::Stale(_) | Self::Failed(_) => true,
+            Self::Refunded(_) | Self::Failed(_) => false,
+            Self::Stale(_) => true,
             Self::Full(verdict) => matches!(verdict, Verdict::Deny),
         }
     }

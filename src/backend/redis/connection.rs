@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike as _, LuaInterface as _};
@@ -23,8 +24,8 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::breaker::Breaker;
-use super::codec::{Call, SCRIPT};
-use super::{Cause, Options, Place};
+use super::codec::Call;
+use super::{CHARGE, Cause, Options, Place};
 
 /// How long a connection may take to be made, and a probe to be answered, before another is tried.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -89,17 +90,28 @@ impl Link {
 
 impl Live {
     /// Runs the script, once: a Redis that does not know it has not run it.
-    pub(super) async fn call(&self, call: Call) -> Result<Value, Cause> {
-        let Call { keys, args } = call;
+    pub(super) async fn call(&self, call: Call) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect::<Vec<_>>();
+        let (keys, args) = (shared(call.keys), shared(call.args));
         let known = self.client.evalsha(self.digest.as_str(), keys.clone(), args.clone()).await;
         let answer = match known {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
-                self.client.eval(SCRIPT, keys, args).await
+                self.client.eval(CHARGE, keys, args).await
             }
             answer => answer,
         };
-        answer.map_err(|error| cause(&error))
+        integers(answer.map_err(|error| cause(&error))?)
     }
+}
+
+/// A list of integers, and nothing that only looks like one.
+fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
+    let Value::Array(values) = reply else { return Err(Cause::NotUnderstood) };
+    let integer = |value| match value {
+        Value::Integer(integer) => Ok(integer),
+        _ => Err(Cause::NotUnderstood),
+    };
+    values.into_iter().map(integer).collect()
 }
 
 /// Why a call failed.
@@ -171,7 +183,7 @@ async fn open(options: &Options) -> Result<(Live, ConnectHandle), Error> {
     };
     let task = task.ok_or_else(|| Error::new(ErrorKind::Canceled, "not begun"))?;
     let ready = match connected {
-        Ok(Ok(())) => timeout(PATIENCE, client.script_load::<String, _>(SCRIPT)).await,
+        Ok(Ok(())) => timeout(PATIENCE, client.script_load::<String, _>(CHARGE)).await,
         Ok(Err(error)) => Ok(Err(error)),
         Err(elapsed) => Err(elapsed),
     };

@@ -18,7 +18,18 @@ use std::time::Duration;
 
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::kernel::units::Nanos;
+use codec::Answer;
 use connection::{Link, Live};
+
+/// The script that puts one question's hits to their counters; its protocol stands at its top.
+pub const CHARGE: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/charge.lua"),
+);
 
 /// Which Redis, as whom, and how long to wait for it.
 #[derive(Clone, Debug)]
@@ -80,15 +91,28 @@ impl Redis {
     }
 
     async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
-        let called = live.call(codec::encode(&self.key_prefix, charges));
+        let called = live.call(codec::encode(charges, self.key_prefix.as_bytes(), None));
         let answer = match tokio::time::timeout(self.deadline, called).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(Cause::Late),
         };
         self.link.saw(answer.as_ref().err().copied());
-        let decoded = answer.and_then(|reply| codec::decode(&reply, charges));
-        decoded.unwrap_or_else(|cause| failed(charges, cause))
+        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
     }
+}
+
+/// What `reply` says of `charges`.
+fn outcomes(charges: &Charges, reply: &[i64]) -> Result<Outcomes, Cause> {
+    let answers = codec::decode(charges, reply).map_err(|refused| {
+        tracing::error!(error = %refused, "redis answered what the script does not");
+        Cause::NotUnderstood
+    })?;
+    let outcome = |answer| match answer {
+        Answer::Outcome(outcome) => outcome,
+        Answer::Stale(store_now) => Outcome::Stale(store_now),
+        Answer::Unreadable => Outcome::Failed(Cause::WrongType),
+    };
+    Ok(answers.into_iter().map(outcome).collect())
 }
 
 impl Backend for Redis {
