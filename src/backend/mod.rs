@@ -4,6 +4,7 @@
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
 pub mod memory;
+pub mod redis;
 
 use std::pin::Pin;
 

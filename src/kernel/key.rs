@@ -39,6 +39,9 @@ impl Counting {
     }
 }
 
+/// The bytes before the first piece: the code and the length of [`Counting`].
+const HEAD: usize = 9;
+
 /// The name of one counter: bytes that a backend hashes or stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CounterKey(SmallVec<[u8; 64]>);
@@ -82,6 +85,17 @@ impl CounterKey {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The bytes that keys which must live side by side have in common: the domain. A key of the
+    /// reference's spelling, in which no domain can be told, has only itself.
+    #[must_use]
+    pub fn domain(&self) -> &[u8] {
+        let domain = self.0.get(HEAD..).and_then(|rest| {
+            let (length, rest) = rest.split_first_chunk()?;
+            rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)
+        });
+        domain.unwrap_or(&self.0)
     }
 
     fn open(counting: Counting) -> Self {
