@@ -105,7 +105,8 @@ impl Rest {
         let tick = charge.strategy.tick();
         let at = tick.nanos(tick.floor(now)).plus(reset_after);
         // A count from beyond the plan lasts to the end of that plan, whichever that is.
-        let peeks = is_calendar(&charge.strategy) && charge.cost == Cost::Charge(Hits(0));
+        let peeks = matches!(charge.cost, Cost::Charge(Hits(0)) | Cost::Refund(Hits(0)));
+        let peeks = peeks && is_calendar(&charge.strategy);
         if at != self.at && !peeks {
             *self = Self { at, lives: [reset_after; 2] };
         }
