@@ -71,7 +71,6 @@ local function fixed_window(key, act, hits, limit, length, record)
   end
   local fresh, count = since < start, before
   if fresh then since, count = start, 0 end
-  local kept = count
 
   local code
   if act == REFUND then
@@ -85,7 +84,7 @@ local function fixed_window(key, act, hits, limit, length, record)
   if act ~= ASK then
     if count == 0 then
       if value then call('DEL', key) end
-    elseif fresh or count ~= kept then
+    elseif fresh or hits ~= 0 then
       local state
       if count < half then
         state = format('%.0f', since + count)

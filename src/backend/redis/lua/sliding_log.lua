@@ -89,7 +89,10 @@ local function sliding_log(key, act, hits, limit, period)
     code, retry = DENY, (at < now and at or now) - past
   end
   if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
-  if act == ASK or (low == 0 and base == 0 and pushed == 0 and newest <= now) then
+  if act == ASK then return code, remaining, retry, reset end
+  if low == 0 and base == 0 and pushed == 0 and newest <= now then
+    -- Not left as it was: a longer period may have come with this limit.
+    if held ~= 0 then call('PEXPIRE', key, expiry(reset)) end
     return code, remaining, retry, reset
   end
 

@@ -1,0 +1,1 @@
+//! What the store holds: for how long, and what is not ours.
