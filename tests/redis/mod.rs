@@ -1,9 +1,11 @@
 //! The real binary over a real Redis: exactness between processes, and what is promised when Redis
 //! is slow, gone, or not what it was.
 
+mod degrade;
 mod exact;
 mod faults;
 mod places;
+mod stale;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
