@@ -19,13 +19,13 @@
           local since = sum - sum % period
           if since < start then
             count = hits
-            call('SET', key, format('%.0f', start + count), 'PX', expiry(start + period - now))
+            call('SET', key, format('%.0f', start + count), 'PXAT', expiry(start + period - now))
           else
             -- The clock stepped back, or the count is no longer small.
             start, count = since, sum - since
             if half <= count then
               local value = format('%.0f:%.0f', start, count)
-              call('SET', key, value, 'PX', expiry(start - now + period))
+              call('SET', key, value, 'PXAT', expiry(start - now + period))
             end
           end
         end
@@ -92,7 +92,7 @@
         else
           state = format('%.0f:%.0f', since, count)
         end
-        call('SET', key, state, 'PX', expiry(reset))
+        call('SET', key, state, 'PXAT', expiry(reset))
       end
     end
     local remaining = limit - count

@@ -50,14 +50,17 @@
       -- In this order no sum passes 2^53.
       code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
     end
-    local reset = ceil(ahead / limit)
+    -- Rounded up; a call of `ceil` would cost more than this.
+    local part = ahead % limit
+    local reset = (ahead - part) / limit
+    if 0 < part then reset = reset + 1 end
     if act ~= ASK then
       if ahead == 0 then
         if value then call('DEL', key) end
       elseif changed then
         -- Also after a denial: a debt cut down to one burst must drain from here.
         local state = pack('<BddI4dI4I4', 103, at, ahead, limit, period, burst, tick)
-        call('SET', key, state, 'PX', expiry(reset * tick))
+        call('SET', key, state, 'PXAT', expiry(reset * tick))
       end
     end
     return code, remaining, retry, reset

@@ -92,7 +92,7 @@
     if act == ASK then return code, remaining, retry, reset end
     if low == 0 and base == 0 and pushed == 0 and newest <= now then
       -- Not left as it was: a longer period may have come with this limit.
-      if held ~= 0 then call('PEXPIRE', key, expiry(reset)) end
+      if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
       return code, remaining, retry, reset
     end
 
@@ -146,7 +146,7 @@
       newest = at
     end
     reset = newest - past
-    call('PEXPIRE', key, expiry(reset))
+    call('PEXPIREAT', key, expiry(reset))
     return code, remaining, retry, reset
   end
 

@@ -53,7 +53,7 @@
       if reset == 0 then
         if value then call('DEL', key) end
       elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
-        call('SET', key, pack('<BdI4I4', 115, since * tick, prev, cur), 'PX', expiry(reset * tick))
+        call('SET', key, pack('<BdI4I4', 115, since * tick, prev, cur), 'PXAT', expiry(reset * tick))
       end
     end
     return code, remaining, retry, reset
