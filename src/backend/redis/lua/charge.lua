@@ -1,18 +1,7 @@
--- Puts charge i to its counter, or what `act` and `hits` say instead of it.
-local function put(i, act, hits)
-  local record = ARGV[i + 2]
-  local strategy, its_act, _, _, its_hits, limit, period, burst, tick =
-    unpack('<BBBBdI4dI4I4', record)
-  act, hits = act or its_act, hits or its_hits
-  if strategy == 1 then
-    return gcra(KEYS[i], act, hits, limit, period, burst, tick, record:sub(13))
-  elseif strategy == 2 or strategy == 3 then
-    return fixed_window(KEYS[i], act, hits, limit, period, record)
-  elseif strategy == 4 then
-    return sliding_window(KEYS[i], act, hits, limit, period, tick)
-  end
-  return sliding_log(KEYS[i], act, hits, limit, period)
-end
+  error('strategy ' .. strategy)
+end -- put
+
+if ARGV[1] == 'e' and #KEYS == 1 then return {put(1)} end
 
 local reply = {}
 if ARGV[1] == 'e' then
@@ -29,17 +18,17 @@ end
 -- What charge i would come to if all before it were charged.
 local function ask(i)
   local _, act, group, shadow, together = unpack('<BBBBd', ARGV[i + 2])
-  if act == REFUND then together = 0 end
+  if act == 1 then together = 0 end
   for j = 1, i - 1 do
     if KEYS[j] == KEYS[i] then
       local _, its_act, _, _, its_hits = unpack('<BBBBd', ARGV[j + 2])
-      if its_act ~= REFUND then together = together + its_hits end
+      if its_act ~= 1 then together = together + its_hits end
     end
   end
-  if EXACT <= together then together = EXACT - 1 end
-  local code, remaining, retry, reset = put(i, ASK, together)
+  if 9007199254740992 <= together then together = 9007199254740991 end
+  local code, remaining, retry, reset = put(i, 2, together)
   -- What cannot be read holds nobody back; how it is answered is not for this script to say.
-  local denies = code ~= ADMIT and code ~= NOT_UNDERSTOOD
+  local denies = code ~= 0 and code ~= 5
   return {code, remaining, retry, reset, act, denies, group, denies and shadow == 0}
 end
 
@@ -63,12 +52,12 @@ for i = 1, #KEYS do asked[i] = ask(i) end
 local charged = admitted(asked)
 for i = 1, #KEYS do
   local n, its = 4 * i - 4, asked[i]
-  if charged or its[5] == REFUND then
+  if charged or its[5] == 1 then
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = put(i)
   elseif its[6] then
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = its[1], its[2], its[3], its[4]
   else -- spared
-    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = put(i, ASK, 0)
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = put(i, 2, 0)
   end
 end
 return reply

@@ -26,35 +26,43 @@
 -- than 1/b, which is more than half a step between the doubles there. Instants end in the year 2255.
 --
 -- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late.
--- Commands: GET, SET, DEL, INCRBY, DECRBY, PEXPIRE, TIME, LLEN, LINDEX, LSET, LTRIM, RPUSH. A write that
+-- Commands: GET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LSET, LTRIM, RPUSH. A write that
 -- fails fails the whole script. The files of this folder are one script, joined in the order of
--- `mod.rs`; it makes few closures, because it makes them anew at each call.
+-- `mod.rs`. Each strategy is a block of one function: the store makes a script's functions anew at every
+-- call, and five of them would cost a lone GCRA a sixth of its time.
 
-local EXACT = 9007199254740992
-local ADMIT, DENY, NEVER, STALE, REFUNDED, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5
-local CHARGE, REFUND, ASK = 0, 1, 2
-
-local KEYS, ARGV, type = KEYS, ARGV, type
+local KEYS, ARGV, type, tonumber = KEYS, ARGV, type, tonumber
 local call, try = redis.call, redis.pcall
 local pack, unpack = struct.pack, struct.unpack
 local floor, ceil, format, match = math.floor, math.ceil, string.format, string.match
 
-local now, linger = 0, 0
-if ARGV[2] == '' then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+-- Where expiries are counted from, in milliseconds; the one more is for the fraction that is cut off.
+local expiry_base = (now - now % 1000) / 1000 + 1
+if ARGV[2] ~= '' then
   now = tonumber(ARGV[2])
   -- The clock that expires keys is not the one given, and must not end what that one has not ended.
-  linger = 86400000
+  expiry_base = expiry_base + 86400000
 end
 
--- The milliseconds after which a key may go that means something for `micros` more.
+-- The instant at which a key may go that means something for `micros` more. An instant, because the
+-- store rewrites a SET with a duration before it hands it to its replicas.
 local function expiry(micros)
-  -- Rounded up, and one more because the store's own instant has only milliseconds. The bound is
-  -- 285,000 years, and below what the store can add to its clock.
-  local millis = floor(micros / 1000) + 2
+  local millis = (micros - micros % 1000) / 1000 + 1
+  -- 285,000 years, and below what the store takes for an instant.
   if 9000000000000000 < millis then millis = 9000000000000000 end
-  return format('%d', millis + linger)
+  return format('%d', expiry_base + millis)
 end
+
+-- Puts charge i to its counter, or what `act` and `hits` say instead of it.
+local function put(i, act, hits)
+  -- The codes of the reply, the acts, and 2^53.
+  local ADMIT, DENY, NEVER, STALE, REFUNDED, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5
+  local CHARGE, REFUND, ASK = 0, 1, 2
+  local EXACT = 9007199254740992
+  local key, record = KEYS[i], ARGV[i + 2]
+  local strategy, its_act, _, _, its_hits, limit, period, burst, tick =
+    unpack('<BBBBdI4dI4I4', record)
+  act, hits = act or its_act, hits or its_hits
 
