@@ -45,7 +45,7 @@ fn connected(rules: &str) -> Connected {
     let engine = engine_over(redis, Clock::manual(LONG_AGO), rules, 1);
     let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    Connected { store: store, engine, connection }
+    Connected { store, engine, connection }
 }
 
 async fn ask(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
