@@ -62,7 +62,7 @@ pub enum Charging {
 }
 
 /// Opens a text of a rule's metadata that stands for a number JSON does not have: then comes
-/// `Infinity`, `-Infinity` or `NaN`. No file means this character, which Unicode reserves for use
+/// `inf`, `-inf` or `NaN`. No file means this character, which Unicode reserves for use
 /// within one program; gRPC can express such numbers, and the reference does.
 pub const NOT_FINITE: char = '\u{fdd0}';
 

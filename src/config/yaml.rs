@@ -16,7 +16,7 @@ pub(super) use decode::decode;
 pub(super) use node::{Id, Kind, Tree, parse};
 pub(super) use scalar::Value;
 pub(super) use soundness::{Budget, check};
-pub(super) use strict::blank_tight_comments;
+pub(super) use strict::without_tight_comments;
 
 /// Nesting levels that a file may have, aliases followed. A descriptor takes two of them.
 ///

@@ -109,7 +109,7 @@ fn what_cannot_be_tried_ends_in_2_and_says_what_would_do() {
         (
             "admin for everybody",
             &["--limits", here, "--admin-host", "0.0.0.0"],
-            &["admin on 0.0.0.0", "admin_token", "loopback"],
+            &["--admin-host", "admin_token", "127.0.0.1"],
         ),
         (
             "a port that is none",

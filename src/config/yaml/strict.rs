@@ -161,24 +161,22 @@ fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool
     None
 }
 
-/// Blanks out comments that follow a bracket, a quote or a block's mark without a blank: the parser
-/// beneath would refuse them. Places stay, for a blank is as long as what it replaces.
-pub(in crate::config) fn blank_tight_comments(text: &mut String) {
-    let tight = |text: &str| {
-        text.as_bytes().windows(2).any(|pair| {
-            matches!(pair, [b'}' | b']' | b'\'' | b'"' | b'|' | b'>' | b'+' | b'-', b'#'])
-        })
-    };
-    // Each round reads up to the next such comment: a file may be read twice its bound.
+/// `text` without the comments that follow a bracket, a quote or a block's mark without a blank:
+/// the parser beneath would refuse them. Places stay, for a blank is as long as what it replaces.
+pub(in crate::config) fn without_tight_comments(text: &str) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(text);
+    // Each round reads up to the next such comment: all together, twice the largest file.
     let rounds = BYTES / text.len().max(1);
     for _ in 0..rounds {
-        if !tight(text) {
-            return;
-        }
-        let Some(start) = first_tight_comment(text) else { return };
-        let end = text[start..].find(['\n', '\r']).map_or(text.len(), |length| start + length);
-        text.replace_range(start..end, &" ".repeat(end - start));
+        let tight = text.as_bytes().windows(2).any(|pair| {
+            matches!(pair, [b'}' | b']' | b'\'' | b'"' | b'|' | b'>' | b'+' | b'-', b'#'])
+        });
+        let start = if tight { first_tight_comment(&text) } else { None };
+        let Some(start) = start else { break };
+        let length = text[start..].find(['\n', '\r']).unwrap_or(text.len() - start);
+        text.to_mut().replace_range(start..start + length, &" ".repeat(length));
     }
+    text
 }
 
 fn first_tight_comment(text: &str) -> Option<usize> {
