@@ -1,6 +1,7 @@
 //! What a limits file means, letter for letter.
 
 use serde_json::{Value, json};
+use sluicegate::config::NOT_FINITE;
 use sluicegate::config::diagnostic::Diagnostic;
 use sluicegate::config::raw::{self, Descriptor, File, RateLimit};
 
@@ -194,10 +195,11 @@ fn two_metadata_blocks_join_at_the_first_level_only() {
 }
 
 #[test]
-fn metadata_that_json_cannot_express_is_text_and_told() {
+fn metadata_that_json_cannot_express_is_marked_and_told() {
+    let marked = |number: &str| format!("{NOT_FINITE}{number}");
     assert_eq!(
         metadata("{a: [.inf, -.INF, .nan]}"),
-        json!({"a": ["Infinity", "-Infinity", "NaN"]})
+        json!({"a": [marked("inf"), marked("-inf"), marked("NaN")]})
     );
     let told = warnings("domain: d\ndescriptors:\n- metadata: {a: .inf}\n");
     assert_eq!(told.len(), 1);
