@@ -62,10 +62,10 @@ fuzz() {
         -max_len="$(longest "$target")" -print_final_stats=1 >"$logs/$target.log" 2>&1
 }
 
-findings() { find "fuzz/artifacts/$1" -type f 2>/dev/null | wc -l; }
+findings() { find "fuzz/artifacts/$1" -type f | wc -l; }
 runs() { sed -n 's/^stat::number_of_executed_units: *//p' "$logs/$1.log" | tail -n 1; }
 
-# One row of the table; the last is red when the target did not end as it should.
+# One row of the table. Fails when the target did not end as it should.
 row() {
     local target=$1 before=$2 code=$3 took=$4 new
     new=$(($(findings "$target") - before))
@@ -82,6 +82,7 @@ for ((at = 0; at < ${#targets[@]}; at += 2)); do
     declare -A processes=() before=()
     began=$SECONDS
     for target in "${targets[@]:at:2}"; do
+        mkdir -p "fuzz/artifacts/$target"
         before[$target]=$(findings "$target")
         fuzz "$target" &
         processes[$target]=$!
