@@ -6,8 +6,6 @@
 //! there must collide here.
 //! Leaves out: hashing and where a key lives, which is the backend's.
 
-use smallvec::SmallVec;
-
 use super::units::{Nanos, Unit};
 
 /// How a counter counts, as far as its key is concerned: changing it starts a fresh counter.
@@ -41,29 +39,43 @@ impl Counting {
 
 /// The name of one counter: bytes that a backend hashes or stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CounterKey(SmallVec<[u8; 64]>);
+pub struct CounterKey(Bytes);
+
+/// Nearly every key is short, and then lives without an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Bytes {
+    Short { len: u8, bytes: [u8; SHORT] },
+    Long(Box<[u8]>),
+}
+
+/// The most bytes of a short key: with its length and the variant, one cache line.
+const SHORT: usize = 62;
+
+/// What stands before every key: its form, and how it counts.
+type Head = [u8; 10];
 
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
     ///
     /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; the engine refuses
-    /// longer ones.
+    /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(b'i', counting);
         // The longest length stands for all that are longer, and only what is refused is.
-        let length = u32::try_from(domain.len()).unwrap_or(u32::MAX);
-        key.put(&length.to_le_bytes(), domain);
-        for (name, value) in entries {
-            for piece in [name, value] {
-                let length = u16::try_from(piece.len()).unwrap_or(u16::MAX);
-                key.put(&length.to_le_bytes(), piece);
+        let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
+        let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let pieces = entries.flat_map(|(name, value)| [name, value]);
+        Self::of(head(b'i', counting), |put| {
+            put(&length);
+            put(domain.as_bytes());
+            for piece in pieces.clone() {
+                put(&short(piece));
+                put(piece.as_bytes());
             }
-        }
-        key
+        })
     }
 
     /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
@@ -71,44 +83,55 @@ impl CounterKey {
     /// The start of the window, which ends the reference's key, is the counter's state here.
     pub fn joined<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(b'j', counting);
-        key.put(&[], domain);
-        for piece in entries.flat_map(|(name, value)| [name, value]) {
-            key.put(b"_", piece);
-        }
-        key.put(b"_", "");
-        key
+        let pieces = entries.flat_map(|(name, value)| [name, value]);
+        Self::of(head(b'j', counting), |put| {
+            for piece in std::iter::once(domain).chain(pieces.clone()) {
+                put(piece.as_bytes());
+                put(b"_");
+            }
+        })
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn open(form: u8, counting: Counting) -> Self {
-        let (code, length) = counting.code();
-        let mut bytes = SmallVec::from_slice(&[form, code]);
-        if length != 0 {
-            bytes.extend_from_slice(&length.to_le_bytes());
-        }
-        Self(bytes)
-    }
-
-    /// Room first, then two copies: growing byte by byte costs more than the rest of a decision.
-    fn put(&mut self, head: &[u8], text: &str) {
-        let start = self.0.len();
-        let middle = start.saturating_add(head.len());
-        let end = middle.saturating_add(text.len());
-        self.0.resize(end, 0);
-        if let Some((first, second)) =
-            self.0.get_mut(start..).and_then(|new| new.split_at_mut_checked(head.len()))
-        {
-            first.copy_from_slice(head);
-            second.copy_from_slice(text.as_bytes());
+        match &self.0 {
+            Bytes::Short { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
+            Bytes::Long(bytes) => bytes,
         }
     }
+
+    /// Puts the pieces one behind the other. They are told twice at most: growing byte by byte would
+    /// cost more than the rest of a decision.
+    fn of(head: Head, tell: impl Fn(&mut dyn FnMut(&[u8]))) -> Self {
+        let (mut bytes, mut end) = ([0; SHORT], 0_usize);
+        let mut short = |piece: &[u8]| {
+            let start = end;
+            end = end.saturating_add(piece.len());
+            if let Some(place) = bytes.get_mut(start..end) {
+                place.copy_from_slice(piece);
+            }
+        };
+        short(&head);
+        tell(&mut short);
+        if let Some(len) = u8::try_from(end).ok().filter(|_| end <= SHORT) {
+            return Self(Bytes::Short { len, bytes });
+        }
+        let mut long = Vec::with_capacity(end);
+        long.extend_from_slice(&head);
+        tell(&mut |piece| long.extend_from_slice(piece));
+        Self(Bytes::Long(long.into()))
+    }
+}
+
+fn head(form: u8, counting: Counting) -> Head {
+    let (code, length) = counting.code();
+    let mut head = [form, code, 0, 0, 0, 0, 0, 0, 0, 0];
+    if let Some(place) = head.get_mut(2..) {
+        place.copy_from_slice(&length.to_le_bytes());
+    }
+    head
 }
