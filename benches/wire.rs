@@ -24,6 +24,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use sluicegate::edge::grpc::KEEPALIVE;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 const CONNECTIONS: usize = 4;
@@ -171,13 +173,15 @@ impl RateLimitService for Constant {
     }
 }
 
+/// With the transport's settings as `edge::grpc::serve` has them.
 async fn serve_constant() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("grpc listening on {}\nready", listener.local_addr().unwrap());
-    let connections = tokio_stream::wrappers::TcpListenerStream::new(listener);
     tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(RateLimitServiceServer::new(Constant))
-        .serve_with_incoming(connections)
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await
         .unwrap();
 }

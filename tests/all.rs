@@ -2,18 +2,14 @@
 //!
 //! Nothing outside can reach or document what is in here, and a helper that panics is a failed test.
 #![allow(missing_docs, unreachable_pub)]
-#![allow(
-    clippy::float_cmp,
-    clippy::expect_used,
-    clippy::let_underscore_must_use,
-    clippy::unwrap_used
-)]
+#![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
 mod bad_input;
 mod compat;
 mod config;
 mod config_meaning;
 mod conformance;
+mod docs;
 mod e2e;
 mod edge;
 mod http1;

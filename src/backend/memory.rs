@@ -219,10 +219,10 @@ impl Memory {
 impl Backend for Memory {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         Reply::Now(match charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } if charges.list.len() > 1 => {
+            Rule::AllOrNothing { quota_for_all, rescued } => {
                 self.all_or_nothing(now, &charges.list, quota_for_all, rescued)
             }
-            Rule::Each | Rule::AllOrNothing { .. } => self.each(now, &charges.list),
+            Rule::Each => self.each(now, &charges.list),
         })
     }
 }

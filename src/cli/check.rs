@@ -9,24 +9,25 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::args::{Check, Format};
-use super::{Outcome, Terminal, limits_files};
-use crate::config;
+use super::{Outcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::load;
 use crate::kernel::units::Revision;
+use crate::source::file::read_tree;
 
 /// Where the SARIF format is defined.
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
 pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
-    let files = match limits_files::read(&args.paths) {
+    let files = match read_tree(&args.paths) {
         Ok(files) => files,
-        Err(sentence) => {
-            writeln!(terminal.err, "error: {sentence}")?;
+        Err(error) => {
+            writeln!(terminal.err, "error: {error}")?;
             return Ok(Outcome::CouldNotSay);
         }
     };
-    let named = files.iter().map(|(name, bytes)| (&**name, &**bytes));
-    let loaded = config::load(named, Revision::default(), args.merge_domains);
+    let named = files.iter().map(|file| (&*file.name, &*file.bytes));
+    let loaded = load(named, Revision::default(), args.merge_domains);
     let found = loaded.map_or_else(|found| found, |(_, warnings)| warnings);
     let checked = Checked { found, files: files.len() };
     match args.format {

@@ -7,13 +7,14 @@
 use std::io;
 
 use super::args::{Explain, Form};
-use super::{Outcome, Terminal, limits_files, remote};
+use super::{Outcome, Terminal, remote};
 use crate::clock::Clock;
 use crate::config::explain::{
     Candidate, Explained, Explanation, Looked, Met, explain as explained,
 };
 use crate::config::{self, Config};
 use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::source::file::read_tree;
 
 /// Patterns that do not match and are shown all the same; more are only counted.
 const ABSENT_SHOWN: usize = 3;
@@ -53,9 +54,8 @@ fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
 }
 
 fn load(args: &Explain) -> Result<Config, String> {
-    let files =
-        limits_files::read(&args.limits).map_err(|sentence| format!("error: {sentence}"))?;
-    let named = files.iter().map(|(name, bytes)| (&**name, &**bytes));
+    let files = read_tree(&args.limits).map_err(|error| format!("error: {error}"))?;
+    let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
         Err(found) => Err(found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),

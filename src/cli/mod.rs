@@ -8,7 +8,6 @@ pub mod args;
 mod check;
 pub mod doors;
 pub mod explain;
-mod limits_files;
 mod remote;
 mod serve;
 

@@ -17,6 +17,7 @@ use crate::config::explain::Explanation;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The largest answer, in bytes.
 const LARGEST: usize = 16 << 20;
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
 /// The variable with the bearer token, where admin asks for one: a flag would show it to every
 /// local user.
 const TOKEN: &str = "SLUICEGATE_ADMIN_TOKEN";
@@ -31,10 +32,10 @@ pub(super) fn explain(
     descriptors: &[String],
     hits: u64,
 ) -> Result<Explanation, String> {
-    let mut url =
-        format!("{}/explain?domain={}&hits={hits}", server.trim_end_matches('/'), Encoded(domain));
+    let mut url = String::from(server.trim_end_matches('/'));
+    url.extend(["/explain?domain=", &encoded(domain), "&hits=", &hits.to_string()]);
     for descriptor in descriptors {
-        url.push_str(&format!("&descriptor={}", Encoded(descriptor)));
+        url.extend(["&descriptor=", &encoded(descriptor)]);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
@@ -68,14 +69,18 @@ async fn get(url: &str) -> Result<Vec<u8>, String> {
 }
 
 /// A text as part of a query: everything but letters, digits and `-._~` is percent-encoded.
-struct Encoded<'t>(&'t str);
-
-impl std::fmt::Display for Encoded<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.bytes().try_for_each(|byte| match byte {
-            b'-' | b'.' | b'_' | b'~' => write!(f, "{}", char::from(byte)),
-            byte if byte.is_ascii_alphanumeric() => write!(f, "{}", char::from(byte)),
-            byte => write!(f, "%{byte:02X}"),
-        })
+fn encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => encoded.push(char::from(byte)),
+            byte => {
+                encoded.push('%');
+                encoded
+                    .extend([byte >> 4, byte & 15].map(|half| char::from(HEX[usize::from(half)])));
+            }
+        }
     }
+    encoded
 }

@@ -31,6 +31,7 @@ use crate::source::file::FileSource;
 use crate::source::{Published, Why};
 use crate::telemetry::metrics::Gauges;
 use drain::{Ends, Phase, Times};
+use limits::Follower;
 use listeners::Listeners;
 
 /// How long a full round of sweeps over the memory backend takes.
@@ -110,10 +111,6 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
             Why::Source(_) | Why::Broke => Failure::NoTexts(words),
         });
     }
-    // Before any port answers: a question must not find the engine without the limits that are loaded.
-    if let Some(config) = &first.config {
-        engine.publish(Arc::clone(config));
-    }
     let health =
         Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
     let (phase, finishing) = watch::channel(Phase::Serving);
@@ -133,13 +130,6 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
 fn check_settings(settings: &Settings) -> Result<(), Failure> {
     if settings.limits.is_empty() {
         let why = "no limits: name a file or a directory with --limits".to_owned();
-        return Err(Failure::Settings(why));
-    }
-    if !settings.admin_host.is_loopback() && settings.admin_token.is_none() {
-        let why = format!(
-            "admin on {} could be asked by anybody; set admin_token, or leave admin_host on loopback",
-            settings.admin_host
-        );
         return Err(Failure::Settings(why));
     }
     Ok(())
@@ -179,11 +169,13 @@ struct Service<'s> {
 
 impl Service<'_> {
     fn start(self, listeners: Listeners, source: FileSource) -> Result<Parts, Failure> {
+        let judged = self.settings.healthy_with_config.then(|| self.health.clone());
+        let limits = Follower::start(source.published, Arc::clone(&self.engine), judged);
         let mut parts = Parts::default();
         self.start_grpc(listeners.grpc, &mut parts);
         self.start_http(listeners.http, &mut parts);
         self.start_metrics(listeners.metrics, &mut parts);
-        self.start_admin(listeners.admin, source.published.clone(), &mut parts);
+        self.start_admin(listeners.admin, limits.shown(), &mut parts);
         let mut hangups = signal(SignalKind::hangup())?;
         let reload = source.reload.clone();
         parts.lasting(async move {
@@ -191,8 +183,7 @@ impl Service<'_> {
                 reload.now();
             }
         });
-        let judged = self.settings.healthy_with_config.then(|| self.health.clone());
-        parts.lasting(limits::follow(source.published, Arc::clone(&self.engine), judged));
+        parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
         parts.lasting(sweep(self.memory, self.engine));
         Ok(parts)

@@ -303,8 +303,13 @@ impl Code {
 }
 
 /// Findings of one text while it is being read: spans now, places when all is known.
+///
+/// Of very many, the first thousand errors and the first thousand warnings are kept.
 #[derive(Debug, Default)]
-pub struct Findings(Vec<Finding>);
+pub struct Findings {
+    errors: Vec<Finding>,
+    warnings: Vec<Finding>,
+}
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
@@ -314,13 +319,16 @@ struct Finding {
     help: Option<String>,
 }
 
-/// Diagnostics shown of one file: nobody reads more, and a generated file can hold a million.
-const MOST: usize = 200;
+/// Findings of one severity that are kept: a generated file can hold millions.
+const KEPT: usize = 1000;
+
+/// Diagnostics shown of one file: nobody reads more.
+const SHOWN_OF_ONE_FILE: usize = 200;
 
 impl Findings {
     /// Takes down one finding.
     pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
-        self.0.push(Finding { span, code, message: message.into(), help: None });
+        self.keep(Finding { span, code, message: message.into(), help: None });
     }
 
     /// Takes down one finding with its cure.
@@ -332,32 +340,44 @@ impl Findings {
         help: impl Into<String>,
     ) {
         let help = Some(help.into());
-        self.0.push(Finding { span, code, message: message.into(), help });
+        self.keep(Finding { span, code, message: message.into(), help });
     }
 
-    /// Whether there are so many that another would not be shown.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        MOST < self.0.len()
+    fn keep(&mut self, finding: Finding) {
+        let kept = match finding.code.severity() {
+            Severity::Error => &mut self.errors,
+            Severity::Warning => &mut self.warnings,
+        };
+        if kept.len() < KEPT {
+            kept.push(finding);
+        }
     }
 
     /// Whether one of them is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
-        self.0.iter().any(|finding| finding.code.severity() == Severity::Error)
+        !self.errors.is_empty()
     }
 
-    /// The findings in the order of the text, each once; of very many, errors first, the first 200.
+    /// Whether so many errors were found that no further one will be kept.
     #[must_use]
-    pub fn into_diagnostics(mut self, source: &Source) -> Vec<Diagnostic> {
-        self.0.sort_unstable();
-        self.0.dedup();
-        if MOST < self.0.len() {
-            self.0.sort_by_key(|finding| std::cmp::Reverse(finding.code.severity()));
-            self.0.truncate(MOST);
-            self.0.sort_unstable();
+    pub fn is_full(&self) -> bool {
+        self.errors.len() == KEPT
+    }
+
+    /// The findings in the order of the text, each once; of very many the first two hundred, errors
+    /// before warnings.
+    #[must_use]
+    pub fn into_diagnostics(self, source: &Source) -> Vec<Diagnostic> {
+        let Self { mut errors, mut warnings } = self;
+        for found in [&mut errors, &mut warnings] {
+            found.sort_unstable();
+            found.dedup();
         }
-        self.0.into_iter().map(|finding| finding.at(source)).collect()
+        let mut shown: Vec<_> =
+            errors.into_iter().chain(warnings).take(SHOWN_OF_ONE_FILE).collect();
+        shown.sort_unstable();
+        shown.into_iter().map(|finding| finding.at(source)).collect()
     }
 }
 

@@ -252,7 +252,10 @@ fn outcome(walk: &Trace<'_>) -> String {
     let entry = last.map(|step| format!("{}={}", step.entry.0, step.entry.1)).unwrap_or_default();
     let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
     match &walk.outcome {
-        Outcome::Found(found) => format!("limited by `{}` ({})", found.rule.path, found.rule.place),
+        Outcome::Found(Match { rule, .. }) => {
+            let met = if rule.limit.is_some() { "limited" } else { "made unlimited" };
+            format!("{met} by `{}` ({})", rule.path, rule.place)
+        }
         Outcome::NoEntries => "a descriptor without entries meets no limit".to_owned(),
         Outcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
         Outcome::NoChildren => {

@@ -1,49 +1,49 @@
-//! Files to a configuration, in one call.
+//! Texts to a configuration: reading and resolving, for every command and every source alike.
 //!
 //! Guarantees: everything that is wrong with any file is said, also of the others when one cannot
-//! be read; findings come by file, then by place.
-//! Leaves out: opening files.
+//! be read; findings come in the order of the files, then by place.
+//! Leaves out: where texts come from.
+
+use std::collections::HashMap;
 
 use super::Config;
-use super::diagnostic::Diagnostic;
-use super::raw;
-use super::resolve::resolve;
+use super::diagnostic::{Diagnostic, Severity};
+use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
-/// The configuration that these files make (a name for people, and the bytes), and its warnings.
+/// What `texts`, name and bytes, mean together, and the warnings.
 ///
 /// # Errors
-/// Every error, with the warnings, in the order of the files.
-pub fn load<'n>(
-    files: impl IntoIterator<Item = (&'n str, &'n [u8])>,
+/// Everything that is wrong with any of them. Where one cannot be read, the others are still
+/// resolved, so that a person sees all there is to mend at once.
+pub fn load<'t>(
+    texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,
     merge_domains: bool,
 ) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
-    let (mut sound, mut order, mut said, mut refused) = (Vec::new(), Vec::new(), Vec::new(), false);
-    for (name, bytes) in files {
-        order.push(name);
+    let (mut files, mut findings, mut order) = (Vec::new(), Vec::new(), HashMap::new());
+    for (name, bytes) in texts {
+        order.insert(name, order.len());
         match raw::read(name, bytes) {
             Ok((file, source, warnings)) => {
-                sound.push((file, source));
-                said.extend(warnings);
+                files.push((file, source));
+                findings.extend(warnings);
             }
-            Err(reasons) => {
-                refused = true;
-                said.extend(reasons);
-            }
+            Err(wrong) => findings.extend(wrong),
         }
     }
-    let (config, more) = match resolve(&sound, revision, merge_domains) {
-        Ok((config, warnings)) => (Some(config), warnings),
-        Err(reasons) => (None, reasons),
+    let unread = findings.iter().any(|finding| finding.severity() == Severity::Error);
+    let resolved = resolve::resolve(&files, revision, merge_domains);
+    let (config, more) = match resolved {
+        Ok((config, warnings)) => (Some(config).filter(|_| !unread), warnings),
+        Err(wrong) => (None, wrong),
     };
-    said.extend(more);
-    sort(&mut said, &order);
-    config.filter(|_| !refused).map(|config| (config, said.clone())).ok_or(said)
-}
-
-fn sort(said: &mut [Diagnostic], order: &[&str]) {
-    let rank: std::collections::HashMap<&str, usize> =
-        order.iter().enumerate().map(|(rank, name)| (*name, rank)).collect();
-    said.sort_by_key(|one| (rank.get(&*one.place.file).copied(), one.place.line, one.place.column));
+    findings.extend(more);
+    findings.sort_by_key(|Diagnostic { place, .. }| {
+        (order.get(&*place.file).copied(), place.line, place.column)
+    });
+    match config {
+        Some(config) => Ok((config, findings)),
+        None => Err(findings),
+    }
 }

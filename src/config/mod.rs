@@ -24,6 +24,8 @@ pub use load::load;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fnv::FnvBuildHasher;
+
 use crate::kernel::key::Counting;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -37,7 +39,7 @@ pub struct Config {
     /// The number of this configuration.
     pub revision: Revision,
     /// The domains by name.
-    pub domains: HashMap<Box<str>, Domain>,
+    pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
 }
 
 /// One domain's rules.
@@ -62,7 +64,7 @@ pub enum Charging {
 }
 
 /// Opens a text of a rule's metadata that stands for a number JSON does not have: then comes
-/// `Infinity`, `-Infinity` or `NaN`. No file means this character, which Unicode reserves for use
+/// `inf`, `-inf` or `NaN`. No file means this character, which Unicode reserves for use
 /// within one program; gRPC can express such numbers, and the reference does.
 pub const NOT_FINITE: char = '\u{fdd0}';
 

@@ -24,7 +24,7 @@ use super::{schema, yaml};
 pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Vec<Diagnostic>), Vec<Diagnostic>> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
-    let file = file(&text, &mut findings);
+    let file = file(&yaml::without_tight_comments(&text), &mut findings);
     let failed = findings.has_errors();
     let source = Source::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);
@@ -134,7 +134,7 @@ pub struct RateLimit {
     #[schemars(skip)]
     pub span: Span,
     /// How many hits per unit or period. 0 denies everything.
-    #[schemars(with = "Option<u32>")]
+    #[schemars(schema_with = "schema::requests")]
     pub requests_per_unit: Spanned<u32>,
     /// The unit, in any case. A month has 30 days and a year 365, unless a calendar is given.
     #[schemars(schema_with = "schema::unit")]

@@ -54,6 +54,10 @@ pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "pattern": duration::PATTERN, "examples": ["250ms", "90s", "36h", "7d"]})
 }
 
+pub(super) fn requests(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX})
+}
+
 pub(super) fn burst(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
 }

@@ -9,12 +9,14 @@ mod decode;
 mod node;
 mod scalar;
 mod soundness;
+mod strict;
 mod timestamp;
 
 pub(super) use decode::decode;
 pub(super) use node::{Id, Kind, Tree, parse};
 pub(super) use scalar::Value;
 pub(super) use soundness::{Budget, check};
+pub(super) use strict::without_tight_comments;
 
 /// Nesting levels that a file may have, aliases followed. A descriptor takes two of them.
 ///

@@ -20,7 +20,7 @@ use std::fmt::{self, Write as _};
 use smallvec::SmallVec;
 
 use crate::engine::Answer;
-use crate::kernel::decision::{Finding, Shown, Verdict};
+use crate::kernel::decision::{Finding, Shown};
 use crate::kernel::units::Nanos;
 
 /// Most limits that `RateLimit` and `RateLimit-Policy` list; a client reads a few, and headers of
@@ -79,7 +79,7 @@ impl Headers {
         if self.draft {
             headers.extend(draft(answer));
         }
-        if self.retry_after && answer.verdict == Verdict::Deny {
+        if self.retry_after {
             headers.extend(retry_after(answer));
         }
         headers

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 
-use super::plan::{Part, Plan, Planning, plan};
+use super::plan::{Part, Plan, Planning};
 use super::{Answer, Refusal, Status};
 use crate::backend::{Backend, Outcome, Reply};
 use crate::clock::Clock;
@@ -71,7 +71,8 @@ impl Engine {
     /// order; no counter has moved then.
     pub async fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
         let now = self.clock.now();
-        let (plan, revision) = self.plan(question, now)?;
+        let mut plan = Plan::default();
+        let revision = self.plan(&mut plan, question, now)?;
         let outcomes = match self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => outcomes,
             Reply::Later(reply) => reply.await,
@@ -99,7 +100,12 @@ impl Engine {
         answer.statuses.iter().filter(|status| near(&status.finding)).map(|_| 1).sum()
     }
 
-    fn plan(&self, question: &Question<'_>, now: Nanos) -> Result<(Plan, Revision), Refusal> {
+    fn plan(
+        &self,
+        plan: &mut Plan,
+        question: &Question<'_>,
+        now: Nanos,
+    ) -> Result<Revision, Refusal> {
         if question.domain.is_empty() {
             return Err(Refusal::EmptyDomain);
         }
@@ -108,7 +114,8 @@ impl Engine {
         }
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
-        Ok((plan(config, question, self.policy.planning, now), config.revision))
+        plan.fill(config, question, self.policy.planning, now);
+        Ok(config.revision)
     }
 
     fn answer(&self, plan: Plan, outcomes: &[Outcome], revision: Revision, now: Nanos) -> Answer {

@@ -54,7 +54,7 @@ pub enum Overrides {
 }
 
 /// What is to be done for a question.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Plan {
     /// One per descriptor.
     pub(super) parts: SmallVec<[Part; 2]>,
@@ -71,37 +71,44 @@ pub(super) enum Part {
     Charged { shown: Shown, metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>> },
 }
 
-/// Plans `question` at the instant `now`.
-pub(super) fn plan(
-    config: &Config,
-    question: &Question<'_>,
-    planning: Planning,
-    now: Nanos,
-) -> Plan {
-    let Some(domain) = config.domains.get(question.domain) else {
-        let settled = || Part::Settled(Reason::NoLimit, Group::Enforced);
-        let parts = question.descriptors.iter().map(|_| settled()).collect();
-        return Plan { parts, charges: Charges::default() };
-    };
-    let found: SmallVec<[Found<'_>; 2]> =
-        question.descriptors.iter().map(|d| Found::of(domain, d, planning.overrides)).collect();
-    let mut plan = Plan { parts: SmallVec::new(), charges: Charges::default() };
-    for (descriptor, each) in question.descriptors.iter().zip(&found) {
-        let part = match each {
-            Found::Nothing => Part::Settled(Reason::NoLimit, Group::Enforced),
-            Found::Unlimited(_) => Part::Settled(Reason::Unlimited, Group::Aside),
-            Found::Rule(matched, _) if is_replaced(matched.rule, &found) => {
-                Part::Settled(Reason::Replaced, Group::Enforced)
-            }
-            Found::Rule(matched, limit) => {
-                plan.charge_rule(domain, descriptor, matched, limit, planning, now)
-            }
-            Found::Override(limit) => plan.charge_override(domain, descriptor, *limit, planning),
+impl Plan {
+    /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about
+    /// would cost more than making it.
+    pub(super) fn fill(
+        &mut self,
+        config: &Config,
+        question: &Question<'_>,
+        planning: Planning,
+        now: Nanos,
+    ) {
+        let Some(domain) = config.domains.get(question.domain) else {
+            let nothing = question.descriptors.iter().map(|_| Part::NO_LIMIT);
+            return self.parts.extend(nothing);
         };
-        plan.parts.push(part);
+        let found: SmallVec<[Found<'_>; 2]> =
+            question.descriptors.iter().map(|d| Found::of(domain, d, planning.overrides)).collect();
+        for (descriptor, each) in question.descriptors.iter().zip(&found) {
+            let part = match each {
+                Found::Nothing => Part::NO_LIMIT,
+                Found::Unlimited(_) => Part::Settled(Reason::Unlimited, Group::Aside),
+                Found::Rule(matched, _) if is_replaced(matched.rule, &found) => {
+                    Part::Settled(Reason::Replaced, Group::Enforced)
+                }
+                Found::Rule(matched, limit) => {
+                    self.charge_rule(domain, descriptor, matched, limit, planning, now)
+                }
+                Found::Override(limit) => {
+                    self.charge_override(domain, descriptor, *limit, planning)
+                }
+            };
+            self.parts.push(part);
+        }
+        self.charges.rule = self.rule(domain.charge, planning.quota_for_all);
     }
-    plan.charges.rule = plan.rule(domain.charge, planning.quota_for_all);
-    plan
+}
+
+impl Part {
+    const NO_LIMIT: Self = Self::Settled(Reason::NoLimit, Group::Enforced);
 }
 
 /// What a descriptor was found to be under.

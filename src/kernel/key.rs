@@ -41,20 +41,27 @@ impl Counting {
 
 /// The name of one counter: bytes that a backend hashes or stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CounterKey(SmallVec<[u8; 96]>);
+pub struct CounterKey(SmallVec<[u8; 64]>);
 
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
+    ///
+    /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; the engine refuses
+    /// longer ones.
     pub fn injective<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(counting);
-        key.piece(domain);
+        let mut key = Self::open(b'i', counting);
+        // The longest length stands for all that are longer, and only what is refused is.
+        let length = u32::try_from(domain.len()).unwrap_or(u32::MAX);
+        key.put(&length.to_le_bytes(), domain);
         for (name, value) in entries {
-            key.piece(name);
-            key.piece(value);
+            for piece in [name, value] {
+                let length = u16::try_from(piece.len()).unwrap_or(u16::MAX);
+                key.put(&length.to_le_bytes(), piece);
+            }
         }
         key
     }
@@ -67,14 +74,12 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(counting);
-        // No length is this long, so no injective key begins like this.
-        key.0.extend_from_slice(&[0xff; 4]);
-        for piece in std::iter::once(domain).chain(entries.flat_map(|(name, value)| [name, value]))
-        {
-            key.0.extend_from_slice(piece.as_bytes());
-            key.0.push(b'_');
+        let mut key = Self::open(b'j', counting);
+        key.put(&[], domain);
+        for piece in entries.flat_map(|(name, value)| [name, value]) {
+            key.put(b"_", piece);
         }
+        key.put(b"_", "");
         key
     }
 
@@ -84,18 +89,26 @@ impl CounterKey {
         &self.0
     }
 
-    fn open(counting: Counting) -> Self {
+    fn open(form: u8, counting: Counting) -> Self {
         let (code, length) = counting.code();
-        let mut bytes = SmallVec::new();
-        bytes.push(code);
-        bytes.extend_from_slice(&length.to_le_bytes());
+        let mut bytes = SmallVec::from_slice(&[form, code]);
+        if length != 0 {
+            bytes.extend_from_slice(&length.to_le_bytes());
+        }
         Self(bytes)
     }
 
-    fn piece(&mut self, text: &str) {
-        // Texts are shorter than 64 KiB (`Refusal::EntryTooLong`), so the length is always exact.
-        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        self.0.extend_from_slice(&length.to_le_bytes());
-        self.0.extend_from_slice(text.as_bytes());
+    /// Room first, then two copies: growing byte by byte costs more than the rest of a decision.
+    fn put(&mut self, head: &[u8], text: &str) {
+        let start = self.0.len();
+        let middle = start.saturating_add(head.len());
+        let end = middle.saturating_add(text.len());
+        self.0.resize(end, 0);
+        if let Some((first, second)) =
+            self.0.get_mut(start..).and_then(|new| new.split_at_mut_checked(head.len()))
+        {
+            first.copy_from_slice(head);
+            second.copy_from_slice(text.as_bytes());
+        }
     }
 }

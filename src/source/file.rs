@@ -188,14 +188,14 @@ impl Loader {
         match &refused.why {
             Why::Source(error) => {
                 let error: &dyn std::error::Error = error;
-                tracing::error!(in_force, error, "limits cannot be read, the last good ones stay");
+                tracing::error!(in_force, error, "limits cannot be read; what is in force stays");
             }
             Why::Diagnostics(diagnostics) => {
                 let findings = diagnostics.len();
-                tracing::error!(in_force, findings, "limits are refused, the last good ones stay");
+                tracing::error!(in_force, findings, "limits are refused; what is in force stays");
                 tell(diagnostics);
             }
-            Why::Broke => tracing::error!(in_force, "the loader broke, the last good limits stay"),
+            Why::Broke => tracing::error!(in_force, "the loader broke; what is in force stays"),
         }
         self.publish(|published| {
             published.status.refused = refusals;

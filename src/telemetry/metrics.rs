@@ -1,6 +1,6 @@
 //! Every name, unit and bound of what is counted.
 //!
-//! Guarantees: counting is wait-free and exact; the page is Prometheus' text format 0.0.4; every
+//! Guarantees: counting is wait-free, exact and some nanoseconds; the page is Prometheus' text format 0.0.4; every
 //! label's values come from a closed list, named beside it.
 //! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
 //! count, one cell per counter is fought over by every core, and it writes another text format.
@@ -16,9 +16,10 @@ use crate::kernel::units::Nanos;
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
 
-/// Cells that threads share by number: more than the worker threads of most machines, so that a
-/// count rarely waits for another core's cache line.
-const SHARDS: usize = 16;
+/// Sets of cells. The first threads that count, which are the runtime's workers, have one each and
+/// count without a locked instruction, which would cost several times the rest; any further thread
+/// counts in the last set, with one.
+const SHARDS: usize = 64;
 
 /// Upper bounds of the histogram's buckets: from a decision in memory (half a microsecond) to one
 /// that waited for a store's deadline many times over.
@@ -74,15 +75,37 @@ pub struct Gauges {
 }
 
 thread_local! {
-    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
+    static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The shard of the next thread that counts for the first time.
+/// The number of the next thread that counts for the first time. Numbers are not given twice, so
+/// that a shard has one writer for ever.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// The calling thread's shard.
+struct Mine<'m> {
+    shard: &'m Shard,
+    /// Whether no other thread writes to it.
+    alone: bool,
+}
+
+impl Mine<'_> {
+    fn add(&self, cell: &AtomicU64, by: u64) {
+        if self.alone {
+            cell.store(cell.load(Relaxed).wrapping_add(by), Relaxed);
+        } else {
+            cell.fetch_add(by, Relaxed);
+        }
+    }
+}
 
 impl Metrics {
     /// A set in which nothing has happened.
     #[must_use]
+    #[expect(
+        clippy::large_stack_arrays,
+        reason = "the set in use is a static, made by the compiler"
+    )]
     pub const fn new() -> Self {
         Self {
             shards: [const { Shard::new() }; SHARDS],
@@ -101,45 +124,47 @@ impl Metrics {
         near: u64,
         took: Option<Nanos>,
     ) {
-        let shard = self.shard();
+        let mine = self.mine();
         if near != 0 {
-            add(&shard.near, near);
+            mine.add(&mine.shard.near, near);
         }
-        add(&shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
-        reasons.for_each(|reason| add(&shard.reasons[reason as usize], 1));
+        mine.add(&mine.shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
+        reasons.for_each(|reason| mine.add(&mine.shard.reasons[reason as usize], 1));
         if let Some(took) = took {
             let bucket = BOUNDS.iter().position(|&(bound, _)| took <= bound);
-            add(&shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
-            add(&shard.took_sum, took.0);
+            mine.add(&mine.shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
+            mine.add(&mine.shard.took_sum, took.0);
         }
     }
 
     pub(super) fn asked(&self, asked: Asked) {
-        add(&self.shard().asked[asked.protocol as usize][asked.outcome as usize], 1);
+        let mine = self.mine();
+        mine.add(&mine.shard.asked[asked.protocol as usize][asked.outcome as usize], 1);
     }
 
     pub(super) fn store_full(&self, verdict: Verdict) {
-        add(&self.shard().full[verdict as usize], 1);
+        let mine = self.mine();
+        mine.add(&mine.shard.full[verdict as usize], 1);
     }
 
     pub(super) fn loaded(&self, loaded: Loaded) {
-        add(&self.loads, 1);
+        self.loads.fetch_add(1, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
         self.loaded_at.store(loaded.at.0, Relaxed);
     }
 
     pub(super) fn load_refused(&self) {
-        add(&self.refused, 1);
+        self.refused.fetch_add(1, Relaxed);
     }
 
-    fn shard(&self) -> &Shard {
-        let index = SHARD.with(|mine| {
+    fn mine(&self) -> Mine<'_> {
+        let number = NUMBER.with(|mine| {
             if mine.get() == usize::MAX {
-                mine.set(NEXT.fetch_add(1, Relaxed) % SHARDS);
+                mine.set(NEXT.fetch_add(1, Relaxed).min(SHARDS - 1));
             }
             mine.get()
         });
-        &self.shards[index]
+        Mine { shard: &self.shards[number], alone: number < SHARDS - 1 }
     }
 
     fn sum(&self, cell: impl Fn(&Shard) -> &AtomicU64) -> u64 {
@@ -166,10 +191,6 @@ impl Shard {
             took_sum: AtomicU64::new(0),
         }
     }
-}
-
-fn add(cell: &AtomicU64, by: u64) {
-    cell.fetch_add(by, Relaxed);
 }
 
 impl Metrics {

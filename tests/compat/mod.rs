@@ -17,12 +17,13 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use replay::{Outcome, Report, replay};
 use tally::Tally;
 use vectors::{Group, Scenario};
 
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::waiting::{for_a_day_with_a_minute_left, now};
 
 /// Groups of which nothing is compared yet: they pin a store, metrics or the debug port.
 const NOT_YET: [&str; 9] = [
@@ -36,6 +37,9 @@ const NOT_YET: [&str; 9] = [
     "stop_mode",
     "store_commands",
 ];
+
+/// What the whole replay may take; it takes seconds, unless every process hangs.
+const AT_MOST: Duration = Duration::from_secs(300);
 
 /// Processes at a time. Starting one is mostly waiting, so a few more than cores.
 const WORKERS: usize = 4;
@@ -85,12 +89,15 @@ fn work(
     next: &AtomicUsize,
     reports: &Mutex<BTreeMap<usize, Report>>,
 ) {
+    let began = now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     loop {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let Some((group, scenario)) = wanted.get(at) else { return };
         let report = if NOT_YET.contains(&&*group.name) {
-            Report { outcome: Outcome::NotYet("the group"), advice: Vec::new() }
+            Report::of(Outcome::NotYet("the group"))
+        } else if AT_MOST < began.elapsed() {
+            Report::of(Outcome::Failed(format!("not replayed: {AT_MOST:?} are over")))
         } else {
             for_a_day_with_a_minute_left();
             replay(scenario, &runtime)

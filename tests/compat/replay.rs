@@ -33,6 +33,13 @@ pub struct Report {
     pub advice: Vec<String>,
 }
 
+impl Report {
+    /// A report without advice.
+    pub fn of(outcome: Outcome) -> Self {
+        Self { outcome, advice: Vec::new() }
+    }
+}
+
 /// Replays a scenario from start to end.
 pub fn replay(scenario: &Scenario, runtime: &Runtime) -> Report {
     let mut advice = Vec::new();
@@ -148,6 +155,9 @@ impl Stage<'_> {
         let answer = self.runtime.block_on(self.connection.call(method, bytes));
         let when = before..=unix_seconds();
         let (response, headers) = match answer {
+            Err(status) if step.response.as_ref().is_none_or(|it| it["grpc_code"].is_null()) => {
+                return Err(format!("the call failed: {:?}: {}", status.code(), status.message()));
+            }
             Err(status) => (failed(&status), None),
             Ok(bytes) => {
                 let answer = RateLimitResponse::decode(&*bytes).map_err(|e| e.to_string())?;

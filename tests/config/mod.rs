@@ -2,6 +2,7 @@
 
 mod bad;
 mod diagnostics;
+mod grammar;
 mod hostile;
 mod raw;
 mod vectors;

@@ -3,9 +3,11 @@
 mod bad_files;
 mod calendar;
 mod changes;
+mod commands;
 mod matching;
 mod our_words;
 mod recorded;
+mod schema;
 mod warnings;
 
 use sluicegate::config::diagnostic::{Diagnostic, Source};
@@ -17,24 +19,8 @@ use sluicegate::kernel::units::Revision;
 
 /// Files by name and text, and all that was said of them.
 fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
-    let (mut sound, mut refused, mut said) = (Vec::new(), Vec::new(), Vec::new());
-    for (name, text) in files {
-        match raw::read(name, text.as_bytes()) {
-            Ok((file, source, warnings)) => {
-                sound.push((file, source));
-                said.extend(warnings);
-            }
-            Err(reasons) => refused.extend(reasons),
-        }
-    }
-    match resolve(&sound, Revision(1), merge) {
-        Err(reasons) => Err(refused.into_iter().chain(reasons).collect()),
-        Ok(_) if !refused.is_empty() => Err(refused),
-        Ok((config, warnings)) => {
-            said.extend(warnings);
-            Ok((config, said))
-        }
-    }
+    let files = files.iter().map(|(name, text)| (*name, text.as_bytes()));
+    sluicegate::config::load(files, Revision(1), merge)
 }
 
 /// One file `a.yaml` of domain `d` with these descriptors, and nothing said about it.

@@ -37,6 +37,15 @@ fn all_or_nothing_charges_nothing_when_one_denies_and_says_what_is_left() {
 }
 
 #[test]
+fn all_or_nothing_charges_a_lone_denied_question_nothing() {
+    for strategy in strategies(2) {
+        let memory = memory();
+        ask(&memory, NEW_YEAR, &all_or_nothing([charge("a", strategy, 3)]));
+        assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), 2, "{strategy:?}");
+    }
+}
+
+#[test]
 fn all_or_nothing_charges_all_when_all_admit() {
     for strategy in strategies(3) {
         let memory = memory();

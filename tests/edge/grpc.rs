@@ -23,12 +23,12 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::{descriptor, empty_engine, engine, overridden, request, two_a_minute};
 
-const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A served port, a client of it, what stops it and how it ended.
-struct Served {
-    channel: Channel,
+pub(super) struct Served {
+    pub(super) channel: Channel,
     health: Health,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
@@ -48,7 +48,7 @@ async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
     Served { channel: endpoint.connect().await.unwrap(), health, stop, server }
 }
 
-async fn limited() -> Served {
+pub(super) async fn limited() -> Served {
     served(engine(two_a_minute()), Ready::Yes).await
 }
 

@@ -183,15 +183,15 @@ async fn health_follows_the_state_by_any_method() {
         (Ready::Yes, 200, "OK", 200, "ready\n"),
         (Ready::Draining, 500, "", 503, "not ready: draining\n"),
     ];
-    for (state, healthy, says, ready, why) in expected {
-        health.set(state);
+    for (ready, healthy, says, readyz, why) in expected {
+        health.set(ready);
         for method in ["GET", "POST", "DELETE"] {
-            let (status, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
-            assert_eq!((status, &*body), (healthy, says), "{state:?}");
+            let (code, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
+            assert_eq!((code, &*body), (healthy, says), "{ready:?}");
         }
-        let (status, _, body) = call(&router, to("GET", "/readyz", "")).await;
-        assert_eq!((status, &*body), (ready, why));
-        assert_eq!(call(&router, to("GET", "/livez", "")).await.0, 200, "{state:?}");
+        let (code, _, body) = call(&router, to("GET", "/readyz", "")).await;
+        assert_eq!((code, &*body), (readyz, why));
+        assert_eq!(call(&router, to("GET", "/livez", "")).await.0, 200, "{ready:?}");
     }
 }
 
@@ -246,6 +246,9 @@ async fn a_request_under_way_is_finished_and_then_the_server_ends() {
     // The server asks for the body, so it has begun.
     read_until(&mut stream, "100 Continue\r\n\r\n").await;
     stop.send(()).unwrap();
+    let address = stream.peer_addr().unwrap();
+    while TcpStream::connect(address).await.is_ok() {}
+    assert!(!server.is_finished(), "the listener is closed, the request is not answered");
     stream.write_all(ONE_HIT.as_bytes()).await.unwrap();
     let reply = read_until(&mut stream, "limitRemaining").await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");

@@ -71,6 +71,7 @@ fn an_integer_may_be_written_in_every_way_that_is_one() {
         (r#""2e0""#, 2),
         (r#""\u0031""#, 1),
         ("0", 0),
+        ("9007199254740991.0", 9_007_199_254_740_991),
         ("9223372036854775807", (1 << 63) - 1),
         ("18446744073709551615", u64::MAX),
         (r#""18446744073709551615""#, u64::MAX),
@@ -120,6 +121,14 @@ fn what_is_no_unsigned_integer_is_refused() {
         assert!(request(body.as_bytes()).is_err(), "{written}");
         let body = format!(r#"{{"domain":"d","hitsAddend":{written}}}"#);
         assert!(request(body.as_bytes()).is_err(), "{written} for the request");
+    }
+}
+
+#[test]
+fn a_float_that_might_stand_for_its_neighbour_is_refused() {
+    for written in ["9007199254740993.0", "9007199254740992.0", "9.007199254740993e15"] {
+        let body = one(&format!(r#""hitsAddend":{written}"#));
+        assert!(request(body.as_bytes()).is_err(), "{written}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value};
 use serde_json::json;
+use sluicegate::config::NOT_FINITE;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::Answer;
@@ -142,4 +143,28 @@ fn no_metadata_is_sent_unless_switched_on() {
     let reply =
         convert::reply(&request(vec![]), &answer(Verdict::Admit, vec![]), &Reporting::default());
     assert_eq!(reply.dynamic_metadata, None);
+}
+
+#[test]
+fn a_number_that_json_does_not_have_arrives_as_a_number_and_its_name_as_text() {
+    let marked = |name: &str| format!("{NOT_FINITE}{name}");
+    let attached = json!({"inf": marked("Infinity"), "low": marked("-Infinity"),
+        "nan": [marked("NaN")], "text": "Infinity"});
+    let answer = with(vec![(ok(), attached)]);
+    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
+    let reply = convert::reply(&request(vec![]), &answer, &reporting);
+    let Some(Kind::StructValue(rules)) =
+        &reply.dynamic_metadata.unwrap().fields["metadata"].kind.clone()
+    else {
+        panic!("no metadata");
+    };
+    let number = |value: &Value| match &value.kind {
+        Some(Kind::NumberValue(number)) => *number,
+        other => panic!("{other:?}"),
+    };
+    assert!(number(&rules.fields["inf"]) > f64::MAX);
+    assert!(number(&rules.fields["low"]) < f64::MIN);
+    let Some(Kind::ListValue(list)) = &rules.fields["nan"].kind else { panic!("no list") };
+    assert!(number(&list.values[0]).is_nan());
+    assert_eq!(plain(&rules.fields["text"]), "Infinity");
 }

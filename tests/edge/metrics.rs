@@ -160,7 +160,7 @@ fn a_bound_belongs_to_its_own_bucket() {
 fn threads_that_count_at_once_lose_nothing() {
     let metrics = Metrics::new();
     std::thread::scope(|scope| {
-        for _ in 0..32 {
+        for _ in 0..100 {
             scope.spawn(|| {
                 for _ in 0..1_000 {
                     decided(Verdict::Admit, &[Reason::NoLimit], 1).count(&metrics);
@@ -168,9 +168,9 @@ fn threads_that_count_at_once_lose_nothing() {
             });
         }
     });
-    let samples = samples(&page(&metrics));
-    assert_eq!(samples["sluicegate_decision_duration_seconds_count"], 32_000.0);
-    assert_eq!(samples["sluicegate_descriptors_decided_total{reason=\"no_limit\"}"], 32_000.0);
+    let page = page(&metrics);
+    assert!(page.contains("\nsluicegate_decision_duration_seconds_count 100000\n"));
+    assert!(page.contains("\nsluicegate_descriptors_decided_total{reason=\"no_limit\"} 100000\n"));
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod http;
 mod json;
 mod metadata;
 mod metrics;
+mod reflection;
 
 use std::sync::Arc;
 

@@ -27,28 +27,57 @@ pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> FileSour
     file::start(options, loader, move || engine.clock().now()).await
 }
 
-/// Puts every accepted load in force; ends when the source does.
-///
-/// With `judged`, health follows: no domain at all is as good as no limits.
-pub(super) async fn follow(
-    mut published: watch::Receiver<Published>,
+/// Puts every accepted load in force, and only then shows it: whoever reads on admin that a load was
+/// accepted is answered by it.
+pub(super) struct Follower {
+    published: watch::Receiver<Published>,
     engine: Arc<Engine>,
+    /// Where health follows the limits: no domain at all is as good as none.
     judged: Option<Health>,
-) {
-    let mut counted = Counted::default();
-    loop {
-        let latest = published.borrow_and_update().clone();
-        counted.count(&latest);
-        if let Some(config) = latest.config {
+    shown: watch::Sender<Published>,
+    counted: Counted,
+}
+
+impl Follower {
+    /// Puts the first load in force.
+    pub(super) fn start(
+        published: watch::Receiver<Published>,
+        engine: Arc<Engine>,
+        judged: Option<Health>,
+    ) -> Self {
+        let (shown, counted) = (watch::Sender::default(), Counted::default());
+        let mut follower = Self { published, engine, judged, shown, counted };
+        follower.put_in_force();
+        follower
+    }
+
+    /// What is in force, as it is now and will be.
+    pub(super) fn shown(&self) -> watch::Receiver<Published> {
+        self.shown.subscribe()
+    }
+
+    /// Goes on until the source ends.
+    pub(super) async fn follow(mut self) {
+        while self.published.changed().await.is_ok() {
+            self.put_in_force();
+        }
+    }
+
+    fn put_in_force(&mut self) {
+        let latest = self.published.borrow_and_update().clone();
+        if let Some(config) = &latest.config {
+            let had = self.engine.config().is_some_and(|config| !config.domains.is_empty());
+            if had && config.domains.is_empty() {
+                tracing::warn!("no file names a domain any more: nothing is limited");
+            }
             let ready = if config.domains.is_empty() { Ready::NoConfig } else { Ready::Yes };
-            engine.publish(config);
-            if let Some(health) = &judged {
+            self.engine.publish(Arc::clone(config));
+            if let Some(health) = &self.judged {
                 health.set(ready);
             }
         }
-        if published.changed().await.is_err() {
-            return;
-        }
+        self.counted.count(&latest);
+        self.shown.send_replace(latest);
     }
 }
 

@@ -3,12 +3,13 @@
 //! Guarantees: numbers, booleans, null, text, lists and mappings by their YAML type; keys of the
 //! first level keep their source text, keys below it are rendered from what they mean (`0x10` is
 //! `16`, `yes` is `true`), as in the base language.
-//! Leaves out: infinite numbers and NaN, which JSON lacks: they become the texts that JSON mappings
-//! of protocol buffers use, with a warning.
+//! Leaves out: infinite numbers and NaN, which JSON lacks: a text behind [`NOT_FINITE`] stands for
+//! each, with a warning.
 
 use serde_json::{Map, Value as Json};
 
 use super::typed::Reader;
+use crate::config::NOT_FINITE;
 use crate::config::diagnostic::Code;
 use crate::config::yaml::{Id, Kind, Value};
 
@@ -79,17 +80,11 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn not_finite(&mut self, node: Id, value: f64) -> &'static str {
-        let text = match value {
-            f64::INFINITY => "Infinity",
-            f64::NEG_INFINITY => "-Infinity",
-            _ => "NaN",
-        };
-        let message =
-            format!("this number does not exist in JSON; it is returned as the text `{text}`");
+    fn not_finite(&mut self, node: Id, value: f64) -> String {
+        let message = "no such number exists in JSON: /json answers 500 to what would return it";
         let (span, help) = (self.tree.span(node), "write a finite number, or quote the text");
         self.findings.add_with_help(Code::NotFinite, span, message, help);
-        text
+        format!("{NOT_FINITE}{value}")
     }
 
     fn text_only(&mut self, node: Id) {

@@ -5,7 +5,7 @@
 //! leaves are text, integers, booleans or null.
 //! Leaves out: which type a word wants, which is for [`super::typed`].
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use super::word::{Block, Word};
 use crate::config::diagnostic::{Code, Findings, Span};
@@ -15,11 +15,11 @@ use crate::config::yaml::{Id, Kind, Tree, Value};
 /// them with those that were now, so that nobody complains again.
 pub(super) fn check(tree: &Tree<'_>, blamed: HashSet<Id>, findings: &mut Findings) -> HashSet<Id> {
     let mut names = Names { tree, findings, blamed, seen: HashSet::new() };
-    let mut todo = Vec::new();
+    let mut todo = VecDeque::new();
     if let Some(root) = tree.root {
-        todo.push((root, Block::File));
+        todo.push_back((root, Block::File));
     }
-    while let Some((mapping, block)) = todo.pop() {
+    while let Some((mapping, block)) = todo.pop_front() {
         names.mapping(mapping, block, &mut todo);
     }
     names.blamed
@@ -34,6 +34,9 @@ struct Entry {
     home: Id,
 }
 
+/// Mappings to be judged, in the order of the text on each level.
+type Todo = VecDeque<(Id, Block)>;
+
 type Entries = [Option<Entry>; Word::ALL.len()];
 
 struct Names<'a, 's> {
@@ -45,7 +48,7 @@ struct Names<'a, 's> {
 }
 
 impl Names<'_, '_> {
-    fn mapping(&mut self, mapping: Id, block: Block, todo: &mut Vec<(Id, Block)>) {
+    fn mapping(&mut self, mapping: Id, block: Block, todo: &mut Todo) {
         let mut entries: Entries = [None; Word::ALL.len()];
         self.collect(mapping, block, &mut entries);
         for (word, entry) in Word::ALL.into_iter().zip(entries) {
@@ -109,7 +112,7 @@ impl Names<'_, '_> {
             return None;
         };
         let word = Word::named(name);
-        if word.is_none() {
+        if word.is_none() && !self.findings.is_full() {
             let message = format!("there is no key `{name}`");
             let help = match Word::nearest(name, block) {
                 Some(nearest) => format!("did you mean `{}`?", nearest.name()),
@@ -136,7 +139,7 @@ impl Names<'_, '_> {
         }
     }
 
-    fn value(&mut self, word: Word, value: Id, inside: Block, todo: &mut Vec<(Id, Block)>) {
+    fn value(&mut self, word: Word, value: Id, inside: Block, todo: &mut Todo) {
         let target = self.tree.target(value);
         match self.tree.kind(target) {
             Kind::Mapping(_) => self.later(value, inside, todo),
@@ -150,7 +153,7 @@ impl Names<'_, '_> {
         }
     }
 
-    fn item(&mut self, word: Word, item: Id, list: Id, inside: Block, todo: &mut Vec<(Id, Block)>) {
+    fn item(&mut self, word: Word, item: Id, list: Id, inside: Block, todo: &mut Todo) {
         let target = self.tree.target(item);
         if matches!(self.tree.kind(target), Kind::Mapping(_)) {
             return self.later(item, inside, todo);
@@ -166,10 +169,10 @@ impl Names<'_, '_> {
         self.blame(Code::NotMappingInList, item, message, help);
     }
 
-    fn later(&mut self, mapping: Id, block: Block, todo: &mut Vec<(Id, Block)>) {
+    fn later(&mut self, mapping: Id, block: Block, todo: &mut Todo) {
         let target = self.tree.target(mapping);
         if target == mapping || self.seen.insert((target, block)) {
-            todo.push((target, block));
+            todo.push_back((target, block));
         }
     }
 

@@ -107,7 +107,8 @@ impl Word {
 
     /// The word written `name`. Letter case counts.
     pub(super) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|word| word.name() == name)
+        let has_the_length = |word: &Self| word.name().len() == name.len();
+        Self::ALL.into_iter().filter(has_the_length).find(|word| word.name() == name)
     }
 
     /// Whether the word is ours: a misplaced word of the base language is ignored, for its files

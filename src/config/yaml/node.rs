@@ -9,9 +9,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StructureStyle, Tag};
 
 use super::scalar::{self, Value};
+use super::strict::Strict;
 use super::{BYTES, DEPTH};
 use crate::config::diagnostic::{Code, Findings, Span};
 
@@ -145,18 +146,17 @@ fn narrow(offset: usize) -> u32 {
 /// The first document of `text`. What is wrong with its syntax goes to `findings`.
 pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tree<'s> {
     refuse_unknown_directives(text, findings);
-    let mut options = granit_parser::options! {
-        flow_nesting_limit: DEPTH,
-        block_nesting_limit: DEPTH,
-    };
-    options.set_emit_comments(false);
     let version_at = text.find("%YAML").unwrap_or_default();
     let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
-    let mut builder = Builder { version_at, ..Builder::default() };
-    for event in Parser::new_from_str_with_options(text, options) {
+    let mut builder = Builder::new(text, version_at);
+    for event in Parser::new_from_str_with_options(text, options(DEPTH)) {
         match event {
-            Ok((Event::DocumentEnd | Event::StreamEnd, _)) => break,
+            Ok((Event::DocumentEnd | Event::StreamEnd, at)) => {
+                builder.strict.token(span_of(&at), findings);
+                break;
+            }
             Ok((event, span)) => builder.take(event, &span, findings),
+            Err(error) if builder.is_whole() && ends_document(&error) => break,
             Err(error) => {
                 explain(&error, text, findings);
                 break;
@@ -171,16 +171,34 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
     builder.tree
 }
 
+/// How the parser beneath is run.
+pub(super) fn options(depth: usize) -> granit_parser::Options {
+    let mut options = granit_parser::options! {
+        flow_nesting_limit: depth,
+        block_nesting_limit: depth,
+        emit_anchor_events: true,
+    };
+    options.set_emit_comments(false);
+    options
+}
+
+/// A directive behind the document ends it, and what follows is not read.
+fn ends_document(error: &ScanError) -> bool {
+    *error.kind() == ErrorKind::MissingDocumentEndBeforeDirective
+}
+
 /// A collection that has not ended.
 struct Open {
     id: Id,
+    /// Whether it stands in brackets.
+    bracketed: bool,
     /// How many nodes were waiting for their parent when it began.
     waiting: usize,
 }
 
-#[derive(Default)]
 struct Builder<'s> {
     tree: Tree<'s>,
+    strict: Strict<'s>,
     open: Vec<Open>,
     waiting: Vec<Id>,
     anchors: HashMap<usize, Id>,
@@ -189,6 +207,21 @@ struct Builder<'s> {
 }
 
 impl<'s> Builder<'s> {
+    fn new(text: &'s str, version_at: Span) -> Self {
+        Self {
+            tree: Tree::default(),
+            strict: Strict::new(text),
+            open: Vec::new(),
+            waiting: Vec::new(),
+            anchors: HashMap::new(),
+            version_at,
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.tree.root.is_some() && self.open.is_empty()
+    }
+
     fn take(&mut self, event: Event<'s>, at: &granit_parser::Span, findings: &mut Findings) {
         match event {
             Event::DocumentStart(_, Some(version)) if (version.major, version.minor) != (1, 1) => {
@@ -201,17 +234,22 @@ impl<'s> Builder<'s> {
             }
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain;
+                let text = self.strict.scalar(text, style, span_of(at), findings);
                 let id = self.node(Kind::Scalar { text, plain }, at, anchor, tag.as_deref());
                 self.waiting.push(id);
             }
-            Event::Alias(anchor) => self.alias(anchor, at),
-            Event::SequenceStart(_, anchor, tag) => {
-                let id = self.node(Kind::Sequence(0..0), at, anchor, tag.as_deref());
-                self.begin(id);
+            Event::Alias(anchor) => {
+                self.strict.token(span_of(at), findings);
+                self.alias(anchor, at);
             }
-            Event::MappingStart(_, anchor, tag) => {
+            Event::Anchor(_, name) => Strict::anchor(&name, span_of(at), findings),
+            Event::SequenceStart(style, anchor, tag) => {
+                let id = self.node(Kind::Sequence(0..0), at, anchor, tag.as_deref());
+                self.begin(id, style, at, findings);
+            }
+            Event::MappingStart(style, anchor, tag) => {
                 let id = self.node(Kind::Mapping(0..0), at, anchor, tag.as_deref());
-                self.begin(id);
+                self.begin(id, style, at, findings);
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(at),
             _ => {}
@@ -247,13 +285,26 @@ impl<'s> Builder<'s> {
         }
     }
 
-    fn begin(&mut self, id: Id) {
+    fn begin(
+        &mut self,
+        id: Id,
+        style: StructureStyle,
+        at: &granit_parser::Span,
+        findings: &mut Findings,
+    ) {
+        let bracketed = style == StructureStyle::Flow;
+        if bracketed {
+            self.strict.open(span_of(at), findings);
+        }
         self.waiting.push(id);
-        self.open.push(Open { id, waiting: self.waiting.len() });
+        self.open.push(Open { id, bracketed, waiting: self.waiting.len() });
     }
 
     fn end(&mut self, at: &granit_parser::Span) {
-        let Some(Open { id, waiting }) = self.open.pop() else { return };
+        let Some(Open { id, bracketed, waiting }) = self.open.pop() else { return };
+        if bracketed {
+            self.strict.close(span_of(at));
+        }
         let first = narrow(self.tree.children.len());
         self.tree.children.extend(self.waiting.drain(waiting..));
         let range = first..narrow(self.tree.children.len());
@@ -264,6 +315,10 @@ impl<'s> Builder<'s> {
             Kind::Scalar { .. } | Kind::Alias(_) => {}
         }
     }
+}
+
+fn span_of(at: &granit_parser::Span) -> Span {
+    Span { start: widen(offset(&at.start)), end: widen(offset(&at.end)) }
 }
 
 fn offset(marker: &granit_parser::Marker) -> u32 {

@@ -81,7 +81,7 @@ fn number(text: &str) -> Option<Value> {
         b'.' => fraction(text),
         b'+' | b'-' | b'0'..=b'9' => {
             let digits = text.replace('_', "");
-            integer(&digits).or_else(|| decimal(&digits))
+            integer(&digits).or_else(|| decimal(&digits)).or_else(|| signed_binary(&digits))
         }
         _ => None,
     }
@@ -101,6 +101,12 @@ fn integer(text: &str) -> Option<Value> {
         Ok(value) => Some(Value::Int(value)),
         Err(_) => unsigned.is_none().then_some(Value::Big(magnitude)),
     }
+}
+
+/// `0b-1` and `0b+1`: a sign behind the mark, which only binary may have.
+fn signed_binary(text: &str) -> Option<Value> {
+    let digits = text.strip_prefix("0b")?;
+    i64::from_str_radix(digits, 2).ok().map(Value::Int)
 }
 
 fn radix(text: &str) -> (u32, &str) {

@@ -37,6 +37,10 @@ pub const KEEPALIVE: Duration = Duration::from_secs(20);
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
 
+/// The descriptors of the rate limit service, which `envoy-types` does not export.
+/// `tests/edge/reflection.rs` makes them, and compares them with that crate's.
+const LIMITS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
+
 /// What the gRPC port serves.
 #[derive(Clone, Debug)]
 pub struct Grpc {
@@ -121,6 +125,7 @@ async fn report(reporter: &HealthReporter, ready: Ready) {
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(LIMITS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

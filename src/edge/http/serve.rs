@@ -34,8 +34,7 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
     loop {
         let (stream, slot) = tokio::select! {
             () = &mut shutdown => break,
-            Some(accepted) = accept(&listener, &slots) => accepted,
-            else => continue,
+            accepted = accept(&listener, &slots) => accepted,
         };
         let service = TowerToHyperService::new(router.clone());
         let connection = connections().serve_connection(TokioIo::new(stream), service).into_owned();
@@ -56,18 +55,20 @@ fn connections() -> Builder<TokioExecutor> {
     builder
 }
 
-/// The next connection and its slot; `None` after a failure and a pause.
+/// The next connection, and the slot that it has until it ends. Failures are waited out.
 async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
-) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, slot)),
-        Err(error) => {
-            tracing::warn!(%error, "a connection could not be accepted");
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            None
+) -> (TcpStream, Option<OwnedSemaphorePermit>) {
+    // Never closed, so never refused.
+    let slot = Arc::clone(slots).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, slot),
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
 }

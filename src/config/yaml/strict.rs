@@ -1,0 +1,196 @@
+//! Where YAML 1.1 readers refuse what the parser beneath, which speaks YAML 1.2, lets pass, and the
+//! other way round.
+//!
+//! Guarantees: tabs where a key may start, question marks and leading colons in unquoted texts
+//! inside brackets, the escapes `\/` and halves of UTF-16, and anchors of other than letters,
+//! digits, `_` and `-` are refused; a comment may follow a bracket or quote at once.
+//! Leaves out: line ends other than CR and LF; quoted texts that go on left of their block and tabs
+//! inside brackets inside blocks, which stay refused although YAML 1.1 takes them.
+
+use std::borrow::Cow;
+
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle};
+
+use super::node::options;
+use super::{BYTES, DEPTH};
+use crate::config::diagnostic::{Code, Findings, Span};
+
+/// Watches the text between the nodes and the spelling of scalars.
+pub(super) struct Strict<'s> {
+    text: &'s str,
+    /// Where the last token ended that no other may overlap.
+    from: usize,
+    /// Whether that token was an unquoted text, which takes the blanks behind it.
+    after_plain: bool,
+    /// Brackets that are open.
+    brackets: usize,
+}
+
+impl<'s> Strict<'s> {
+    pub(super) fn new(text: &'s str) -> Self {
+        Self { text, from: 0, after_plain: false, brackets: 0 }
+    }
+
+    /// A bracket opens at `at`.
+    pub(super) fn open(&mut self, at: Span, findings: &mut Findings) {
+        self.gap(at.start, findings);
+        self.brackets += 1;
+    }
+
+    /// A bracket closes at `at`.
+    pub(super) fn close(&mut self, at: Span) {
+        self.brackets = self.brackets.saturating_sub(1);
+        self.pass(at, false);
+    }
+
+    /// A scalar stands at `at`. Returns its text as YAML 1.1 has it.
+    pub(super) fn scalar(
+        &mut self,
+        text: Cow<'s, str>,
+        style: ScalarStyle,
+        at: Span,
+        findings: &mut Findings,
+    ) -> Cow<'s, str> {
+        self.gap(at.start, findings);
+        self.pass(at, style == ScalarStyle::Plain);
+        match style {
+            // The parser beneath writes a tilde where nothing stands.
+            ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
+            ScalarStyle::Plain if 0 < self.brackets => self.plain_in_brackets(text, at, findings),
+            ScalarStyle::DoubleQuoted => {
+                self.escapes(at, findings);
+                text
+            }
+            _ => text,
+        }
+    }
+
+    /// Any other token stands at `at`.
+    pub(super) fn token(&mut self, at: Span, findings: &mut Findings) {
+        self.gap(at.start, findings);
+        self.pass(at, false);
+    }
+
+    fn pass(&mut self, token: Span, plain: bool) {
+        if self.from < token.end {
+            (self.from, self.after_plain) = (token.end, plain);
+        }
+    }
+
+    /// The anchor `name` stands at `at`.
+    pub(super) fn anchor(name: &str, at: Span, findings: &mut Findings) {
+        if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')) {
+            let message = format!("the anchor `{name}` has other than letters, digits, _ and -");
+            findings.add_with_help(Code::Syntax, at, message, "rename it");
+        }
+    }
+
+    fn gap(&self, to: usize, findings: &mut Findings) {
+        let gap = self.text.get(self.from..to).unwrap_or_default();
+        if 0 < self.brackets || !gap.contains('\t') {
+            return;
+        }
+        if let Some(at) = tab_where_a_key_may_start(gap, self.from == 0, self.after_plain) {
+            let (start, message) = (self.from + at, "a tab where a line or an item starts");
+            let span = Span { start, end: start + 1 };
+            findings.add_with_help(Code::Syntax, span, message, "indent with spaces");
+        }
+    }
+
+    /// `unit:` before a comma is one word in YAML 1.1, not a key without a value.
+    fn plain_in_brackets(
+        &self,
+        text: Cow<'s, str>,
+        at: Span,
+        findings: &mut Findings,
+    ) -> Cow<'s, str> {
+        let written = self.text.get(at.start..at.end).unwrap_or_default();
+        if written.contains('?') || written.starts_with(':') {
+            let message = format!("`{written}` inside brackets must be quoted");
+            findings.add_with_help(Code::Syntax, at, message, format!("'{written}'"));
+        }
+        match self.text.as_bytes().get(at.end..at.end + 2) {
+            Some(b":," | b":}") => format!("{text}:").into(),
+            Some(b":[" | b":{" | b":]") => {
+                let message = format!("`{written}:` wants a blank behind the colon");
+                findings.add_with_help(Code::Syntax, at, message, format!("{written}: …"));
+                text
+            }
+            _ => text,
+        }
+    }
+
+    fn escapes(&self, at: Span, findings: &mut Findings) {
+        let mut rest = self.text.get(at.start..at.end).unwrap_or_default();
+        while let Some((_, escape)) = rest.split_once('\\') {
+            let surrogate = ["ud8", "ud9", "uda", "udb"]
+                .iter()
+                .any(|half| escape.get(..3).is_some_and(|start| start.eq_ignore_ascii_case(half)));
+            if surrogate || escape.starts_with('/') {
+                let message = "an escape that YAML 1.1 does not have";
+                let help = "write the character itself, or \\U and eight digits";
+                return findings.add_with_help(Code::Syntax, at, message, help);
+            }
+            let mut after = escape.chars();
+            after.next();
+            rest = after.as_str();
+        }
+    }
+}
+
+/// The first tab at the start of a line or of an item, comments apart; on the blank lines behind
+/// an unquoted text, only in the first column.
+fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
+    let mut key_may_start = starts_line;
+    let mut before = if starts_line { '\n' } else { 'x' };
+    let mut in_comment = false;
+    for (at, c) in gap.char_indices() {
+        let apart = before.is_ascii_whitespace();
+        after_plain &= c.is_ascii_whitespace();
+        let taken = after_plain && !matches!(before, '\n' | '\r');
+        match c {
+            '\n' | '\r' => (key_may_start, in_comment) = (true, false),
+            '\t' if key_may_start && !in_comment && !taken => return Some(at),
+            ' ' | '\t' => {}
+            '#' if apart => in_comment = true,
+            // The mark of an item or a key, which a line or another mark has come before.
+            '-' | '?' if apart => {}
+            _ => key_may_start = false,
+        }
+        before = c;
+    }
+    None
+}
+
+/// `text` without the comments that follow a bracket, a quote or a block's mark without a blank:
+/// the parser beneath would refuse them. Places stay, for a blank is as long as what it replaces.
+pub(in crate::config) fn without_tight_comments(text: &str) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(text);
+    // Each round reads up to the next such comment: all together, twice the largest file.
+    let rounds = BYTES / text.len().max(1);
+    for _ in 0..rounds {
+        let tight = text.as_bytes().windows(2).any(|pair| {
+            matches!(pair, [b'}' | b']' | b'\'' | b'"' | b'|' | b'>' | b'+' | b'-', b'#'])
+        });
+        let start = if tight { first_tight_comment(&text) } else { None };
+        let Some(start) = start else { break };
+        let length = text[start..].find(['\n', '\r']).unwrap_or(text.len() - start);
+        text.to_mut().replace_range(start..start + length, &" ".repeat(length));
+    }
+    text
+}
+
+fn first_tight_comment(text: &str) -> Option<usize> {
+    for event in Parser::new_from_str_with_options(text, options(DEPTH)) {
+        match event {
+            Ok((Event::DocumentEnd | Event::StreamEnd, _)) => return None,
+            Ok(_) => {}
+            Err(error) if *error.kind() == ErrorKind::CommentNotSeparated => {
+                let at = error.marker().byte_offset()?;
+                return text.get(at..)?.starts_with('#').then_some(at);
+            }
+            Err(_) => return None,
+        }
+    }
+    None
+}

@@ -1,0 +1,144 @@
+//! `check` and `explain` as a person sees them, letter for letter (`UPDATE=1` writes them anew).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use sluicegate::cli::args::{Command, parse};
+use sluicegate::cli::{self, Outcome, Terminal, explain};
+use sluicegate::clock::Clock;
+use sluicegate::kernel::units::Nanos;
+
+/// 2025-11-20T09:52:25Z.
+const NOW: Nanos = Nanos::from_secs(1_763_632_345);
+
+fn run(line: &[&str]) -> (Outcome, String, String) {
+    let argv: Vec<OsString> = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut terminal = Terminal { out: &mut out, err: &mut err };
+    // What depends on the time is asked with a clock that stands.
+    let outcome = match parse(argv.clone()) {
+        Ok(cli) => match cli.command {
+            Command::Explain(asked) => {
+                explain::explain(&asked, &Clock::manual(NOW), &mut terminal).unwrap()
+            }
+            _ => cli::run(argv, Vec::new(), &mut terminal),
+        },
+        Err(error) => panic!("{error}"),
+    };
+    (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
+fn holds(name: &str, found: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, found).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, kept, "{name}: if it is right now, write it with UPDATE=1");
+}
+
+const SOUND: &str = "tests/golden/limits/sound";
+const BROKEN: &str = "tests/golden/limits/broken";
+
+#[test]
+fn check_says_everything_that_is_wrong_with_every_file() {
+    let (outcome, out, err) = run(&["check", BROKEN]);
+    assert_eq!((outcome, err.as_str()), (Outcome::No, ""));
+    holds("check.txt", &out);
+}
+
+#[test]
+fn check_says_it_to_programs_as_well() {
+    let (outcome, out, _) = run(&["check", "--format", "json", BROKEN]);
+    assert_eq!(outcome, Outcome::No);
+    holds("check.json.txt", &out);
+    let (outcome, out, _) = run(&["check", "--format", "sarif", SOUND]);
+    assert_eq!(outcome, Outcome::Yes);
+    holds("check.sarif.txt", &out);
+}
+
+#[test]
+fn warnings_are_sound_unless_they_are_to_be_errors() {
+    let (outcome, out, _) = run(&["check", SOUND]);
+    assert_eq!(outcome, Outcome::Yes);
+    holds("check_warnings.txt", &out);
+    assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, Outcome::No);
+}
+
+#[test]
+fn sound_files_are_sound_in_one_line() {
+    let (outcome, out, err) = run(&["check", "config/limits"]);
+    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert_eq!(out, "0 findings in 1 file: 0 errors, 0 warnings\n");
+}
+
+#[test]
+fn a_path_that_is_not_there_cannot_be_looked_at() {
+    let (outcome, out, err) = run(&["check", "tests/golden/limits/nowhere"]);
+    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert!(err.contains("tests/golden/limits/nowhere"), "{err}");
+}
+
+const QUESTION: [&str; 18] = [
+    "explain",
+    "--limits",
+    SOUND,
+    "--domain",
+    "shop",
+    "--hits",
+    "3",
+    "--descriptor",
+    "api_key=x",
+    "--descriptor",
+    "path=/cart/add/7",
+    "--descriptor",
+    "path_/cart/x=y",
+    "--descriptor",
+    "plan=free",
+    "--descriptor",
+    "plan=staff",
+    "--merge-domains",
+];
+
+#[test]
+fn explain_says_which_limit_is_met_and_why_no_other() {
+    let (outcome, out, err) = run(&QUESTION);
+    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    holds("explain.txt", &out);
+}
+
+#[test]
+fn explain_says_why_nothing_is_met() {
+    let line = ["explain", "--limits", SOUND, "--domain", "shop"];
+    let none =
+        ["plan=free,api_key=internal", "plan=gold", "plan=staff,x=y", "plan=free,api_key=x,more=z"];
+    let descriptors = none.iter().flat_map(|one| ["--descriptor", one]);
+    let (outcome, out, _) = run(&line.into_iter().chain(descriptors).collect::<Vec<_>>());
+    assert_eq!(outcome, Outcome::No);
+    holds("explain_nothing.txt", &out);
+    let (outcome, out, _) =
+        run(&["explain", "--limits", SOUND, "--domain", "shopp", "--descriptor", "a=b"]);
+    assert_eq!(outcome, Outcome::No);
+    assert_eq!(out, "shopp: a=b\n  no file has the domain `shopp`, so nothing is limited\n");
+}
+
+#[test]
+fn explain_is_json_for_programs() {
+    let line = ["explain", "--limits", SOUND, "--domain", "shop", "--format", "json"];
+    let more = ["--descriptor", "plan=free,api_key=x", "--descriptor", "api_key=x"];
+    let (outcome, out, _) = run(&[&line[..], &more[..]].concat());
+    assert_eq!(outcome, Outcome::Yes);
+    holds("explain.json.txt", &out);
+}
+
+#[test]
+fn explain_cannot_say_from_files_that_do_not_load() {
+    let (outcome, out, err) =
+        run(&["explain", "--limits", BROKEN, "--domain", "shop", "--descriptor", "a=b"]);
+    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert!(err.contains("error["), "{err}");
+    let (outcome, _, err) =
+        run(&["explain", "--limits", SOUND, "--domain", "shop", "--descriptor", "a"]);
+    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(err, "error: `a` in --descriptor a is not `key=value`\n");
+}

@@ -1,0 +1,201 @@
+//! The JSON Schema of a limits file, against the reader of limits files.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use sluicegate::config::schema::limits;
+
+use super::said;
+
+#[test]
+fn the_shipped_schema_is_the_one_of_the_types() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("config/schema/sluicegate-limits.schema.json");
+    let wanted = format!("{:#}\n", limits());
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(kept, wanted, "stale: write it with UPDATE=1");
+}
+
+/// As much of JSON Schema as this schema uses; patterns are only asked whether they are anchored.
+fn fits(root: &Value, schema: &Value, value: &Value) -> Result<(), String> {
+    let known = [
+        "$defs",
+        "$ref",
+        "$schema",
+        "additionalProperties",
+        "anyOf",
+        "default",
+        "description",
+        "enum",
+        "examples",
+        "format",
+        "items",
+        "maximum",
+        "minimum",
+        "not",
+        "pattern",
+        "properties",
+        "required",
+        "title",
+        "type",
+    ];
+    for (word, said) in schema.as_object().unwrap() {
+        assert!(
+            known.contains(&word.as_str()),
+            "the schema says {word}, which this test cannot check"
+        );
+        one_word(root, schema, word, said, value)?;
+    }
+    Ok(())
+}
+
+fn one_word(
+    root: &Value,
+    schema: &Value,
+    word: &str,
+    said: &Value,
+    value: &Value,
+) -> Result<(), String> {
+    let wrong = |what: String| Err(format!("{value} {what}"));
+    let object = value.as_object();
+    match word {
+        "$ref" => {
+            fits(root, root.pointer(said.as_str().unwrap().trim_start_matches('#')).unwrap(), value)
+        }
+        "enum" if !said.as_array().unwrap().contains(value) => wrong(format!("is none of {said}")),
+        "type" if !types(said).contains(&kind(value)) => wrong(format!("is not {said}")),
+        "minimum" if value.as_i64().is_some_and(|it| it < said.as_i64().unwrap()) => {
+            wrong("is too small".into())
+        }
+        "maximum" if value.as_i64().is_some_and(|it| said.as_i64().unwrap() < it) => {
+            wrong("is too large".into())
+        }
+        "pattern" => {
+            let pattern = said.as_str().unwrap();
+            assert!(pattern.starts_with('^') && pattern.ends_with('$'), "{pattern}");
+            Ok(())
+        }
+        "anyOf" if !said.as_array().unwrap().iter().any(|one| fits(root, one, value).is_ok()) => {
+            wrong(format!("fits none of {said}"))
+        }
+        "not" if fits(root, said, value).is_ok() => {
+            wrong("has words that exclude each other".into())
+        }
+        "required"
+            if object.is_some_and(|it| {
+                said.as_array().unwrap().iter().any(|key| !it.contains_key(key.as_str().unwrap()))
+            }) =>
+        {
+            wrong(format!("lacks one of {said}"))
+        }
+        "items" => {
+            value.as_array().into_iter().flatten().try_for_each(|item| fits(root, said, item))
+        }
+        "properties" => {
+            object.into_iter().flatten().try_for_each(|(key, value)| match said.get(key) {
+                Some(property) => fits(root, property, value),
+                None if schema["additionalProperties"] == json!(false) => {
+                    Err(format!("`{key}` is not known here"))
+                }
+                None => Ok(()),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn types(said: &Value) -> Vec<&str> {
+    said.as_array().map_or_else(
+        || vec![said.as_str().unwrap()],
+        |list| list.iter().filter_map(Value::as_str).collect(),
+    )
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn judge(text: &str) -> Result<(), String> {
+    let schema = limits();
+    fits(&schema, &schema, &serde_saphyr::from_str(text).unwrap())
+}
+
+#[test]
+fn the_shipped_examples_fit() {
+    for folder in ["config/limits", "tests/golden/limits/sound"] {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder);
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(
+                judge(&std::fs::read_to_string(&path).unwrap()),
+                Ok(()),
+                "{}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn what_check_would_refuse_or_find_ignored_does_not_fit() {
+    let limit =
+        |words: &str| format!("domain: d\ndescriptors:\n- key: k\n  rate_limit: {{{words}}}\n");
+    assert_eq!(judge(&limit("unit: day, requests_per_unit: 1")), Ok(()));
+    for words in [
+        "unit: days, burst: 0",
+        "requests_per_unit: 1",
+        "unit: day, per: 5s",
+        "unit: day, strategy: grca",
+        "unit: day, mode: leased",
+        "unit: day, max_overshoot: 2%",
+        "unit: day, shadow_mode: true",
+        "unit: day, requests_per_unit: -1",
+        "unit: day, requests_per_unit: 4294967296",
+        "unit: day, calendar: {starts_on: 1}",
+        "unit: day, replaces: [x]",
+    ] {
+        assert!(judge(&limit(words)).is_err(), "{words}");
+    }
+    assert!(judge("descriptors: []\n").is_err());
+    assert!(judge("domain: d\ndescriptors: [{value: v}]\n").is_err());
+    assert!(judge("domain: d\ndescriptor: []\n").is_err());
+}
+
+#[test]
+fn every_word_that_the_schema_proposes_has_its_place_in_a_file() {
+    let schema = limits();
+    let words = |pointer: &str| {
+        schema.pointer(pointer).unwrap()["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let places = [
+        ("/$defs/Descriptor", "- {key: k, WORD: }\n"),
+        ("/$defs/RateLimit", "- {key: k, rate_limit: {unit: day, WORD: }}\n"),
+        (
+            "/$defs/Calendar",
+            "- {key: k, rate_limit: {unit: day, calendar: {time_zone: UTC, WORD: }}}\n",
+        ),
+    ];
+    for (block, file) in places {
+        for word in words(block) {
+            let said = said(&file.replace("WORD", &word));
+            let misplaced =
+                ["E09", "E10", "W01"].iter().any(|code| said.iter().any(|one| one.contains(code)));
+            assert!(!misplaced, "{block} {word}: {said:?}");
+        }
+    }
+}

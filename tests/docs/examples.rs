@@ -1,0 +1,163 @@
+//! Examples: limits, settings, commands, questions.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+
+use sluicegate::cli::args::{self, Command};
+use sluicegate::config::load;
+use sluicegate::config::settings::{self, Doors};
+use sluicegate::edge::grpc::convert;
+use sluicegate::edge::{Reporting, http};
+use sluicegate::kernel::units::Revision;
+
+use super::{Block, bare, blocks, page, printed, root, rows};
+
+/// What a block says of itself in its first line: `# check: E09, W01`.
+fn expected(text: &str) -> &str {
+    text.lines().next().and_then(|line| line.strip_prefix("# check: ")).unwrap_or_default()
+}
+
+#[test]
+fn every_example_of_limits_is_found_fault_with_only_where_it_says_so() {
+    let examples: Vec<_> = blocks("yaml").into_iter().filter(|b| is_limits(&b.text)).collect();
+    assert!(5 < examples.len(), "{} examples", examples.len());
+    for Block { place, text, .. } in examples {
+        let found = match load([(&*place, text.as_bytes())], Revision(1), false) {
+            Ok((config, warnings)) => {
+                assert!(!config.domains.is_empty());
+                warnings
+            }
+            Err(found) => found,
+        };
+        let codes: Vec<_> = found.iter().map(|one| one.code.name()).collect();
+        let said: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(codes.join(", "), expected(&text), "{place}\n{}", said.join("\n"));
+    }
+}
+
+fn is_limits(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("domain:"))
+}
+
+#[test]
+fn every_descriptor_meets_the_limit_that_its_table_says() {
+    let text = page("docs/limits.md");
+    let (above, below) = text.split_once("| asked | met |").unwrap();
+    let example = above.rsplit("```yaml\n").next().unwrap().split("```").next().unwrap();
+    let (config, _) = load([("docs/limits.md", example.as_bytes())], Revision(1), false).unwrap();
+    for row in rows(&format!("| asked | met |{below}"), "asked") {
+        let entries = bare(&row[0]).split(", ").map(|entry| entry.split_once('=').unwrap());
+        let met = config.domains["shop"].tree.lookup(entries).map(|met| met.rule.path.to_string());
+        assert_eq!(met.as_deref().unwrap_or("none"), bare(&row[1]), "{}", row[0]);
+    }
+}
+
+#[test]
+fn every_other_yaml_block_is_of_a_file_that_is_shipped_or_of_settings() {
+    let envoy = fs::read_to_string(root().join("config/envoy/rls.yaml")).unwrap();
+    let shipped: BTreeSet<_> = envoy.lines().map(str::trim).collect();
+    for Block { place, text, .. } in blocks("yaml").into_iter().filter(|b| !is_limits(&b.text)) {
+        match text.lines().next() {
+            Some("# config/envoy/rls.yaml") => {
+                let missing = text.lines().skip(1).find(|line| !shipped.contains(line.trim()));
+                assert_eq!(missing, None, "{place}: not in config/envoy/rls.yaml");
+            }
+            Some("# server.yaml") => {
+                let doors = Doors { file: Some((place.clone(), text)), ..Doors::default() };
+                let problems = settings::read(&doors).map_or_else(|p| p, |read| read.warnings);
+                assert_eq!(problems, [], "{place}");
+            }
+            _ => panic!("{place}: a block that no test reads"),
+        }
+    }
+}
+
+#[test]
+fn every_command_is_one_that_the_command_line_reads() {
+    let consoles: Vec<_> = blocks("console").into_iter().chain(blocks("sh")).collect();
+    let mut read = 0;
+    for Block { place, text, .. } in consoles {
+        for line in text.replace("\\\n", " ").lines() {
+            let words = words(line.strip_prefix("$ ").unwrap_or(line));
+            let Some(at) = words.iter().position(|word| starts_program(word)) else { continue };
+            is_read(&words[at..], &format!("{place}: {line}"));
+            read += 1;
+        }
+    }
+    assert!(5 < read, "{read} commands");
+}
+
+fn starts_program(word: &str) -> bool {
+    word == "sluicegate" || word.ends_with("/sluicegate")
+}
+
+fn is_read(words: &[String], place: &str) {
+    let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
+    let cli = args::parse(argv).unwrap_or_else(|error| panic!("{place}: {error}"));
+    if let Command::Serve(serve) = cli.command {
+        let doors = Doors { flags: serve.flags.given, ..Doors::default() };
+        let problems = settings::read(&doors).map_or_else(|p| p, |read| read.warnings);
+        assert_eq!(problems, [], "{place}");
+    }
+}
+
+#[test]
+fn what_commands_are_shown_to_print_is_what_they_print() {
+    let mut ran = 0;
+    for Block { place, text, .. } in blocks("console") {
+        let Some((command, shown)) = text.strip_prefix("$ ").and_then(|t| t.split_once('\n'))
+        else {
+            continue;
+        };
+        let words = words(command);
+        // What `serve` prints is asked of the real process, by every test that starts one.
+        if words[1] == "serve" {
+            continue;
+        }
+        let printed = printed(&words);
+        assert_eq!(printed.lines().count(), shown.lines().count(), "{place}\n{printed}");
+        for (printed, shown) in printed.lines().zip(shown.lines()) {
+            let same = shown.strip_suffix('…').map_or(printed == shown, |s| printed.starts_with(s));
+            assert!(same, "{place}: {printed}");
+        }
+        ran += 1;
+    }
+    assert!(0 < ran);
+}
+
+/// A shell's words, up to a comment or an operator; quotes hold words together.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in line.chars() {
+        match quote {
+            Some(open) if c == open => quote = None,
+            None if c == '\'' || c == '"' => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            None if c == ' ' => words.extend(word.take()),
+            None if "#|&;>".contains(c) && word.is_none() => break,
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[test]
+fn every_question_is_one_that_json_reads() {
+    let mut asked = 0;
+    let reporting = Reporting { negative_hits: true, ..Reporting::default() };
+    for Block { place, text, .. } in blocks("console") {
+        // A body may go over several lines.
+        let words = words(&text.replace('\n', " "));
+        let bodies = words.iter().zip(&words[1..]).filter(|(flag, _)| *flag == "-d");
+        for (_, body) in bodies {
+            let request = http::json::request(body.as_bytes()).expect(&place);
+            assert!(convert::question(&request, &reporting).is_ok(), "{place}: {body}");
+            asked += 1;
+        }
+    }
+    assert!(0 < asked);
+}

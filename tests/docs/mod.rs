@@ -1,0 +1,95 @@
+//! What `docs/` and the README say holds for the code beside them.
+//!
+//! Guarantees: every example loads and is found fault with only where it says so, every command is
+//! one that the command line reads, every table names exactly what the code has, every link leads
+//! somewhere.
+//! Leaves out: sentences. Whoever changes what they say changes them.
+
+mod examples;
+mod tables;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+
+use sluicegate::cli::{self, Terminal};
+
+/// A page and its text.
+struct Page {
+    name: String,
+    text: String,
+}
+
+/// A fenced block: where, its language and its text.
+struct Block {
+    place: String,
+    language: String,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn pages() -> Vec<Page> {
+    let listed = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = listed.chain([root().join("README.md")]).collect();
+    paths.sort();
+    let read = |path: PathBuf| Page {
+        name: path.strip_prefix(root()).unwrap().display().to_string(),
+        text: fs::read_to_string(&path).unwrap(),
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn page(name: &str) -> String {
+    pages().into_iter().find(|page| page.name == name).expect(name).text
+}
+
+fn blocks(wanted: &str) -> Vec<Block> {
+    let found = pages().into_iter().flat_map(|page| blocks_of(&page));
+    found.filter(|block| block.language == wanted).collect()
+}
+
+fn blocks_of(page: &Page) -> Vec<Block> {
+    let (mut blocks, mut open) = (Vec::new(), None::<Block>);
+    for (number, line) in page.text.lines().enumerate() {
+        match (line.strip_prefix("```"), open.take()) {
+            (Some(_), Some(block)) => blocks.push(block),
+            (Some(language), None) => {
+                let place = format!("{}:{}", page.name, number + 2);
+                open = Some(Block { place, language: language.to_owned(), text: String::new() });
+            }
+            (None, Some(mut block)) => {
+                block.text.extend([line, "\n"]);
+                open = Some(block);
+            }
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "{} ends within a block", page.name);
+    blocks
+}
+
+/// The rows of the table whose header's first cell is `head`, cells trimmed.
+fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
+    let cells = |line: &str| {
+        let inner = line.trim().trim_matches('|').replace("\\|", "\u{0}");
+        inner.split('|').map(|cell| cell.trim().replace('\u{0}', "|")).collect::<Vec<_>>()
+    };
+    let lines = text.lines().skip_while(|line| !line.starts_with(&format!("| {head} |")));
+    let rows: Vec<_> = lines.skip(2).take_while(|line| line.starts_with('|')).map(cells).collect();
+    assert!(!rows.is_empty(), "no table under `{head}`");
+    rows
+}
+
+fn bare(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+fn printed(words: &[String]) -> String {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let argv = words.iter().map(OsString::from).collect();
+    cli::run(argv, [], &mut Terminal { out: &mut out, err: &mut err });
+    String::from_utf8([out, err].concat()).unwrap()
+}

@@ -1,0 +1,175 @@
+//! Tables, names and links.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use sluicegate::cli::args;
+use sluicegate::config::diagnostic::Code;
+use sluicegate::config::settings::table;
+use sluicegate::edge::grpc::convert;
+use sluicegate::engine::Refusal;
+use sluicegate::kernel::decision::Reason;
+use sluicegate::telemetry::event::Outcome;
+use sluicegate::telemetry::metrics::{Gauges, Metrics};
+
+use super::{Page, bare, page, pages, printed, root, rows};
+
+/// The rows of a table of names, in their order.
+fn names(text: &str, head: &str) -> Vec<String> {
+    rows(text, head).iter().map(|row| bare(&row[0]).to_owned()).collect()
+}
+
+#[test]
+fn every_diagnostic_is_in_the_table_under_its_title_and_has_a_cure() {
+    let rows = rows(&page("docs/limits.md"), "code");
+    let told: BTreeMap<_, _> = rows.iter().map(|row| (bare(&row[0]), &*row[1])).collect();
+    let known: BTreeMap<_, _> = Code::ALL.iter().map(|c| (c.name(), c.title())).collect();
+    assert_eq!(told, known);
+    assert_eq!(rows.len(), told.len(), "a code twice");
+    assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "a code without a cure");
+}
+
+#[test]
+fn every_metric_is_in_the_table_with_its_type_and_the_bound_of_its_labels() {
+    let rows = rows(&page("docs/answers.md"), "metric");
+    let told: BTreeSet<_> =
+        rows.iter().map(|row| (bare(&row[0]).to_owned(), row[1].clone(), row[3].clone())).collect();
+    assert_eq!(told, families(&Metrics::new().page(Gauges::default()).to_string()));
+    assert_eq!(rows.len(), told.len(), "a metric twice");
+}
+
+/// Name, type and labels of every family: `` `protocol` 2 × `outcome` 14 ``.
+fn families(page: &str) -> BTreeSet<(String, String, String)> {
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let family =
+        |(name, kind): (&str, &str)| (name.to_owned(), kind.to_owned(), labels(page, name));
+    types.map(family).collect()
+}
+
+fn labels(page: &str, name: &str) -> String {
+    let mut order: Vec<&str> = Vec::new();
+    let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let own =
+        |line: &&str| line.split(['{', ' ']).next().unwrap().trim_end_matches("_bucket") == name;
+    for line in page.lines().filter(own) {
+        let Some((_, rest)) = line.split_once('{') else { continue };
+        for (label, value) in
+            rest.split('}').next().unwrap().split(',').filter_map(|pair| pair.split_once('='))
+        {
+            if values.entry(label).or_default().is_empty() {
+                order.push(label);
+            }
+            values.entry(label).or_default().insert(value);
+        }
+    }
+    let shown: Vec<_> =
+        order.iter().map(|label| format!("`{label}` {}", values[label].len())).collect();
+    if shown.is_empty() { "none".to_owned() } else { shown.join(" × ") }
+}
+
+#[test]
+fn every_outcome_and_every_reason_has_a_row() {
+    let page = page("docs/answers.md");
+    let outcomes: Vec<_> = Outcome::ALL.iter().map(|one| one.as_str()).collect();
+    assert_eq!(names(&page, "outcome"), outcomes);
+    let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
+    assert_eq!(names(&page, "reason"), reasons);
+}
+
+#[test]
+fn every_refusal_has_the_code_of_its_row() {
+    let (descriptor, got, most) = (0, 0, 0);
+    let refusals = [
+        (Outcome::EmptyDomain, Refusal::EmptyDomain),
+        (Outcome::NoDescriptors, Refusal::NoDescriptors),
+        (Outcome::NoConfig, Refusal::NoConfig),
+        (Outcome::TooManyDescriptors, Refusal::TooManyDescriptors { got, most }),
+        (Outcome::EntryTooLong, Refusal::EntryTooLong { descriptor, got, most }),
+        (Outcome::HitsTooLarge, Refusal::HitsTooLarge { descriptor, got: 0 }),
+        (Outcome::UnknownUnit, Refusal::UnknownUnit { descriptor, got: 0 }),
+        (Outcome::RefundsAreOff, Refusal::RefundsAreOff { descriptor }),
+    ];
+    let rows = rows(&page("docs/answers.md"), "outcome");
+    for (outcome, refusal) in refusals {
+        let row = rows.iter().find(|row| bare(&row[0]) == outcome.as_str()).unwrap();
+        let code = format!("({})", i32::from(convert::refusal(&refusal).code()));
+        assert!(row[1].ends_with(&code), "{}: {code}", row[0]);
+    }
+}
+
+#[test]
+fn every_flag_and_variable_that_is_named_exists() {
+    let cli = args::Cli::command();
+    let flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let flags: BTreeSet<_> = flags.filter_map(clap::Arg::get_long).chain(["a-b-c"]).collect();
+    let variables: Vec<_> = table().iter().map(|row| &*row.variable).collect();
+    for Page { name, text } in pages() {
+        for flag in coded(&text, "`--") {
+            assert!(flags.contains(flag), "{name}: --{flag}");
+        }
+        for word in coded(&text, "`SLUICEGATE_") {
+            let known = variables.contains(&&*format!("SLUICEGATE_{word}"));
+            assert!(known || word == "A_B_C", "{name}: SLUICEGATE_{word}");
+        }
+    }
+}
+
+/// What stands in code after `opening`, up to its end, a blank or a `=`.
+fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
+    text.split(opening).skip(1).filter_map(|rest| rest.split(['`', ' ', '=']).next()).collect()
+}
+
+#[test]
+fn every_setting_and_every_word_of_the_language_is_told_of() {
+    let all: String = pages().into_iter().map(|page| page.text).collect();
+    for row in table() {
+        assert!(all.contains(&format!("`{}", row.name)), "the setting `{}`", row.name);
+    }
+    let limits = page("docs/limits.md");
+    let schema = printed(&["sluicegate", "schema", "limits"].map(str::to_owned));
+    for word in properties(&serde_json::from_str(&schema).unwrap()) {
+        assert!(limits.contains(&format!("`{word}`")), "the word `{word}`");
+    }
+}
+
+/// The names of all properties below a JSON Schema.
+fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
+    let fields = schema.as_object().into_iter().flatten();
+    let below = fields.clone().map(|(_, value)| value);
+    let items = schema.as_array().into_iter().flatten();
+    let inside = fields.filter(|(name, _)| *name == "properties");
+    let names =
+        inside.filter_map(|(_, value)| value.as_object()).flat_map(|map| map.keys().cloned());
+    names.chain(below.chain(items).flat_map(properties)).collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    for Page { name, text } in pages() {
+        let links = text.match_indices("](").map(|(at, _)| &text[at + 2..]);
+        for link in links.filter_map(|rest| rest.split(')').next()) {
+            if !link.contains("://") {
+                let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+                assert!(leads(&name, file, anchor), "{name}: {link} leads nowhere");
+            }
+        }
+    }
+}
+
+fn leads(from: &str, file: &str, anchor: &str) -> bool {
+    let folder = Path::new(from).parent().unwrap();
+    let path = if file.is_empty() { root().join(from) } else { root().join(folder).join(file) };
+    let headings = |text: String| {
+        text.lines().filter(|line| line.starts_with('#')).map(slug).any(|slug| slug == anchor)
+    };
+    path.exists() && (anchor.is_empty() || fs::read_to_string(path).is_ok_and(headings))
+}
+
+/// A heading's anchor as code hosts make it.
+fn slug(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    text.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
+}

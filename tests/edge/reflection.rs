@@ -1,0 +1,106 @@
+//! What reflection shows.
+//!
+//! `proto/ratelimit.binpb` is cut from the descriptors that the `envoy-types` crate is published
+//! with. After an upgrade of that crate: `UPDATE_DESCRIPTORS=1 cargo test --test all reflection`.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use prost::Message as _;
+use prost_types::{FileDescriptorProto, FileDescriptorSet};
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use super::grpc::{SERVICE, Served, limited};
+
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/ratelimit.binpb");
+const ROOT: &str = "envoy/service/ratelimit/v3/rls.proto";
+
+/// The descriptors of everything in `envoy-types`, as that crate was published.
+fn published() -> FileDescriptorSet {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--format-version=1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let package = packages.iter().find(|package| package["name"] == "envoy-types").unwrap();
+    let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap());
+    let descriptors = manifest.with_file_name("src").join("generated/types.bin");
+    FileDescriptorSet::decode(&std::fs::read(descriptors).unwrap()[..]).unwrap()
+}
+
+/// Rules for validators and notes for authors: no message has them as a field.
+fn only_annotates(file: &str) -> bool {
+    file.contains("annotations/") || file.starts_with("validate/")
+}
+
+/// The service's file and all that it needs, without comments and annotations.
+fn cut(all: &FileDescriptorSet) -> FileDescriptorSet {
+    let mut wanted = vec![ROOT.to_owned()];
+    let mut seen = BTreeSet::new();
+    let mut file = Vec::new();
+    while let Some(name) = wanted.pop() {
+        if seen.insert(name.clone()) {
+            let found = all.file.iter().find(|file| file.name() == name).unwrap();
+            file.push(bare(found.clone()));
+            wanted.extend(file[file.len() - 1].dependency.clone());
+        }
+    }
+    file.sort_by(|a, b| a.name().cmp(b.name()));
+    FileDescriptorSet { file }
+}
+
+fn bare(mut file: FileDescriptorProto) -> FileDescriptorProto {
+    assert!(file.public_dependency.is_empty() && file.weak_dependency.is_empty());
+    file.dependency.retain(|name| !only_annotates(name));
+    file.source_code_info = None;
+    file
+}
+
+#[test]
+fn the_committed_descriptors_are_those_of_the_messages_in_use() {
+    let want = cut(&published()).encode_to_vec();
+    if std::env::var_os("UPDATE_DESCRIPTORS").is_some() {
+        std::fs::write(COMMITTED, &want).unwrap();
+    }
+    let got = std::fs::read(COMMITTED).unwrap();
+    assert!(got == want, "run UPDATE_DESCRIPTORS=1 cargo test --test all reflection");
+}
+
+async fn reflect(served: &Served, asked: MessageRequest) -> MessageResponse {
+    let asked = ServerReflectionRequest { host: String::new(), message_request: Some(asked) };
+    let mut client = ServerReflectionClient::new(served.channel.clone());
+    let reply = client.server_reflection_info(tokio_stream::iter([asked])).await.unwrap();
+    reply.into_inner().message().await.unwrap().unwrap().message_response.unwrap()
+}
+
+#[tokio::test]
+async fn the_services_can_be_listed() {
+    let served = limited().await;
+    let asked = MessageRequest::ListServices(String::new());
+    let MessageResponse::ListServicesResponse(list) = reflect(&served, asked).await else {
+        panic!("no list");
+    };
+    let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+    names.sort();
+    assert_eq!(names, [SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]);
+}
+
+#[tokio::test]
+async fn the_method_and_its_message_are_described_field_by_field() {
+    let served = limited().await;
+    let asked = MessageRequest::FileContainingSymbol(SERVICE.into());
+    let MessageResponse::FileDescriptorResponse(files) = reflect(&served, asked).await else {
+        panic!("no file");
+    };
+    let file = FileDescriptorProto::decode(&files.file_descriptor_proto[0][..]).unwrap();
+    assert_eq!(file.service[0].method[0].name(), "ShouldRateLimit");
+    let request = file.message_type.iter().find(|m| m.name() == "RateLimitRequest").unwrap();
+    let fields: Vec<_> = request.field.iter().map(|f| (f.name(), f.number())).collect();
+    assert_eq!(fields, [("domain", 1), ("descriptors", 2), ("hits_addend", 3)]);
+}
