@@ -63,11 +63,11 @@ impl<'t> Side<'t> {
     }
 }
 
-/// A word's first letter says how, its length and its second letter how long.
+/// A word's first letter says how, its length and its second letter how long: never zero, as no window is.
 fn counting(word: &str) -> Counting {
     let mut bytes = word.bytes();
     let (how, long) = (bytes.next(), u64::from(bytes.next().unwrap_or_default()));
-    let length = Nanos(long << (word.len() % 56));
+    let length = Nanos((long << (word.len() % 56)).max(1));
     match how {
         Some(b'g') => Counting::Gcra,
         Some(b'l') => Counting::SlidingLog,
