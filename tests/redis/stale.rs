@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::Store;
 use super::degrade::{engine_over, question, redis_at};
-use crate::waiting::{for_a_day_with_a_minute_left, until};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 /// 2001-09-09: a calendar's windows around it are long over.
 const LONG_AGO: Nanos = Nanos::from_secs(1_000_000_000);
@@ -78,10 +78,12 @@ async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
 async fn a_caller_in_a_hurry_is_answered_before_the_deadline_and_opens_no_breaker() {
     let on = connected(&RULES.replace("10}}", "10, on_backend_failure: allow}}"));
     on.store.signal("STOP");
+    let began = now();
     for _ in 0..10 {
         let soon = Some(Nanos(20_000_000));
         let answer = on.engine.decide_within(&question(&["plain"], 1), soon).await.unwrap();
         assert_eq!(answer.verdict, Verdict::Admit);
+        assert!(began.elapsed() < PATIENCE, "the deadline is as long as that");
     }
     assert_eq!(on.engine.trouble(), None);
     on.store.signal("CONT");
