@@ -52,7 +52,10 @@ enum Bytes {
 const SHORT: usize = 62;
 
 /// What stands before every key: its form, and how it counts.
-type Head = [u8; 10];
+type Head = [u8; HEAD];
+
+/// The bytes of a head.
+const HEAD: usize = 10;
 
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
@@ -102,6 +105,18 @@ impl CounterKey {
             Bytes::Short { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
             Bytes::Long(bytes) => bytes,
         }
+    }
+
+    /// The bytes that keys which must live side by side have in common: the domain. A key of the
+    /// reference's spelling, in which no domain can be told, has only itself.
+    #[must_use]
+    pub fn domain(&self) -> &[u8] {
+        let bytes = self.as_bytes();
+        let (head, rest) = bytes.split_at_checked(HEAD).unwrap_or((bytes, &[]));
+        let domain = rest.split_first_chunk().and_then(|(length, rest)| {
+            rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)
+        });
+        domain.filter(|_| head.first() == Some(&b'i')).unwrap_or(bytes)
     }
 
     /// Puts the pieces one behind the other. They are told twice at most: growing byte by byte would

@@ -27,7 +27,7 @@
 //! into that window. A changed limit keeps the count of the window.
 //! Leaves out: where calendar windows start; the plan brings that.
 
-use super::limit::{LimitError, Tick};
+use super::limit::{EXACT, LimitError, Tick};
 use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
@@ -60,7 +60,7 @@ pub enum Windows {
 pub struct Count {
     /// When the window began. Never moves back.
     pub start: Nanos,
-    /// Hits asked for in the window, denied ones included.
+    /// Hits asked for in the window, denied ones included; saturates below 2^53.
     pub count: u64,
 }
 
@@ -68,7 +68,8 @@ impl FixedWindow {
     /// `limit` hits per window; a limit of 0 denies every hit.
     ///
     /// # Errors
-    /// A window that is too short or not whole microseconds, or calendar windows out of order.
+    /// A window that is too short, not whole microseconds or of more than 2^53 of them, or calendar
+    /// windows out of order.
     pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
         windows.check()?;
         Ok(Self { limit, windows })
@@ -117,7 +118,8 @@ impl FixedWindow {
     /// The state after the question, and the answer.
     fn decide(&self, state: Count, now: Nanos, hits: Hits) -> (Count, Step) {
         let Some((mut count, end)) = self.current(state, now) else { return (state, Step::Stale) };
-        count.count = count.count.saturating_add(hits.0);
+        // A script that only has doubles saturates here too.
+        count.count = count.count.saturating_add(hits.0).min(EXACT.saturating_sub(1));
         let room = self.room(count, end, now);
         let limit = u64::from(self.limit);
         let step = if count.count <= limit {
@@ -154,6 +156,9 @@ impl Windows {
             }
             Self::Every(period) if !period.0.is_multiple_of(Nanos::MICRO.0) => {
                 Err(LimitError::UnevenPeriod { period })
+            }
+            Self::Every(period) if EXACT <= Tick::Micro.floor(period) => {
+                Err(LimitError::LongPeriod { period })
             }
             Self::Calendar { starts } if !starts.is_sorted_by(|a, b| a < b) => {
                 Err(LimitError::UnorderedWindows)

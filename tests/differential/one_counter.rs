@@ -1,0 +1,210 @@
+//! One counter at a time, against the kernel's own step.
+
+use sluicegate::backend::redis::codec::{Answer, key};
+use sluicegate::backend::{Charge, Charges, Rule};
+use sluicegate::kernel::decision::Cost;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+use smallvec::smallvec;
+
+use super::limits::{Kind, is_calendar, span};
+use super::model::{Model, charge, expected};
+use super::{PREFIX, Scripted, answers};
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+
+/// Where traces begin; not a boundary of any window.
+const START: Nanos = Nanos(1_763_632_345_678_912_345);
+/// 2001 and 2252: what lies outside is not what clocks say.
+const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
+/// What a key lives longer when the instant is given, in milliseconds; `lua/head.lua`.
+const LINGER: i64 = 86_400_000;
+
+const TRACES: usize = 250;
+const STEPS: usize = 120;
+
+/// A client that comes back exactly when told, or a tick sooner, or whenever it likes, and whose
+/// clock cannot be trusted.
+struct Client {
+    dice: Dice,
+    now: Nanos,
+    back_at: Nanos,
+}
+
+impl Client {
+    fn wait(&mut self, limit: &Strategy) {
+        let (tick, span) = (limit.tick().size().0, span(limit).0);
+        let hit = (span / u64::from(limit.most().max(1))).max(1);
+        let dice = &mut self.dice;
+        let forward = match dice.up_to(15) {
+            0..=3 => 0,
+            4 | 5 => tick * dice.up_to(3),
+            6 | 7 => dice.up_to(hit.saturating_mul(3)),
+            8 | 9 => dice.up_to(span.saturating_mul(3) / 2),
+            10 | 11 => self.back_at.since(self.now).0,
+            12 => self.back_at.since(self.now).0.saturating_sub(tick),
+            13 => span,
+            14 => return self.step_back(tick, span),
+            _ => dice.up_to(1_000_000),
+        };
+        self.now = Nanos(self.now.plus(Nanos(forward)).0.min(CLOCK.end));
+    }
+
+    /// By little or by much.
+    fn step_back(&mut self, tick: u64, span: u64) {
+        let most = self.dice.pick(&[tick, tick * 3, span / 2, span, span.saturating_mul(3)]);
+        let back = self.dice.up_to(most).min(300_000_000_000_000_000);
+        self.now = Nanos(self.now.0.saturating_sub(back).max(CLOCK.start));
+    }
+
+    fn cost(&mut self, limit: &Strategy, model: &Model) -> Cost {
+        let most = u64::from(limit.most());
+        let left = model.room(limit, self.now).map_or(0, |room| room.remaining.0);
+        let dice = &mut self.dice;
+        let hits = Hits(match dice.up_to(19) {
+            0 | 1 => 0,
+            2..=8 => 1 + dice.up_to(2),
+            9 | 10 => dice.up_to(most),
+            11..=13 => left,
+            14 => left + 1,
+            15 => most,
+            16 => most + 1,
+            17 => dice.up_to(most / 2),
+            18 => dice.pick(&[u64::MAX, 1 << 53, (1 << 53) - 1, 1 << 32, (1 << 32) - 1]),
+            _ => 1,
+        });
+        if dice.once_in(8) { Cost::Refund(hits) } else { Cost::Charge(hits) }
+    }
+
+    fn hear(&mut self, step: Step) {
+        if let Step::Deny { retry_after, .. } = step {
+            self.back_at = self.now.plus(retry_after);
+        }
+    }
+}
+
+/// One question that the kernel has answered.
+struct Asked {
+    charges: Charges,
+    now: Nanos,
+    answer: Answer,
+    /// How long what is left to remember has a meaning, at the least and at the most: as of any
+    /// instant at which the key may last have been written.
+    lives: Option<[Nanos; 2]>,
+}
+
+/// Follows when a counter will be rested: a step that moves this instant has to write.
+#[derive(Default)]
+struct Rest {
+    at: Nanos,
+    lives: [Nanos; 2],
+}
+
+impl Rest {
+    fn lives(&mut self, charge: &Charge, now: Nanos, reset_after: Nanos) -> [Nanos; 2] {
+        let tick = charge.strategy.tick();
+        let at = tick.nanos(tick.floor(now)).plus(reset_after);
+        // A count from beyond the plan lasts to the end of that plan, whichever that is.
+        let peeks = matches!(charge.cost, Cost::Charge(Hits(0)) | Cost::Refund(Hits(0)));
+        let peeks = peeks && is_calendar(&charge.strategy);
+        if at != self.at && !peeks {
+            *self = Self { at, lives: [reset_after; 2] };
+        }
+        let [least, most] = self.lives;
+        self.lives = [least.min(reset_after), most.max(reset_after)];
+        self.lives
+    }
+}
+
+/// A trace of `kind`, as the kernel answers it.
+fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<Asked> {
+    let mut client = Client { dice, now: START, back_at: START };
+    let mut limit = kind.limit(&mut client.dice, START, None);
+    let (mut model, mut rest) = (Model::default(), Rest::default());
+    let step = |_| {
+        client.wait(&limit);
+        if kind == Kind::Calendar || client.dice.once_in(25) {
+            limit = kind.limit(&mut client.dice, client.now, Some(&limit));
+        }
+        let (now, cost) = (client.now, client.cost(&limit, &model));
+        let step = model.put(&limit, now, cost);
+        client.hear(step);
+        if model.is_rested() {
+            rest = Rest::default();
+        }
+        let room = model.room(&limit, now).filter(|_| !model.is_rested());
+        let charge = charge(name, limit, cost);
+        let lives = room.map(|room| rest.lives(&charge, now, room.reset_after));
+        let charges = Charges { list: smallvec![charge], rule: Rule::Each };
+        Asked { charges, now, answer: expected(step, cost, now), lives }
+    };
+    (0..STEPS).map(step).collect()
+}
+
+fn same_answers(kind: Kind) {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut scripted = Scripted::new(&redis);
+    for number in 0..TRACES {
+        let name = number.to_string();
+        let dice = Dice::new(seed ^ (number as u64) << 32);
+        let trace = trace(kind, &name, dice);
+        for asked in &trace {
+            scripted.queue(&asked.charges, Some(asked.now));
+            scripted.client.queue(&[b"PTTL".to_vec(), key(&asked.charges.list[0].key, PREFIX)]);
+        }
+        scripted.client.flush();
+        for (step, asked) in trace.iter().enumerate() {
+            let where_ = || {
+                let charge = &asked.charges.list[0];
+                let (limit, cost) = (&charge.strategy, charge.cost);
+                format!(
+                    "SLUICEGATE_SEED={seed}, {kind:?}, trace {number}, step {step}:\n{limit:?}\n\
+                     {cost:?} at {}",
+                    asked.now
+                )
+            };
+            let answer = answers(&asked.charges, &scripted.client.receive())[0];
+            assert_eq!(answer, asked.answer, "{}", where_());
+            let ttl = scripted.client.receive().int();
+            if !matches!(answer, Answer::Stale(_)) {
+                assert!(lives_as_long_as(ttl, asked.lives), "{ttl} ms, {}", where_());
+            }
+        }
+    }
+}
+
+/// A key is gone when there is nothing to remember, and lives no longer than its meaning.
+fn lives_as_long_as(ttl: i64, lives: Option<[Nanos; 2]>) -> bool {
+    /// How long the answer to PTTL may take a crowded machine.
+    const LATE: i64 = 60_000;
+    let Some(lives) = lives else { return ttl == -2 };
+    let [least, most] =
+        lives.map(|nanos| i64::try_from(nanos.0.div_ceil(1_000_000)).unwrap() + LINGER);
+    // Where nanoseconds end, after 584 years, the store goes on.
+    least - LATE <= ttl && (ttl <= most + 3 || lives[1] == Nanos(u64::MAX))
+}
+
+#[test]
+fn gcra_answers_as_the_kernel_does() {
+    same_answers(Kind::Gcra);
+}
+
+#[test]
+fn a_fixed_window_answers_as_the_kernel_does() {
+    same_answers(Kind::Fixed);
+}
+
+#[test]
+fn a_calendar_window_answers_as_the_kernel_does() {
+    same_answers(Kind::Calendar);
+}
+
+#[test]
+fn a_sliding_window_answers_as_the_kernel_does() {
+    same_answers(Kind::Sliding);
+}
+
+#[test]
+fn a_sliding_log_answers_as_the_kernel_does() {
+    same_answers(Kind::Log);
+}

@@ -1,0 +1,252 @@
+//! What the store holds: for how long, under which name, and what is not ours.
+
+use std::collections::HashSet;
+
+use sluicegate::backend::redis::CHARGE;
+use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, decode, encode, key};
+use sluicegate::backend::{Charges, Outcome, Rule};
+use sluicegate::kernel::decision::Cost;
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::model::charge;
+use super::{PREFIX, Scripted, answers};
+use crate::support::redis::Redis;
+use crate::support::resp::Value;
+
+/// 2025-11-20, in the middle of a minute.
+const NOW: Nanos = Nanos::from_secs(1_763_632_345);
+
+/// Every strategy at `limit` per `period`.
+fn strategies(limit: u32, period: Nanos) -> [Strategy; 5] {
+    let end_of_time = |window| Nanos::from_secs(1_000_000_000 + window * 6_000_000_000);
+    let starts = std::array::from_fn(|window| end_of_time(window as u64));
+    [
+        Strategy::Gcra(Gcra::new(limit, period, limit).unwrap()),
+        Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(period)).unwrap()),
+        Strategy::FixedWindow(FixedWindow::new(limit, Windows::Calendar { starts }).unwrap()),
+        Strategy::SlidingWindow(SlidingWindow::new(limit, period).unwrap()),
+        Strategy::SlidingLog(SlidingLog::new(limit, period).unwrap()),
+    ]
+}
+
+fn each(charges: impl IntoIterator<Item = (&'static str, Strategy, u64)>) -> Charges {
+    let charges = charges.into_iter();
+    let list = charges.map(|(name, limit, hits)| charge(name, limit, Cost::Charge(Hits(hits))));
+    Charges { list: list.collect(), rule: Rule::Each }
+}
+
+fn admits(answer: Answer) -> bool {
+    matches!(answer, Answer::Outcome(Outcome::Stepped(Step::Admit(_))))
+}
+
+/// Microseconds since 1970 as the store has them.
+fn micros(time: &Value) -> u64 {
+    let parts: Vec<u64> = time.array().iter().map(|part| part.text().parse().unwrap()).collect();
+    parts[0] * 1_000_000 + parts[1]
+}
+
+#[test]
+fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    for strategy in strategies(7, Nanos(3_600_000_007_000)) {
+        for hits in [1, 3, 2, 1] {
+            let charges = each([("a", strategy, hits)]);
+            scripted.client.queue(&["MULTI"]);
+            scripted.client.queue(&["TIME"]);
+            scripted.queue(&charges, None);
+            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, PREFIX)];
+            scripted.client.queue(&expiry);
+            scripted.client.queue(&["TIME"]);
+            scripted.client.queue(&["EXEC"]);
+            scripted.client.flush();
+            let replies: Vec<_> = (0..6).map(|_| scripted.client.receive()).collect();
+            let [before, reply, expires, after] = replies[5].array() else { panic!() };
+            let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answers(&charges, reply)[0]
+            else {
+                panic!("{reply:?}")
+            };
+            let (expires, reset) = (expires.int() * 1_000, room.reset_after.0 / 1_000);
+            let expires = u64::try_from(expires).unwrap();
+            assert!(micros(before) + reset <= expires, "{strategy:?}");
+            assert!(expires <= micros(after) + reset + 3_000, "{strategy:?}");
+        }
+    }
+}
+
+#[test]
+fn a_script_that_was_flushed_is_loaded_again_under_the_same_name() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    scripted.client.call(&["SCRIPT", "FLUSH"]);
+    let charges = each(strategies(1, Nanos::from_secs(60)).map(|strategy| ("a", strategy, 1)));
+    scripted.queue(&charges, Some(NOW));
+    scripted.client.flush();
+    let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
+    assert!(error.starts_with("NOSCRIPT"), "{error}");
+    let sha = scripted.client.call(&["SCRIPT", "LOAD", CHARGE]).text();
+    assert_eq!(sha, scripted.sha);
+    assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(admits));
+}
+
+/// What could lie under a key of ours and is not ours.
+fn strangers(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
+    let command = |words: &[&[u8]]| {
+        let rest = words[1..].iter().copied();
+        std::iter::once(words[0]).chain([key]).chain(rest).map(<[u8]>::to_vec).collect()
+    };
+    let mut gcra = vec![b'g'; 37];
+    gcra[1..9].copy_from_slice(&f64::NAN.to_le_bytes());
+    let mut pair = vec![b's'; 17];
+    pair[1..9].copy_from_slice(&(-1.0_f64).to_le_bytes());
+    vec![
+        command(&[b"SET", b"a stranger"]),
+        command(&[b"SET", b""]),
+        command(&[b"SET", b"-5"]),
+        command(&[b"SET", b"9007199254740992"]),
+        command(&[b"SET", b"9223372036854775807"]),
+        command(&[b"SET", b"1763632320000000:9007199254740992"]),
+        command(&[b"SET", b"1763632320000001:5"]),
+        command(&[b"SET", &gcra]),
+        command(&[b"SET", &pair]),
+        command(&[b"RPUSH", b"1"]),
+        command(&[b"RPUSH", &[0xff; 20]]),
+        command(&[b"HSET", b"field", b"value"]),
+        command(&[b"SADD", b"member"]),
+        command(&[b"ZADD", b"1", b"member"]),
+    ]
+}
+
+#[test]
+fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let limits = strategies(7, Nanos::from_secs(60));
+    let [gcra, window, calendar, ..] = limits;
+    for (strategy, cost) in limits.iter().flat_map(|limit| {
+        [Cost::Charge(Hits(1)), Cost::Charge(Hits(0)), Cost::Refund(Hits(1))]
+            .map(|cost| (*limit, cost))
+    }) {
+        let strange = charge("strange", strategy, cost);
+        let name = key(&strange.key, PREFIX);
+        for (number, stranger) in strangers(&name).into_iter().enumerate() {
+            // A start that is no minute's, which is one of a calendar's.
+            if number == 6 && strategy == calendar {
+                continue;
+            }
+            scripted.client.call(&["FLUSHALL"]);
+            scripted.client.call(&stranger);
+            let before = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
+            for rule in [Rule::Each, Rule::AllOrNothing { quota_for_all: false, rescued: false }] {
+                let mut charges = each([("before", gcra, 1), ("after", window, 1)]);
+                charges.rule = rule;
+                charges.list.insert(1, strange.clone());
+                let answers = scripted.charge(&charges, Some(NOW));
+                assert_eq!(answers[1], Answer::Unreadable, "{strategy:?} {number} {rule:?}");
+                assert!(admits(answers[0]) && admits(answers[2]));
+            }
+            let after = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
+            assert_eq!(after, before, "{strategy:?}, stranger {number}");
+        }
+    }
+}
+
+#[test]
+fn a_question_on_a_full_store_is_an_error_and_charges_nothing() {
+    let redis = Redis::start_with(&["--maxmemory", "1", "--maxmemory-policy", "noeviction"]);
+    let mut scripted = Scripted::new(&redis);
+    let charges = each(strategies(7, Nanos::from_secs(60)).map(|strategy| ("a", strategy, 1)));
+    scripted.queue(&charges, None);
+    scripted.client.flush();
+    let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
+    assert!(error.contains("OOM"), "{error}");
+    assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(0));
+}
+
+#[test]
+fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
+    let long = "x".repeat(LONGEST_KEY);
+    let longer = "x".repeat(LONGEST_KEY + 1);
+    let mut names = HashSet::new();
+    let mut slots = HashSet::new();
+    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
+    let mut client = redis.connect();
+    for entries in [
+        vec![("a", "b")],
+        vec![("ab", "")],
+        vec![("a", "b"), ("", "")],
+        vec![("a", "}{")],
+        vec![("a", &*long)],
+        vec![("a", &*longer)],
+    ] {
+        for counting in [Counting::Gcra, Counting::FixedWindow(Nanos::SECOND)] {
+            let counter = CounterKey::injective("shop", entries.iter().copied(), counting);
+            let name = key(&counter, PREFIX);
+            assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
+            slots.insert(
+                client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()]).int(),
+            );
+            assert!(names.insert(name), "{entries:?}");
+        }
+    }
+    assert_eq!(slots.len(), 1);
+}
+
+#[test]
+fn a_name_is_the_same_in_every_process() {
+    let counter =
+        |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
+    // SipHash-2-4 of `shop` under the key 0, by another implementation.
+    let short = b"p:sg:{657dbca5b2424c08}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
+    assert_eq!(key(&counter("v"), b"p:"), short);
+}
+
+#[test]
+fn a_reply_that_the_script_does_not_give_is_refused() {
+    let [gcra, window, calendar, ..] = strategies(7, Nanos::from_secs(60));
+    let refund = |strategy| Charges {
+        list: std::iter::once(charge("a", strategy, Cost::Refund(Hits(1)))).collect(),
+        rule: Rule::Each,
+    };
+    let one = |strategy| each([("a", strategy, 1)]);
+    assert!(decode(&one(gcra), &[0, 7, 0, 0]).is_ok());
+    assert!(decode(&refund(gcra), &[4, 7, 0, 0]).is_ok());
+    assert!(decode(&one(calendar), &[3, 7, 0, 0]).is_ok());
+    for (charges, reply) in [
+        (one(gcra), &[][..]),
+        (one(gcra), &[0, 7, 0]),
+        (one(gcra), &[0, 7, 0, 0, 0]),
+        (one(gcra), &[0, 7, 0, 0, 0, 7, 0, 0]),
+        (one(gcra), &[0, 8, 0, 0]),
+        (one(gcra), &[0, -1, 0, 0]),
+        (one(gcra), &[0, 7, 1, 0]),
+        (one(gcra), &[0, 7, 0, -1]),
+        (one(gcra), &[0, 7, 0, (1 << 53) + 1]),
+        (one(gcra), &[1, 7, -1, 0]),
+        (one(gcra), &[2, 7, 1, 0]),
+        (one(gcra), &[4, 7, 0, 0]),
+        (one(gcra), &[6, 7, 0, 0]),
+        (one(gcra), &[-1, 7, 0, 0]),
+        (one(window), &[3, 7, 0, 0]),
+        (one(calendar), &[3, 7, 1, 0]),
+        (one(gcra), &[5, 1, 0, 0]),
+        (refund(gcra), &[0, 7, 0, 0]),
+        (refund(gcra), &[1, 7, 0, 0]),
+    ] {
+        assert!(decode(&charges, reply).is_err(), "{reply:?}");
+    }
+}
+
+#[test]
+fn one_call_carries_a_whole_question() {
+    let limits = strategies(7, Nanos::from_secs(60));
+    let call = encode(&each(limits.map(|strategy| ("a", strategy, 1))), PREFIX, None);
+    assert_eq!((call.keys.len(), call.args.len()), (5, 7));
+    assert_eq!(call.args[..2], [b"e".to_vec(), Vec::new()]);
+}

@@ -1,0 +1,108 @@
+//! The smallest client of Redis: RESP2 over a socket, as many questions under way as one likes.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// What the server says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Nil,
+    Int(i64),
+    /// A status or a bulk string.
+    Text(Vec<u8>),
+    Error(String),
+    Array(Vec<Value>),
+}
+
+impl Value {
+    pub fn int(&self) -> i64 {
+        match self {
+            Self::Int(int) => *int,
+            other => panic!("wanted an integer, got {other:?}"),
+        }
+    }
+
+    /// The integers of an array of them.
+    pub fn ints(&self) -> Vec<i64> {
+        self.array().iter().map(Self::int).collect()
+    }
+
+    pub fn array(&self) -> &[Self] {
+        match self {
+            Self::Array(values) => values,
+            other => panic!("wanted an array, got {other:?}"),
+        }
+    }
+
+    pub fn text(&self) -> String {
+        match self {
+            Self::Text(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            other => panic!("wanted text, got {other:?}"),
+        }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    unsent: Vec<u8>,
+}
+
+impl Client {
+    pub fn connect(socket: &Path) -> std::io::Result<Self> {
+        Ok(Self { stream: BufReader::new(UnixStream::connect(socket)?), unsent: Vec::new() })
+    }
+
+    /// One question and its answer.
+    pub fn call(&mut self, parts: &[impl AsRef<[u8]>]) -> Value {
+        self.queue(parts);
+        self.flush();
+        self.receive()
+    }
+
+    /// Puts a question in line; [`Client::flush`] sends the line.
+    pub fn queue(&mut self, parts: &[impl AsRef<[u8]>]) {
+        self.unsent.extend(format!("*{}\r\n", parts.len()).into_bytes());
+        for part in parts.iter().map(AsRef::as_ref) {
+            self.unsent.extend(format!("${}\r\n", part.len()).into_bytes());
+            self.unsent.extend(part);
+            self.unsent.extend(b"\r\n");
+        }
+    }
+
+    pub fn flush(&mut self) {
+        self.stream.get_mut().write_all(&self.unsent).unwrap();
+        self.unsent.clear();
+    }
+
+    /// The next answer.
+    pub fn receive(&mut self) -> Value {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        let (kind, rest) = line.trim_end().split_at_checked(1).expect("the server hung up");
+        match kind {
+            "+" => Value::Text(rest.as_bytes().to_vec()),
+            "-" => Value::Error(rest.to_owned()),
+            ":" => Value::Int(rest.parse().unwrap()),
+            "$" | "*" if rest == "-1" => Value::Nil,
+            "$" => self.bulk(rest.parse().unwrap()),
+            "*" => (0..rest.parse().unwrap()).map(|_: usize| self.receive()).collect(),
+            _ => panic!("not RESP2: {line:?}"),
+        }
+    }
+
+    fn bulk(&mut self, length: usize) -> Value {
+        let mut bytes = vec![0; length + 2];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes.truncate(length);
+        Value::Text(bytes)
+    }
+}
+
+impl FromIterator<Value> for Value {
+    fn from_iter<I: IntoIterator<Item = Self>>(values: I) -> Self {
+        Self::Array(values.into_iter().collect())
+    }
+}
