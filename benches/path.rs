@@ -1,12 +1,11 @@
 //! The decision path: `Engine::decide` from question to answer, counters in memory.
 //!
-//! `cargo bench --bench path`, or one part of it by name (`-- decide`, `lookup`, `load`), prints the
-//! time of a decision over a thousand and over a million live keys (the difference is what memory
-//! costs), of a lookup among 10 and among 100,000 descriptors, and of loading the latter. `-- keys`
-//! instead fills the store with ten million GCRA counters and prints what each of them takes.
-//! Times are medians over batches of 64 calls, so that reading the clock costs little beside them. The
-//! names that are asked for are laid out in the order of asking: a question's own text has just been
-//! read from the wire, so it is at hand, while what it is looked up in is not.
+//! `cargo bench --bench path` prints the time of a decision over a thousand and over a million live
+//! keys; the difference is what waiting for memory costs. `-- keys` instead fills the store with ten
+//! million GCRA counters and prints what each of them takes.
+//! Times are medians over batches of 64 questions, so that reading the clock costs little beside
+//! them. A batch's questions are made beforehand: their text has just been read from the wire, so it
+//! is at hand, while the counters are not.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::disallowed_methods)]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
@@ -19,31 +18,23 @@ use std::time::{Duration, Instant};
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::config::{Config, raw, resolve};
+use sluicegate::config::load;
 use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Revision};
 
+const LIMITS: &[u8] = b"domain: shop\ndescriptors:\n- key: api_key\n  \
+                        rate_limit: {requests_per_unit: 1000, unit: day, strategy: gcra}\n";
 const THREADS: u64 = 2;
 const BATCH: u32 = 64;
 const BATCHES: usize = 10_000;
 
 fn main() {
-    let named: Vec<String> = std::env::args().filter(|arg| !arg.starts_with('-')).collect();
-    let wants = |part: &str| named.len() < 2 || named.iter().any(|name| name == part);
-    if named.iter().any(|name| name == "keys") {
+    if std::env::args().any(|arg| arg == "keys") {
         return memory_per_key(10_000_000);
     }
-    if wants("decide") {
-        for live_keys in [1_000, 1_000_000] {
-            decide_over(live_keys);
-        }
-    }
-    if wants("lookup") {
-        lookups();
-    }
-    if wants("load") {
-        loading();
+    for live_keys in [1_000, 1_000_000] {
+        decide_over(live_keys);
     }
 }
 
@@ -51,7 +42,7 @@ fn decide_over(live_keys: usize) {
     let engine = engine_of(live_keys * 2);
     let names: Vec<String> = (0..live_keys).map(|i| format!("client-{i}")).collect();
     for name in &names {
-        decide(&engine, &[("api_key", name)]);
+        decide(&engine, &question(&[("api_key", name)]));
     }
     drop(names);
     let engine = &engine;
@@ -59,7 +50,7 @@ fn decide_over(live_keys: usize) {
         let worker = |seed| {
             scope.spawn(move || {
                 let asked = Random(seed).names("client", live_keys);
-                median_of_batches(&asked, |name| decide(engine, &[("api_key", name)]))
+                median_of_batches(engine, &asked)
             })
         };
         let workers: Vec<_> = (1..=THREADS).map(worker).collect();
@@ -69,27 +60,6 @@ fn decide_over(live_keys: usize) {
     row(&format!("decide, one descriptor, {live_keys} live keys, {THREADS} threads"), slower);
 }
 
-fn lookups() {
-    let medians = [10, 100_000].map(|descriptors| {
-        let config = load(&many_descriptors(descriptors));
-        let tree = &config.domains["shop"].tree;
-        let asked = Random(7).names("value", descriptors);
-        let median = median_of_batches(&asked, |name| {
-            assert!(std::hint::black_box(tree.lookup([("key", name)])).is_some());
-        });
-        row(&format!("lookup among {descriptors} descriptors"), median);
-        median
-    });
-    println!("{:<58}{:>11.2}x", "  ratio", medians[1].as_secs_f64() / medians[0].as_secs_f64());
-}
-
-fn loading() {
-    let text = many_descriptors(100_000);
-    let started = Instant::now();
-    std::hint::black_box(load(&text));
-    row("load 100000 descriptors, from text to tree", started.elapsed());
-}
-
 fn memory_per_key(keys: u32) {
     let engine = engine_of(keys as usize);
     let before = resident_bytes();
@@ -97,7 +67,7 @@ fn memory_per_key(keys: u32) {
     for i in 0..keys {
         name.clear();
         write!(name, "client-{i}").unwrap();
-        decide(&engine, &[("api_key", &name)]);
+        decide(&engine, &question(&[("api_key", &name)]));
     }
     let each = (resident_bytes() - before) as f64 / f64::from(keys);
     println!("{keys} live GCRA keys: {each:.1} bytes each, resident");
@@ -106,41 +76,30 @@ fn memory_per_key(keys: u32) {
 fn engine_of(max_keys: usize) -> Engine {
     let memory = Memory::new(max_keys, WhenFull::Deny, [7; 16]);
     let engine = Engine::new(Clock::system(), Arc::new(memory), Policy::default());
-    engine.publish(Arc::new(load(
-        "domain: shop\ndescriptors:\n- key: api_key\n  \
-         rate_limit: {requests_per_unit: 1000, unit: day, strategy: gcra}\n",
-    )));
+    let (config, _warnings) = load([("shop.yaml", LIMITS)], Revision(1), false).unwrap();
+    engine.publish(Arc::new(config));
     engine
 }
 
-fn many_descriptors(count: usize) -> String {
-    let mut text = String::from("domain: shop\ndescriptors:\n");
-    for i in 0..count {
-        let limit = format!("unit: minute\n    requests_per_unit: {}", i + 1);
-        writeln!(text, "- key: key\n  value: value-{i}\n  rate_limit:\n    {limit}").unwrap();
-    }
-    text
-}
-
-fn load(text: &str) -> Config {
-    let (file, source, _warnings) = raw::read("bench.yaml", text.as_bytes()).unwrap();
-    resolve::resolve(&[(file, source)], Revision(1), false).unwrap().0
-}
-
-fn decide(engine: &Engine, entries: &[(&str, &str)]) {
+fn question<'q>(entries: &[(&'q str, &'q str)]) -> Question<'q> {
     let entries = entries.iter().copied().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    let question = Question { domain: "shop", descriptors: [descriptor].into_iter().collect() };
-    let answer = pin!(engine.decide(&question)).poll(&mut Context::from_waker(Waker::noop()));
+    Question { domain: "shop", descriptors: [descriptor].into_iter().collect() }
+}
+
+fn decide(engine: &Engine, question: &Question<'_>) {
+    let answer = pin!(engine.decide(question)).poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(answer) = answer else { panic!("memory answers at once") };
     std::hint::black_box(answer.unwrap());
 }
 
-fn median_of_batches(asked: &[String], mut call: impl FnMut(&str)) -> Duration {
+/// The median time of a decision over batches, whose questions are made beforehand.
+fn median_of_batches(engine: &Engine, asked: &[String]) -> Duration {
     let batch = |names: &[String]| {
+        let questions: Vec<_> = names.iter().map(|name| question(&[("api_key", name)])).collect();
         let started = Instant::now();
-        for name in names {
-            call(name);
+        for question in &questions {
+            decide(engine, question);
         }
         started.elapsed() / BATCH
     };

@@ -31,7 +31,7 @@ use tonic::{Request, Response, Status};
 const CONNECTIONS: usize = 4;
 const IN_FLIGHT: usize = 32;
 const CALLS: u64 = 100_000;
-const TURNS: usize = 5;
+const TURNS: usize = 15;
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {requests_per_unit: 4000000000, unit: day}\n";
 

@@ -11,11 +11,9 @@ cd "$(dirname "$0")/.."
 
 fuzz_seconds=${FUZZ_SECONDS:-300}
 logs=target/long
-tools=.tools/cargo
 table=()
 failed=0
 mkdir -p "$logs"
-PATH="$PWD/$tools/bin:$PATH"
 
 # run NAME COMMAND…: one row of the table.
 run() {
@@ -26,28 +24,8 @@ run() {
     table+=("$(printf '%-28s %-8s %6d s   %s' "$name" "$outcome" "$((SECONDS - began))" "$logs/$name.log")")
 }
 
-# has BINARY CRATE: installs a cargo command into .tools where it is not on the PATH.
-has() { command -v "$1" >/dev/null || cargo install --locked --root "$tools" "$2"; }
-
-# Nightly where it is present, else this compiler told to take nightly's flags.
-fuzz_one() {
-    if cargo +nightly --version >/dev/null 2>&1; then
-        cargo +nightly fuzz run "$1" -- -max_total_time="$fuzz_seconds" -rss_limit_mb=4096
-    else
-        RUSTC_BOOTSTRAP=1 cargo fuzz run "$1" -- -max_total_time="$fuzz_seconds" -rss_limit_mb=4096
-    fi
-}
-
-# Every fuzz target, five minutes each.
-check_fuzz() {
-    [ -d fuzz/fuzz_targets ] || { echo "no fuzz targets here"; return; }
-    has cargo-fuzz cargo-fuzz || { run fuzz-install false; return; }
-    local target
-    for target in fuzz/fuzz_targets/*.rs; do
-        target=$(basename "$target" .rs)
-        run "fuzz-$target" fuzz_one "$target"
-    done
-}
+# Every fuzz target, five minutes each, two at a time.
+check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 
 # Tests marked #[ignore], such as ten million live keys; optimised, since they measure memory and time.
 check_ignored() { run ignored cargo test --locked --release -- --ignored --nocapture --test-threads 1; }

@@ -70,7 +70,9 @@ impl System {
     }
 
     fn elapsed(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        let elapsed = self.started.elapsed();
+        // In u64: 584 years fit, and a product of u128 on every question would be a waste.
+        elapsed.as_secs().saturating_mul(Nanos::SECOND.0) + u64::from(elapsed.subsec_nanos())
     }
 
     #[cold]

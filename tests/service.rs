@@ -18,6 +18,8 @@ pub struct Service {
     process: Child,
     /// Keeps what the process wrote to standard error.
     log: tempfile::NamedTempFile,
+    /// What it printed until it was ready.
+    pub said: String,
     /// RLS and health.
     pub grpc: SocketAddr,
     /// `/json` and `/healthcheck`.
@@ -56,7 +58,7 @@ impl Service {
             let err = std::fs::read_to_string(log.path()).unwrap_or_default();
             return Err(format!("did not get ready ({status:?}); it said:\n{}\n{err}", said.lines));
         };
-        Ok(Self { process, log, grpc, http, admin, metrics })
+        Ok(Self { process, log, said: said.lines, grpc, http, admin, metrics })
     }
 
     /// Asks `/config` what was loaded.

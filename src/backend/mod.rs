@@ -1,6 +1,7 @@
 //! Where counters live.
 //!
-//! Guarantees: the charges of one question are answered in order, one outcome each.
+//! Guarantees: the charges of one question are answered in order, one outcome each, and in time:
+//! a store that does not answer is an outcome, [`Outcome::Failed`], and never waited for.
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
 pub mod memory;
@@ -10,6 +11,7 @@ use std::pin::Pin;
 
 use smallvec::SmallVec;
 
+pub use crate::kernel::decision::Cause;
 use crate::kernel::decision::{Cost, Standing, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
@@ -18,7 +20,14 @@ use crate::kernel::units::Nanos;
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Puts a question's hits to their counters at the instant `now`.
+    ///
+    /// A store that is shared has a clock of its own, and goes by that.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
+
+    /// Why charges are not answered just now, if they are not.
+    fn trouble(&self) -> Option<Cause> {
+        None
+    }
 }
 
 /// An answer at hand, or one to wait for. A backend in this process never waits, so its answers
@@ -79,6 +88,11 @@ pub enum Outcome {
     Refunded(Step),
     /// The key is new and there is no room for it; this verdict was chosen for that case.
     Full(Verdict),
+    /// Nothing was charged: at this instant of the store's clock none of the calendar windows that
+    /// the plan brought is open. To be planned for that instant and asked again, once.
+    Stale(Nanos),
+    /// The store did not answer.
+    Failed(Cause),
 }
 
 impl Outcome {
@@ -87,7 +101,8 @@ impl Outcome {
     pub const fn denies(&self) -> bool {
         match self {
             Self::Stepped(step) => !matches!(step, Step::Admit(_)),
-            Self::Refunded(_) => false,
+            Self::Refunded(_) | Self::Failed(_) => false,
+            Self::Stale(_) => true,
             Self::Full(verdict) => matches!(verdict, Verdict::Deny),
         }
     }

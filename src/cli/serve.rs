@@ -9,6 +9,7 @@ mod drain;
 mod limits;
 mod listeners;
 mod log;
+mod store;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -21,8 +22,7 @@ use tokio::task::JoinSet;
 
 use super::{Outcome, Terminal};
 use crate::backend::memory::{self, Memory};
-use crate::clock::Clock;
-use crate::config::settings::{self, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
@@ -99,7 +99,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     check_settings(settings)?;
     let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
     let memory = Arc::new(memory_of(settings));
-    let engine = Arc::new(Engine::new(Clock::system(), memory.clone(), policy_of(settings)));
+    let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
+    let engine = Arc::new(engine);
     let source = limits::watch(settings, &engine).await;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
@@ -114,9 +115,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let health =
         Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
     let (phase, finishing) = watch::channel(Phase::Serving);
-    say(&listeners, &first, terminal)?;
+    say(settings, &listeners, &first, terminal)?;
     let service = Service { settings, engine, memory, health: health.clone(), finishing };
     let mut parts = service.start(listeners, source)?;
+    if let Some(connection) = connection {
+        parts.lasting(connection);
+    }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
     let times = Times { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
@@ -132,17 +136,21 @@ fn check_settings(settings: &Settings) -> Result<(), Failure> {
         let why = "no limits: name a file or a directory with --limits".to_owned();
         return Err(Failure::Settings(why));
     }
-    Ok(())
+    store::check(settings).map_err(Failure::Settings)
 }
 
 /// One screen: where each listener is and what is loaded.
 fn say(
+    settings: &Settings,
     listeners: &Listeners,
     first: &Published,
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<()> {
     for line in listeners.lines() {
         writeln!(terminal.out, "{line}")?;
+    }
+    if let Backend::Redis(url) = &settings.backend {
+        writeln!(terminal.out, "counters in {url}")?;
     }
     let Some(config) = &first.config else {
         return writeln!(terminal.out, "no limits are loaded; see the log or /config on admin");
@@ -212,11 +220,13 @@ impl Service<'_> {
     }
 
     fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {
-        let (memory, started) = (Arc::clone(&self.memory), self.engine.clock().now());
+        let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
+        let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
         let look = move || Gauges {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
+            backend_is_down: engine.trouble().is_some(),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);

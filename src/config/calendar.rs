@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use jiff::civil::{Date, Weekday};
-use jiff::tz::TimeZone;
+use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{Span, Timestamp};
 
 use smallvec::SmallVec;
@@ -142,8 +142,18 @@ fn shift(date: Date, by: Span) -> Date {
 }
 
 fn first_instant(date: Date, zone: &TimeZone) -> Nanos {
-    let start = date.to_zoned(zone.clone()).and_then(|midnight| midnight.start_of_day());
-    let seconds = start.map_or(i64::MAX, |start| start.timestamp().as_second());
+    let midnight = date.at(0, 0, 0, 0);
+    let ambiguous = zone.to_ambiguous_timestamp(midnight);
+    let start = match ambiguous.offset() {
+        // Read by the rule that comes after, midnight is an instant before the jump.
+        AmbiguousOffset::Gap { after, .. } => after
+            .to_timestamp(midnight)
+            .ok()
+            .and_then(|before| zone.following(before).next())
+            .map(|jump| jump.timestamp()),
+        _ => ambiguous.compatible().ok(),
+    };
+    let seconds = start.map_or(i64::MAX, Timestamp::as_second);
     Nanos::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 

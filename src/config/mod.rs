@@ -24,6 +24,8 @@ pub use load::load;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fnv::FnvBuildHasher;
+
 use crate::kernel::key::Counting;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -37,7 +39,7 @@ pub struct Config {
     /// The number of this configuration.
     pub revision: Revision,
     /// The domains by name.
-    pub domains: HashMap<Box<str>, Domain>,
+    pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
 }
 
 /// One domain's rules.

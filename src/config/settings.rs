@@ -7,6 +7,7 @@
 //! door is reported at once, even where a stronger door wins.
 //! Leaves out: reading the command line, the environment and the file, which is for [`crate::cli`].
 
+mod backend;
 mod file;
 mod nearest;
 mod print;
@@ -18,11 +19,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+pub use backend::{Backend, Place, RedisUrl};
 pub use nearest::nearest;
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Origin, Problem, read};
-pub use value::{HeaderName, Ratio, Secret, Shape, Value};
-pub use words::{Backend, CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
+pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
+pub use words::{CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
 
 use crate::kernel::units::Nanos;
 
@@ -54,6 +56,7 @@ macro_rules! settings {
                 hidden: <$type as Value>::HIDDEN,
                 schema: <$type as Value>::schema(),
                 is_later: <$type as Value>::is_later,
+                masked: <$type as Value>::masked,
                 set: |settings, texts| {
                     settings.$name = <$type as Value>::read(texts)?;
                     Some(())
@@ -81,8 +84,14 @@ settings! {
     admin_port: u16 = 6070, "TCP port";
     /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
     admin_token: Option<Secret> = None, "text";
-    /// Where counters live.
-    backend: Backend = Backend::Memory, "word";
+    /// Where counters live: in this process, or in a Redis that replicas share.
+    backend: Backend = Backend::Memory, "place";
+    /// How long one question may wait for Redis before `on_backend_failure` answers it.
+    backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
+    /// What every key in Redis begins with.
+    key_prefix: String = "sluicegate".to_owned(), "text";
+    /// Replicas that share a limit when `on_backend_failure: local` divides it.
+    replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
     /// Most keys that the memory backend counts at one time.
@@ -137,14 +146,12 @@ pub const PREFIX: &str = "SLUICEGATE_";
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
 pub const LATER: &[&str] = &[
-    "backend_deadline",
     "hooks",
     "local_deny_cache",
     "max_buckets",
     "node_id",
     "peer_port",
     "peer_secret",
-    "replicas_min",
     "stop_when_over",
     "syslog_from",
     "syslog_host",
@@ -175,6 +182,7 @@ pub struct Setting {
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
     is_later: fn(&str) -> bool,
+    masked: fn(&str) -> String,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
     show: fn(&Settings) -> String,
 }

@@ -38,5 +38,6 @@ fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
         Err(Refusal::HitsTooLarge { .. }) => Outcome::HitsTooLarge,
         Err(Refusal::UnknownUnit { .. }) => Outcome::UnknownUnit,
         Err(Refusal::RefundsAreOff { .. }) => Outcome::RefundsAreOff,
+        Err(Refusal::BackendDown(_)) => Outcome::BackendDown,
     }
 }

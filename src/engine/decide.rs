@@ -1,15 +1,19 @@
 //! The decision path: one instant, one configuration, one answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
+use super::degrade::{self, Local, Settled};
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status};
-use crate::backend::{Backend, Outcome, Reply};
+use super::{Answer, Refusal, Status, again};
+use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::kernel::decision::{Finding, Group, Question, Reason, Verdict, binding, combine, wait};
+use crate::kernel::decision::{
+    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
+};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
@@ -21,6 +25,8 @@ pub struct Engine {
     config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     policy: Policy,
+    /// What counts when the backend does not.
+    local: Option<Local>,
 }
 
 /// What the settings say about every answer.
@@ -44,7 +50,20 @@ impl Engine {
     /// An engine without limits; it refuses every question until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        Self { clock, config: ArcSwapOption::empty(), backend, policy }
+        Self { clock, config: ArcSwapOption::empty(), backend, policy, local: None }
+    }
+
+    /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
+    /// `local`. Without this it is an error like `error`.
+    #[must_use]
+    pub fn with_local(self, local: Local) -> Self {
+        Self { local: Some(local), ..self }
+    }
+
+    /// Why the backend does not answer just now, if it does not.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Cause> {
+        self.backend.trouble()
     }
 
     /// Puts `config` in force for every question that comes from now on.
@@ -64,20 +83,41 @@ impl Engine {
         &self.clock
     }
 
-    /// Answers `question`.
+    /// Answers `question`, whenever the backend does.
     ///
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
-    /// order; no counter has moved then.
+    /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
     pub async fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
+        self.decide_within(question, None).await
+    }
+
+    /// Answers `question` within `patience`, if the caller has an end to it: what the backend has
+    /// not answered by then it has not answered.
+    ///
+    /// # Errors
+    /// As [`Engine::decide`].
+    pub async fn decide_within(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Answer, Refusal> {
         let now = self.clock.now();
         let mut plan = Plan::default();
         let revision = self.plan(&mut plan, question, now)?;
-        let outcomes = match self.backend.charge(now, &plan.charges) {
+        let mut outcomes = match self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => reply.await,
+            Reply::Later(reply) => {
+                let end = patience.map(|patience| now.plus(patience));
+                self.wait(reply, &plan.charges, end).await
+            }
         };
-        let answer = self.answer(plan, &outcomes, revision, now);
+        if let Some(store_now) = again::store_now(&outcomes) {
+            let end = patience.map(|patience| now.plus(patience));
+            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
+        }
+        let settled = degrade::settle(&plan, outcomes, self.local.as_ref(), now)?;
+        let answer = self.answer(plan, &settled, revision, now);
         Decided {
             verdict: answer.verdict,
             shadowed: answer.shadowed,
@@ -87,6 +127,44 @@ impl Engine {
         }
         .emit();
         Ok(answer)
+    }
+
+    /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
+    /// backend's, which is why the backend is not told.
+    async fn wait(
+        &self,
+        reply: impl Future<Output = Outcomes>,
+        charges: &Charges,
+        end: Option<Nanos>,
+    ) -> Outcomes {
+        let Some(end) = end else { return reply.await };
+        let left = Duration::from_nanos(end.since(self.clock.now()).0);
+        let late = |_| charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
+        tokio::time::timeout(left, reply).await.unwrap_or_else(late)
+    }
+
+    /// Asks once more for what was planned around another time than the store's.
+    async fn ask_again(
+        &self,
+        plan: &mut Plan,
+        outcomes: &mut Outcomes,
+        question: &Question<'_>,
+        store_now: Nanos,
+        end: Option<Nanos>,
+    ) {
+        let mut later = Plan::default();
+        let planned = self.plan(&mut later, question, store_now);
+        // A configuration that was replaced meanwhile has other charges; what is stale then fails.
+        if planned.is_ok() && again::same(&plan.charges, &later.charges) {
+            let missing = again::missing(&plan.charges, outcomes, &later.charges);
+            let answered = match self.backend.charge(store_now, &missing.charges) {
+                Reply::Now(outcomes) => outcomes,
+                Reply::Later(reply) => self.wait(reply, &missing.charges, end).await,
+            };
+            missing.put(answered, outcomes);
+            plan.charges.list = later.charges.list;
+        }
+        again::fail_stale(outcomes);
     }
 
     /// How many limits are nearly used up by what they admitted.
@@ -118,12 +196,12 @@ impl Engine {
         Ok(config.revision)
     }
 
-    fn answer(&self, plan: Plan, outcomes: &[Outcome], revision: Revision, now: Nanos) -> Answer {
+    fn answer(&self, plan: Plan, settled: &[Settled], revision: Revision, now: Nanos) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
         let Plan { parts, charges } = plan;
-        let mut charged = charges.list.iter().zip(outcomes);
+        let mut charged = charges.list.iter().zip(settled);
         let statuses = parts.into_iter().map(|part| {
-            status(part, || charged.next().map(|(charge, outcome)| (charge.standing, *outcome)))
+            status(part, || charged.next().map(|(charge, settled)| (charge.standing, *settled)))
         });
         let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
         let findings = || statuses.iter().map(|status| &status.finding);
@@ -155,32 +233,49 @@ fn near_from(limit: u32, ratio: f32) -> u64 {
 }
 
 /// The status of one descriptor; `next` is the outcome of its charge.
-fn status(
-    part: Part,
-    next: impl FnOnce() -> Option<(crate::kernel::decision::Standing, Outcome)>,
-) -> Status {
+fn status(part: Part, next: impl FnOnce() -> Option<(Standing, Settled)>) -> Status {
     let (shown, metadata) = match part {
         Part::Settled(reason, group) => {
             return Status { finding: Finding::settled(reason, group), metadata: None };
         }
-        Part::Charged { shown, metadata } => (shown, metadata),
+        Part::Charged { shown, metadata, .. } => (shown, metadata),
     };
-    let Some((standing, outcome)) = next() else {
+    let Some((standing, settled)) = next() else {
         return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
     };
-    let finding = match outcome {
+    let finding = match settled {
+        Settled::Answered(outcome) => finding(outcome, shown, standing),
+        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, standing),
+        Settled::Local(outcome) => {
+            Finding { reason: Reason::BackendDownLocal, ..finding(outcome, shown, standing) }
+        }
+    };
+    Status { finding, metadata }
+}
+
+/// What a counter's outcome means.
+fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
+    match outcome {
         Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
         Outcome::Refunded(step) => {
             let step = Step::Admit(room(step));
             Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }
         }
-        Outcome::Full(verdict) => Finding {
-            verdict: standing.verdict(verdict == Verdict::Deny),
-            reason: Reason::StoreFull,
-            ..Finding::of_step(Step::Never(Room::default()), shown, standing)
-        },
-    };
-    Status { finding, metadata }
+        Outcome::Full(verdict) => ruled(verdict, Reason::StoreFull, shown, standing),
+        // Both are settled before (`degrade::settle`); what got here all the same is denied.
+        Outcome::Stale(_) | Outcome::Failed(_) => {
+            ruled(Verdict::Deny, Reason::BackendDownDenied, shown, standing)
+        }
+    }
+}
+
+/// A verdict that no counter gave.
+fn ruled(verdict: Verdict, reason: Reason, shown: Shown, standing: Standing) -> Finding {
+    Finding {
+        verdict: standing.verdict(verdict == Verdict::Deny),
+        reason,
+        ..Finding::of_step(Step::Never(Room::default()), shown, standing)
+    }
 }
 
 const fn room(step: Step) -> Room {

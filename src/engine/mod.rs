@@ -4,17 +4,20 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+mod again;
 mod decide;
+mod degrade;
 mod plan;
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{Finding, Verdict};
+use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
 pub use decide::{Engine, Policy};
+pub use degrade::{Local, part};
 pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.
@@ -46,7 +49,7 @@ pub struct Status {
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
 }
 
-/// Why a question cannot be answered. No counter has moved.
+/// Why a question cannot be answered. No counter has moved, except where a store did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// As the reference: an error that clients know.
@@ -105,4 +108,11 @@ pub enum Refusal {
         /// Which descriptor, from 0.
         descriptor: usize,
     },
+    /// The store of counters did not answer, and a limit says `on_backend_failure: error`. The
+    /// charge may be made all the same where the store was late.
+    #[error(
+        "the store of counters did not answer ({}), and the limit's on_backend_failure is error",
+        .0.as_str()
+    )]
+    BackendDown(Cause),
 }

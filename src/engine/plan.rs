@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{Charge, Charges, Rule as ChargeRule};
 use crate::config::tree::Match;
-use crate::config::{Charging, Config, Domain, Limit, Rule, Window};
+use crate::config::{Charging, Config, Domain, Limit, OnBackendFailure, Rule, Window};
 use crate::kernel::decision::{
     Cost, Descriptor, Group, Override, Question, Reason, Shown, Standing,
 };
@@ -68,7 +68,12 @@ pub(super) enum Part {
     /// Nothing is counted.
     Settled(Reason, Group),
     /// The next charge in order answers it.
-    Charged { shown: Shown, metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>> },
+    Charged {
+        shown: Shown,
+        metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+        /// What the caller gets when the store does not answer.
+        on_failure: OnBackendFailure,
+    },
 }
 
 impl Plan {
@@ -187,7 +192,8 @@ impl Plan {
             period: limit.window.length(),
             name: rule.name.clone(),
         };
-        Part::Charged { shown, metadata: rule.metadata.clone() }
+        let on_failure = limit.on_backend_failure;
+        Part::Charged { shown, metadata: rule.metadata.clone(), on_failure }
     }
 
     fn charge_override(
@@ -206,7 +212,8 @@ impl Plan {
             Ok(window) => {
                 let strategy = Strategy::FixedWindow(window);
                 self.charge(key, strategy, descriptor.cost, Standing::default());
-                Part::Charged { shown, metadata: None }
+                let on_failure = OnBackendFailure::default();
+                Part::Charged { shown, metadata: None, on_failure }
             }
             // The seven units all make windows; a limit that did not would be no limit.
             Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
@@ -231,7 +238,7 @@ impl Plan {
 
 fn name<'a>(
     domain: &Domain,
-    entries: impl Iterator<Item = (&'a str, &'a str)>,
+    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     counting: Counting,
     keys: CounterKeys,
 ) -> CounterKey {

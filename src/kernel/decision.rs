@@ -77,11 +77,17 @@ pub enum Reason {
     LargerThanLimit,
     /// The store of counters is full and this key is new: `when_full` decided.
     StoreFull,
+    /// The store did not answer: `on_backend_failure: allow`.
+    BackendDownAllowed,
+    /// The store did not answer: `on_backend_failure: deny`.
+    BackendDownDenied,
+    /// The store did not answer: this replica's part decided, `on_backend_failure: local`.
+    BackendDownLocal,
 }
 
 impl Reason {
     /// Every reason, in the order of their documentation.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::NoLimit,
         Self::Unlimited,
         Self::Replaced,
@@ -90,6 +96,9 @@ impl Reason {
         Self::OverLimit,
         Self::LargerThanLimit,
         Self::StoreFull,
+        Self::BackendDownAllowed,
+        Self::BackendDownDenied,
+        Self::BackendDownLocal,
     ];
 
     /// The reason as metrics, logs and headers spell it.
@@ -104,6 +113,81 @@ impl Reason {
             Self::OverLimit => "over_limit",
             Self::LargerThanLimit => "larger_than_limit",
             Self::StoreFull => "store_full",
+            Self::BackendDownAllowed => "backend_down_allowed",
+            Self::BackendDownDenied => "backend_down_denied",
+            Self::BackendDownLocal => "backend_down_local",
+        }
+    }
+
+    /// Whether the store did not answer, and `on_backend_failure` did.
+    #[must_use]
+    pub const fn is_degraded(self) -> bool {
+        matches!(self, Self::BackendDownAllowed | Self::BackendDownDenied | Self::BackendDownLocal)
+    }
+}
+
+/// Why the store did not answer a charge: the closed list behind metrics, logs and errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// There is no connection.
+    Unreachable,
+    /// No answer within the deadline. The charge may be made all the same, later.
+    Late,
+    /// Too many answers were late in a row, and it is not asked until it answers in time again.
+    BreakerOpen,
+    /// More calls are under way than the connection holds.
+    Overloaded,
+    /// An answer that is not one of ours.
+    NotUnderstood,
+    /// The time of the store lies outside the windows that were planned, twice.
+    Stale,
+    /// It is a replica, or may not write.
+    ReadOnly,
+    /// It is still reading its data, or its primary is gone.
+    Loading,
+    /// Something else lives under the key.
+    WrongType,
+    /// It has no memory left.
+    OutOfMemory,
+    /// It does not let us: user, password or rights.
+    NotPermitted,
+    /// Any other error.
+    Failing,
+}
+
+impl Cause {
+    /// Every cause, in the order of their discriminants.
+    pub const ALL: [Self; 12] = [
+        Self::Unreachable,
+        Self::Late,
+        Self::BreakerOpen,
+        Self::Overloaded,
+        Self::NotUnderstood,
+        Self::Stale,
+        Self::ReadOnly,
+        Self::Loading,
+        Self::WrongType,
+        Self::OutOfMemory,
+        Self::NotPermitted,
+        Self::Failing,
+    ];
+
+    /// The cause as metrics, logs and errors spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::Late => "late",
+            Self::BreakerOpen => "breaker_open",
+            Self::Overloaded => "overloaded",
+            Self::NotUnderstood => "not_understood",
+            Self::Stale => "stale",
+            Self::ReadOnly => "read_only",
+            Self::Loading => "loading",
+            Self::WrongType => "wrong_type",
+            Self::OutOfMemory => "out_of_memory",
+            Self::NotPermitted => "not_permitted",
+            Self::Failing => "failing",
         }
     }
 }
@@ -199,8 +283,13 @@ impl Finding {
     /// Whether the counter itself said no, whatever shadow mode made of it.
     #[must_use]
     pub const fn is_over(&self) -> bool {
-        matches!(self.reason, Reason::OverLimit | Reason::LargerThanLimit)
-            || matches!((self.reason, self.verdict), (Reason::StoreFull, Verdict::Deny))
+        match self.reason {
+            Reason::OverLimit | Reason::LargerThanLimit => true,
+            Reason::StoreFull | Reason::BackendDownDenied | Reason::BackendDownLocal => {
+                matches!(self.verdict, Verdict::Deny)
+            }
+            _ => false,
+        }
     }
 }
 

@@ -6,8 +6,6 @@
 //! there must collide here.
 //! Leaves out: hashing and where a key lives, which is the backend's.
 
-use smallvec::SmallVec;
-
 use super::units::{Nanos, Unit};
 
 /// How a counter counts, as far as its key is concerned: changing it starts a fresh counter.
@@ -39,27 +37,48 @@ impl Counting {
     }
 }
 
-/// The bytes before the first piece: the code and the length of [`Counting`].
-const HEAD: usize = 9;
-
 /// The name of one counter: bytes that a backend hashes or stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CounterKey(SmallVec<[u8; 64]>);
+pub struct CounterKey(Bytes);
+
+/// Nearly every key is short, and then lives without an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Bytes {
+    Short { len: u8, bytes: [u8; SHORT] },
+    Long(Box<[u8]>),
+}
+
+/// The most bytes of a short key: with its length and the variant, one cache line.
+const SHORT: usize = 62;
+
+/// What stands before every key: its form, and how it counts.
+type Head = [u8; HEAD];
+
+/// The bytes of a head.
+const HEAD: usize = 10;
 
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
+    ///
+    /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; the engine refuses
+    /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(counting);
-        key.piece(domain);
-        for (name, value) in entries {
-            key.piece(name);
-            key.piece(value);
-        }
-        key
+        // The longest length stands for all that are longer, and only what is refused is.
+        let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
+        let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let pieces = entries.flat_map(|(name, value)| [name, value]);
+        Self::of(head(b'i', counting), |put| {
+            put(&length);
+            put(domain.as_bytes());
+            for piece in pieces.clone() {
+                put(&short(piece));
+                put(piece.as_bytes());
+            }
+        })
     }
 
     /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
@@ -67,49 +86,67 @@ impl CounterKey {
     /// The start of the window, which ends the reference's key, is the counter's state here.
     pub fn joined<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::open(counting);
-        // No length is this long, so no injective key begins like this.
-        key.0.extend_from_slice(&[0xff; 4]);
-        for piece in std::iter::once(domain).chain(entries.flat_map(|(name, value)| [name, value]))
-        {
-            key.0.extend_from_slice(piece.as_bytes());
-            key.0.push(b'_');
-        }
-        key
+        let pieces = entries.flat_map(|(name, value)| [name, value]);
+        Self::of(head(b'j', counting), |put| {
+            for piece in std::iter::once(domain).chain(pieces.clone()) {
+                put(piece.as_bytes());
+                put(b"_");
+            }
+        })
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Bytes::Short { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
+            Bytes::Long(bytes) => bytes,
+        }
     }
 
     /// The bytes that keys which must live side by side have in common: the domain. A key of the
     /// reference's spelling, in which no domain can be told, has only itself.
     #[must_use]
     pub fn domain(&self) -> &[u8] {
-        let domain = self.0.get(HEAD..).and_then(|rest| {
-            let (length, rest) = rest.split_first_chunk()?;
+        let bytes = self.as_bytes();
+        let (head, rest) = bytes.split_at_checked(HEAD).unwrap_or((bytes, &[]));
+        let domain = rest.split_first_chunk().and_then(|(length, rest)| {
             rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)
         });
-        domain.unwrap_or(&self.0)
+        domain.filter(|_| head.first() == Some(&b'i')).unwrap_or(bytes)
     }
 
-    fn open(counting: Counting) -> Self {
-        let (code, length) = counting.code();
-        let mut bytes = SmallVec::new();
-        bytes.push(code);
-        bytes.extend_from_slice(&length.to_le_bytes());
-        Self(bytes)
+    /// Puts the pieces one behind the other. They are told twice at most: growing byte by byte would
+    /// cost more than the rest of a decision.
+    fn of(head: Head, tell: impl Fn(&mut dyn FnMut(&[u8]))) -> Self {
+        let (mut bytes, mut end) = ([0; SHORT], 0_usize);
+        let mut short = |piece: &[u8]| {
+            let start = end;
+            end = end.saturating_add(piece.len());
+            if let Some(place) = bytes.get_mut(start..end) {
+                place.copy_from_slice(piece);
+            }
+        };
+        short(&head);
+        tell(&mut short);
+        if let Some(len) = u8::try_from(end).ok().filter(|_| end <= SHORT) {
+            return Self(Bytes::Short { len, bytes });
+        }
+        let mut long = Vec::with_capacity(end);
+        long.extend_from_slice(&head);
+        tell(&mut |piece| long.extend_from_slice(piece));
+        Self(Bytes::Long(long.into()))
     }
+}
 
-    fn piece(&mut self, text: &str) {
-        // Texts are shorter than 64 KiB (`Refusal::EntryTooLong`), so the length is always exact.
-        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        self.0.extend_from_slice(&length.to_le_bytes());
-        self.0.extend_from_slice(text.as_bytes());
+fn head(form: u8, counting: Counting) -> Head {
+    let (code, length) = counting.code();
+    let mut head = [form, code, 0, 0, 0, 0, 0, 0, 0, 0];
+    if let Some(place) = head.get_mut(2..) {
+        place.copy_from_slice(&length.to_le_bytes());
     }
+    head
 }

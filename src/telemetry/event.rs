@@ -5,7 +5,7 @@
 //! Leaves out: names, units and labels, which are in [`super::metrics`].
 
 use super::metrics::{METRICS, Metrics};
-use crate::kernel::decision::{Reason, Verdict};
+use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
 /// A question was decided.
@@ -102,6 +102,8 @@ pub enum Outcome {
     UnknownUnit,
     /// Refused: a refund while refunds are off.
     RefundsAreOff,
+    /// Refused: the store of counters did not answer, and a limit says `error` then.
+    BackendDown,
     /// Refused: cannot be read.
     Malformed,
     /// Refused: above 4 MiB.
@@ -114,7 +116,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -125,6 +127,7 @@ impl Outcome {
         Self::HitsTooLarge,
         Self::UnknownUnit,
         Self::RefundsAreOff,
+        Self::BackendDown,
         Self::Malformed,
         Self::TooLarge,
         Self::Late,
@@ -145,6 +148,7 @@ impl Outcome {
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",
             Self::RefundsAreOff => "refunds_are_off",
+            Self::BackendDown => "backend_down",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
             Self::Late => "late",
@@ -206,5 +210,26 @@ impl StoreFull {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.store_full(self.verdict);
+    }
+}
+
+/// The store of counters did not answer a charge.
+#[derive(Clone, Copy, Debug)]
+pub struct BackendFailed {
+    /// Why.
+    pub cause: Cause,
+    /// How many charges.
+    pub charges: u64,
+}
+
+impl BackendFailed {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.backend_failed(self);
     }
 }

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::event::{Asked, Loaded, Outcome, Protocol};
-use crate::kernel::decision::{Reason, Verdict};
+use super::event::{Asked, BackendFailed, Loaded, Outcome, Protocol};
+use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
 /// What this process has counted.
@@ -58,6 +58,7 @@ struct Shard {
     near: AtomicU64,
     asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
     full: [AtomicU64; 2],
+    failed: [AtomicU64; Cause::ALL.len()],
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
@@ -70,6 +71,8 @@ pub struct Gauges {
     pub keys: u64,
     /// The ceiling on live keys.
     pub max_keys: u64,
+    /// Whether the store of counters does not answer just now.
+    pub backend_is_down: bool,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -147,6 +150,11 @@ impl Metrics {
         mine.add(&mine.shard.full[verdict as usize], 1);
     }
 
+    pub(super) fn backend_failed(&self, failed: BackendFailed) {
+        let mine = self.mine();
+        mine.add(&mine.shard.failed[failed.cause as usize], failed.charges);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
@@ -187,6 +195,7 @@ impl Shard {
             asked: [const { [const { AtomicU64::new(0) }; Outcome::ALL.len()] };
                 Protocol::ALL.len()],
             full: [const { AtomicU64::new(0) }; 2],
+            failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
         }
@@ -296,7 +305,16 @@ impl Metrics {
             let n = self.sum(|shard| &shard.full[index]);
             writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
         }
-        Ok(())
+        let name = "sluicegate_backend_failures_total";
+        head(page, name, "counter", "Charges that the shared store did not answer, by cause")?;
+        // Bound: `Cause::ALL`.
+        for cause in Cause::ALL {
+            let n = self.sum(|shard| &shard.failed[cause as usize]);
+            writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
+        }
+        let name = "sluicegate_backend_up";
+        head(page, name, "gauge", "1 while the store of counters answers, 0 while it does not")?;
+        writeln!(page, "{name} {}", u8::from(!gauges.backend_is_down))
     }
 }
 

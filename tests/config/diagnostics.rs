@@ -71,3 +71,12 @@ fn codes_are_named_once_and_their_letter_is_their_severity() {
         assert_eq!(code.severity() == Severity::Warning, warning, "{}", code.name());
     }
 }
+
+#[test]
+fn a_misspelt_key_is_compared_with_the_words_of_its_block_first() {
+    for (text, word) in [("rate_limit: {pey: 1s}", "per"), ("pey: k", "key")] {
+        let text = format!("domain: d\ndescriptors:\n- {text}\n");
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        assert_eq!(found[0].help.as_deref(), Some(format!("did you mean `{word}`?").as_str()));
+    }
+}

@@ -1,6 +1,7 @@
 //! What a limits file means, letter for letter.
 
 use serde_json::{Value, json};
+use sluicegate::config::NOT_FINITE;
 use sluicegate::config::diagnostic::Diagnostic;
 use sluicegate::config::raw::{self, Descriptor, File, RateLimit};
 
@@ -155,6 +156,18 @@ fn a_merge_key_is_applied_where_it_stands() {
 }
 
 #[test]
+fn only_a_plain_merge_key_merges() {
+    let keys = ["\"<<\"", "'<<'", "!!str <<"];
+    for key in keys {
+        let text = format!("domain: d\n{key}: {{key: k}}\n");
+        assert_eq!(refused(&text)[0].split(' ').next(), Some("E09"), "{key}");
+    }
+    assert_eq!(refused("domain: d\n<<: 5\n"), ["E06 2:5"]);
+    assert_eq!(read("<<: {domain: d}\n").domain.value, "d");
+    assert_eq!(read("!!merge <<: {domain: d}\n").domain.value, "d");
+}
+
+#[test]
 fn metadata_follows_the_types_of_yaml_and_its_keys_the_base_language() {
     assert_eq!(
         metadata("{i: 0x10, f: 2.5, e: 1e3, t: yes, n: ~, d: 2020-01-01, b: !!binary aGk=}"),
@@ -182,10 +195,11 @@ fn two_metadata_blocks_join_at_the_first_level_only() {
 }
 
 #[test]
-fn metadata_that_json_cannot_express_is_text_and_told() {
+fn metadata_that_json_cannot_express_is_marked_and_told() {
+    let marked = |number: &str| format!("{NOT_FINITE}{number}");
     assert_eq!(
         metadata("{a: [.inf, -.INF, .nan]}"),
-        json!({"a": ["Infinity", "-Infinity", "NaN"]})
+        json!({"a": [marked("inf"), marked("-inf"), marked("NaN")]})
     );
     let told = warnings("domain: d\ndescriptors:\n- metadata: {a: .inf}\n");
     assert_eq!(told.len(), 1);

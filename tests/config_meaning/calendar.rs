@@ -64,6 +64,22 @@ fn a_day_whose_midnight_the_clocks_jump_over_starts_after_the_jump() {
 }
 
 #[test]
+fn a_day_whose_midnight_lies_within_a_jump_starts_where_the_jump_ends() {
+    // From -03 to -02 at 23:30 on 10 April: 23:30 to 00:30 is left out.
+    let zone = TimeZone::posix("AAA3BBB,J100/23:30,J300").unwrap();
+    starts(
+        &Calendar::new(zone, Starts::Day),
+        "2026-04-11T02:30:00Z",
+        [
+            "2026-04-10T03:00:00Z",
+            "2026-04-11T02:30:00Z",
+            "2026-04-12T02:00:00Z",
+            "2026-04-13T02:00:00Z",
+        ],
+    );
+}
+
+#[test]
 fn a_day_whose_midnight_comes_twice_starts_with_the_first() {
     // From -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happens twice.
     let havana = calendar("America/Havana", Starts::Day);

@@ -1,10 +1,17 @@
 //! What every backend must do, whatever it counts with. A backend joins by one line in `backends`.
+//!
+//! A shared store has its own clock: what is said of an instant holds for it within the present day.
 
 mod charging;
 mod concurrency;
 mod room;
 
+use std::cell::Cell;
+use std::sync::LazyLock;
+use std::time::Duration;
+
 use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::redis::{self, Redis};
 use sluicegate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
@@ -15,12 +22,62 @@ use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
+use crate::support;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
 /// 2026-01-01T00:00:00Z, the start of a day.
 const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
 const DAY: Nanos = Nanos::from_secs(86_400);
 
-fn memory() -> Memory {
-    Memory::new(1_000, WhenFull::Deny, [7; 16])
+/// Where backends that wait are waited for.
+static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap()
+});
+
+/// What the backends of one test live on.
+struct Stores {
+    redis: support::redis::Redis,
+    given: Cell<u32>,
+}
+
+impl Stores {
+    fn start() -> Self {
+        for_a_day_with_a_minute_left();
+        Self { redis: support::redis::Redis::start(), given: Cell::new(0) }
+    }
+
+    /// One of every kind, each empty.
+    fn backends(&self) -> [Box<dyn Backend>; 2] {
+        [Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])), Box::new(self.redis())]
+    }
+
+    /// Keys of its own make it empty.
+    fn redis(&self) -> Redis {
+        let number = self.given.replace(self.given.get() + 1);
+        let (redis, connection) = Redis::new(redis::Options {
+            place: redis::Place::Unix(self.redis.socket()),
+            user: None,
+            password: None,
+            database: 0,
+            key_prefix: number.to_string(),
+            deadline: Duration::from_secs(20),
+            jitter: 7,
+        });
+        RUNTIME.spawn(connection);
+        let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        until("redis is connected", answers).unwrap();
+        redis
+    }
+}
+
+/// Holds `law` against every backend, empty, with every strategy at `limit` per day.
+fn on_every_backend(limit: u32, law: impl Fn(&dyn Backend, Strategy)) {
+    let stores = Stores::start();
+    for strategy in strategies(limit) {
+        for backend in stores.backends() {
+            law(&*backend, strategy);
+        }
+    }
 }
 
 /// Every strategy at `limit` per day.
@@ -60,7 +117,7 @@ fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
 fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     match backend.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
-        Reply::Later(_) => unreachable!("memory answers at once"),
+        Reply::Later(reply) => RUNTIME.block_on(reply),
     }
 }
 

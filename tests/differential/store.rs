@@ -221,7 +221,7 @@ fn a_name_is_the_same_in_every_process() {
     let counter =
         |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
     // SipHash-2-4 of `shop` under the key 0, by another implementation.
-    let short = b"p:sg:{657dbca5b2424c08}:g\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0\0\0k\x01\0\0\0v";
+    let short = b"p:sg:{657dbca5b2424c08}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
     assert_eq!(key(&counter("v"), b"p:"), short);
 }
 

@@ -10,7 +10,7 @@ use sluicegate::config::diagnostic::Code;
 use sluicegate::config::settings::table;
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::Refusal;
-use sluicegate::kernel::decision::Reason;
+use sluicegate::kernel::decision::{Cause, Reason};
 use sluicegate::telemetry::event::Outcome;
 use sluicegate::telemetry::metrics::{Gauges, Metrics};
 
@@ -70,12 +70,14 @@ fn labels(page: &str, name: &str) -> String {
 }
 
 #[test]
-fn every_outcome_and_every_reason_has_a_row() {
+fn every_outcome_every_reason_and_every_cause_has_a_row() {
     let page = page("docs/answers.md");
     let outcomes: Vec<_> = Outcome::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "outcome"), outcomes);
     let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "reason"), reasons);
+    let causes: Vec<_> = Cause::ALL.iter().map(|one| one.as_str()).collect();
+    assert_eq!(names(&super::page("docs/reliability.md"), "cause"), causes);
 }
 
 #[test]
@@ -90,6 +92,7 @@ fn every_refusal_has_the_code_of_its_row() {
         (Outcome::HitsTooLarge, Refusal::HitsTooLarge { descriptor, got: 0 }),
         (Outcome::UnknownUnit, Refusal::UnknownUnit { descriptor, got: 0 }),
         (Outcome::RefundsAreOff, Refusal::RefundsAreOff { descriptor }),
+        (Outcome::BackendDown, Refusal::BackendDown(Cause::Late)),
     ];
     let rows = rows(&page("docs/answers.md"), "outcome");
     for (outcome, refusal) in refusals {

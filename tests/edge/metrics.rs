@@ -6,16 +6,18 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Request;
 use sluicegate::edge::http::metrics::router;
-use sluicegate::kernel::decision::{Reason, Verdict};
+use sluicegate::kernel::decision::{Cause, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    Asked, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
+    Asked, BackendFailed, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
 };
 use sluicegate::telemetry::metrics::{Gauges, Metrics};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
-    metrics.page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000) }).to_string()
+    metrics
+        .page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000), ..Gauges::default() })
+        .to_string()
 }
 
 /// The samples of a page by series; panics on a line that is not exposition format.
@@ -73,6 +75,7 @@ fn an_untouched_page_is_sound_and_all_zero_but_what_is_looked_up() {
     let version = format!("sluicegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     let want = [
         ("process_start_time_seconds", 1.5),
+        ("sluicegate_backend_up", 1.0),
         (&*version, 1.0),
         ("sluicegate_memory_keys", 5.0),
         ("sluicegate_memory_keys_max", 9.0),
@@ -100,6 +103,7 @@ fn the_lists_are_in_the_order_of_their_discriminants() {
     assert!(Reason::ALL.iter().enumerate().all(|(index, reason)| *reason as usize == index));
     assert!(Outcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
     assert!(Protocol::ALL.iter().enumerate().all(|(index, p)| *p as usize == index));
+    assert!(Cause::ALL.iter().enumerate().all(|(index, cause)| *cause as usize == index));
 }
 
 #[test]
@@ -111,10 +115,12 @@ fn what_happens_is_counted_under_its_own_name() {
     Decided { shadowed: true, ..decided(Verdict::Admit, &[], 1 << 40) }.count(&metrics);
     Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
     StoreFull { verdict: Verdict::Deny }.count(&metrics);
+    BackendFailed { cause: Cause::WrongType, charges: 3 }.count(&metrics);
     Loaded { revision: Revision(7), at: Nanos(2_250_000_000) }.count(&metrics);
     LoadRefused.count(&metrics);
     let samples = samples(&page(&metrics));
     let want = [
+        ("sluicegate_backend_failures_total{cause=\"wrong_type\"}", 3.0),
         ("sluicegate_questions_answered_total{verdict=\"admit\"}", 1.0),
         ("sluicegate_questions_answered_total{verdict=\"deny\"}", 1.0),
         ("sluicegate_questions_answered_total{verdict=\"shadow_deny\"}", 1.0),

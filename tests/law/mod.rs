@@ -31,6 +31,7 @@
 mod every;
 mod fixed_window;
 mod gcra;
+mod key;
 mod limit;
 mod sliding_log;
 mod sliding_window;

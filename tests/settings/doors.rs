@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    Doors, HeaderName, LATER, LogLevel, Origin, Ratio, ResponseHeaders, Settings, WhenFull,
-    print_config, table,
+    Backend, Doors, HeaderName, LATER, LogLevel, Origin, Place, Ratio, ResponseHeaders, Settings,
+    WhenFull, print_config, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -145,11 +145,73 @@ fn a_word_of_a_later_version_is_an_error_through_every_door() {
             assert!(refused(&doors)[0].contains("is not in this version yet"), "{word}");
         }
     }
-    let redis = refused(&flags(&[("backend", "redis://127.0.0.1")]));
-    assert_eq!(
-        redis,
-        ["error: --backend: `backend: redis://127.0.0.1` is not in this version yet; use memory"]
-    );
+    let tls = refused(&flags(&[("backend", "rediss://u:secret@127.0.0.1")]));
+    assert!(tls[0].contains("`backend: …@127.0.0.1` is not in this version yet"), "{tls:?}");
+}
+
+#[test]
+fn a_redis_is_named_by_a_url_and_its_password_is_never_shown() {
+    let of = |url: &str| match sound(&flags(&[("backend", url)])).settings.backend {
+        Backend::Redis(url) => url,
+        Backend::Memory => panic!("{url}"),
+    };
+    let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
+    assert_eq!(tcp.place, Place::Tcp("redis.shop".to_owned(), 6380));
+    assert_eq!((tcp.user.as_deref(), tcp.password.as_deref()), (Some("me"), Some("p@ss:w")));
+    assert_eq!(tcp.database, 3);
+    assert_eq!(of("redis://[::1]").place, Place::Tcp("::1".to_owned(), 6379));
+    let unix = of("redis+unix://:pass@/run/redis.sock?db=2");
+    assert_eq!(unix.place, Place::Unix("/run/redis.sock".into()));
+    assert_eq!((unix.user, unix.password.as_deref(), unix.database), (None, Some("pass"), 2));
+    for (url, shown) in [
+        ("redis://me:p%40ss:w@redis.shop:6380/3", "redis://me:***@redis.shop:6380/3"),
+        ("redis://[::1]", "redis://[::1]:6379"),
+        ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
+    ] {
+        let loaded = sound(&flags(&[("backend", url)]));
+        assert!(print_config(&loaded).contains(&format!("backend: \"{shown}\"")), "{url}");
+        assert!(!format!("{:?}", loaded.settings).contains("p@ss"));
+        assert_eq!(of(shown).to_string(), shown, "what is shown is read again");
+    }
+}
+
+#[test]
+fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
+    for url in [
+        "redis://",
+        "redis://:6379",
+        "redis://host:",
+        "redis://host:0",
+        "redis://host:65536",
+        "redis://host:+1",
+        "redis://host/x",
+        "redis://host/256",
+        "redis://host/1/2",
+        "redis://host?db=1",
+        "redis://user@host",
+        "redis://user:@host",
+        "redis://u:%zz@host",
+        "redis://[::1",
+        "redis://[nonsense]",
+        "redis://ho st",
+        "redis+unix://run/redis.sock",
+        "redis+unix://",
+        "http://host",
+        "Redis://host",
+    ] {
+        assert_eq!(refused(&flags(&[("backend", url)])).len(), 1, "{url}");
+    }
+    let told = refused(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
+    assert!(!told[0].contains("secret") && told[0].contains("…@host:x"), "{told:?}");
+}
+
+#[test]
+fn a_prefix_of_keys_is_printable_and_a_number_of_replicas_not_none() {
+    assert_eq!(sound(&file("key_prefix: a:b\n")).settings.key_prefix, "a:b");
+    for wrong in ["key_prefix: '{a}'\n", "key_prefix: a b\n", "replicas_min: 0\n"] {
+        assert_eq!(refused(&file(wrong)).len(), 1, "{wrong}");
+    }
+    assert_eq!(sound(&file("replicas_min: 3\n")).settings.replicas_min.get().get(), 3);
 }
 
 #[test]

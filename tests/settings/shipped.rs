@@ -81,3 +81,11 @@ fn the_schema_knows_every_setting_and_its_default() {
         assert!(property["type"].is_string() || property["type"].is_array(), "{}", row.name);
     }
 }
+
+#[test]
+fn the_settings_to_start_with_are_sound() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/start.yaml");
+    let loaded = sound(&file(&fs::read_to_string(path).unwrap()));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    assert_eq!(loaded.settings.limits, [PathBuf::from("config/limits")]);
+}

@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 
-/// SplitMix64. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators".
+/// The generator `SplitMix64`. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators".
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 

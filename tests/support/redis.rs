@@ -46,10 +46,6 @@ impl Redis {
         Client::connect(&self.socket()).unwrap()
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     fn ping(&self) -> Result<(), String> {
         let mut client = Client::connect(&self.socket()).map_err(|error| error.to_string())?;
         match client.call(&["PING"]) {

@@ -19,7 +19,10 @@ use crate::kernel::units::{Hits, Nanos};
 const SWEEP_PAUSE: Nanos = Nanos::SECOND;
 
 /// The counters of one shard, by strategy: a strategy's own state is smaller than any of them.
+// A cache line to begin with: two shards on one line would be fought over by threads that have
+// nothing to do with each other.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(super) struct Shard {
     gcra: Table<Debt>,
     fixed_window: Table<Windowed<fixed_window::Count>>,

@@ -93,7 +93,7 @@ pub fn key(counter: &CounterKey, prefix: &[u8]) -> Vec<u8> {
     if bytes.len() <= LONGEST_KEY {
         return [prefix, tag.as_bytes(), bytes].concat();
     }
-    // No counter's own bytes begin so: they begin with the code of its counting.
+    // No counter's own bytes begin so: they begin with the form of the key.
     [prefix, tag.as_bytes(), b"#", &Sha256::digest(bytes)].concat()
 }
 

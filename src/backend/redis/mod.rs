@@ -1,11 +1,26 @@
-//! Counters in Redis, shared by all replicas.
+//! Counters in a Redis that replicas share.
 //!
 //! Guarantees: one script call per question, whatever the number of its charges; the script is the
-//! kernel's arithmetic, so that every answer is the one a single process would give; the store's
-//! clock is the clock.
-//! Leaves out: what an outcome means ([`crate::engine`]).
+//! kernel's arithmetic, so that every answer is the one a single process would give. Every charge is
+//! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
+//! starts, serves and reconnects for ever while there is no Redis; no text made here has the
+//! password in it.
+//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
+//! Cluster; more than one connection, which Redis' one thread would not answer faster.
 
+mod breaker;
 pub mod codec;
+mod connection;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use crate::kernel::units::Nanos;
+use codec::Answer;
+use connection::{Link, Live};
 
 /// The script that puts one question's hits to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
@@ -16,3 +31,107 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/sliding_log.lua"),
     include_str!("lua/charge.lua"),
 );
+
+/// Which Redis, as whom, and how long to wait for it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub place: Place,
+    /// The ACL user.
+    pub user: Option<String>,
+    /// Its password.
+    pub password: Option<Password>,
+    /// The number of the database.
+    pub database: u8,
+    /// What every key begins with.
+    pub key_prefix: String,
+    /// How long one call may take. At least a millisecond, which is what timers can tell.
+    pub deadline: Duration,
+    /// Any number, another one in every process: where its jitter begins.
+    pub jitter: u64,
+}
+
+/// Where a Redis listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A host's name or address, and a port.
+    Tcp(String, u16),
+    /// A socket in the file system.
+    Unix(PathBuf),
+}
+
+/// A password; its debug form is blank.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password(pub String);
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password(…)")
+    }
+}
+
+/// The shared backend.
+#[derive(Debug)]
+pub struct Redis {
+    link: Arc<Link>,
+    key_prefix: String,
+    deadline: Duration,
+}
+
+impl Redis {
+    /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
+    /// that task running every charge fails.
+    pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let link = Arc::new(Link::default());
+        let redis = Self {
+            link: Arc::clone(&link),
+            key_prefix: options.key_prefix.clone(),
+            deadline: options.deadline,
+        };
+        (redis, connection::keep(link, options))
+    }
+
+    async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
+        let called = live.call(codec::encode(charges, self.key_prefix.as_bytes(), None));
+        let answer = match tokio::time::timeout(self.deadline, called).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(Cause::Late),
+        };
+        self.link.saw(answer.as_ref().err().copied());
+        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
+    }
+}
+
+/// What `reply` says of `charges`.
+fn outcomes(charges: &Charges, reply: &[i64]) -> Result<Outcomes, Cause> {
+    let answers = codec::decode(charges, reply).map_err(|refused| {
+        tracing::error!(error = %refused, "redis answered what the script does not");
+        Cause::NotUnderstood
+    })?;
+    let outcome = |answer| match answer {
+        Answer::Outcome(outcome) => outcome,
+        Answer::Stale(store_now) => Outcome::Stale(store_now),
+        Answer::Unreadable => Outcome::Failed(Cause::WrongType),
+    };
+    Ok(answers.into_iter().map(outcome).collect())
+}
+
+impl Backend for Redis {
+    fn charge<'a>(&'a self, _now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        if charges.list.is_empty() {
+            return Reply::Now(Outcomes::new());
+        }
+        match self.link.live() {
+            Ok(live) => Reply::Later(Box::pin(self.ask(live, charges))),
+            Err(cause) => Reply::Now(failed(charges, cause)),
+        }
+    }
+
+    fn trouble(&self) -> Option<Cause> {
+        self.link.live().err()
+    }
+}
+
+fn failed(charges: &Charges, cause: Cause) -> Outcomes {
+    charges.list.iter().map(|_| Outcome::Failed(cause)).collect()
+}

@@ -81,7 +81,7 @@ impl Reader<'_, '_> {
     }
 
     fn not_finite(&mut self, node: Id, value: f64) -> String {
-        let message = "JSON has no such number: /json answers 500 to what would return it";
+        let message = "no such number exists in JSON: /json answers 500 to what would return it";
         let (span, help) = (self.tree.span(node), "write a finite number, or quote the text");
         self.findings.add_with_help(Code::NotFinite, span, message, help);
         format!("{NOT_FINITE}{value}")

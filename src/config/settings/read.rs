@@ -207,6 +207,7 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
         [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
         [text] if (setting.is_later)(text) => {
+            let text = (setting.masked)(text);
             (format!("`{name}: {text}` is not in this version yet"), Some(format!("use {accepts}")))
         }
         [text] if is_address_of_a_service(text) => (
@@ -215,6 +216,7 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
         ),
         [text] => {
             let help = nearest(text, setting.choices.iter().copied());
+            let text = (setting.masked)(text);
             (format!("`{name}` takes {accepts}, got `{text}`"), help.map(|word| format!("did you mean `{word}`?")))
         }
         [] => (format!("`{name}` takes {accepts}"), None),

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -44,6 +45,11 @@ pub trait Value: Sized {
     #[must_use]
     fn is_later(_text: &str) -> bool {
         false
+    }
+    /// A text that was refused, without what must not be shown.
+    #[must_use]
+    fn masked(text: &str) -> String {
+        text.to_owned()
     }
 }
 
@@ -88,6 +94,56 @@ whole_numbers! {
     u16: "a whole number from 0 to 65535";
     u32: "a whole number from 0 to 4294967295";
     u64: "a whole number from 0";
+}
+
+/// A count that is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtLeastOne(NonZeroU32);
+
+impl AtLeastOne {
+    /// 1.
+    pub const ONE: Self = Self(NonZeroU32::MIN);
+
+    /// The count.
+    #[must_use]
+    pub const fn get(self) -> NonZeroU32 {
+        self.0
+    }
+}
+
+impl Value for AtLeastOne {
+    fn read(texts: &[&str]) -> Option<Self> {
+        whole(texts).and_then(NonZeroU32::new).map(Self)
+    }
+    fn accepts() -> String {
+        "a whole number from 1 to 4294967295".to_owned()
+    }
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+    fn schema() -> Json {
+        json!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
+    }
+}
+
+/// A part of a key: printable ASCII without blanks and braces, which would choose a cluster's slot.
+impl Value for String {
+    fn read(texts: &[&str]) -> Option<Self> {
+        let sound = |byte: u8| byte.is_ascii_graphic() && !b"{}".contains(&byte);
+        match texts {
+            [text] if text.len() <= 64 && text.bytes().all(sound) => Some((*text).to_owned()),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "up to 64 printable ASCII characters without blanks and braces".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(self)
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "maxLength": 64, "pattern": "^[!-z|~]*$"})
+    }
 }
 
 impl Value for bool {

@@ -7,7 +7,7 @@ use super::value::Value;
 /// A closed list of words, each with its meaning.
 macro_rules! choice {
     (
-        $(#[$meta:meta])* $name:ident $(later $later:literal)? {
+        $(#[$meta:meta])* $name:ident {
             $( $(#[$doc:meta])+ $variant:ident = $word:literal, )+
         }
     ) => {
@@ -37,20 +37,10 @@ macro_rules! choice {
             fn schema() -> Json {
                 json!({"type": "string", "enum": Self::CHOICES})
             }
-            $( fn is_later(text: &str) -> bool {
-                text.starts_with($later)
-            } )?
         }
     };
 }
 
-choice! {
-    /// Where counters live.
-    Backend later "redis" {
-        /// In this process.
-        Memory = "memory",
-    }
-}
 choice! {
     /// How a counter's key is written.
     CounterKeys {

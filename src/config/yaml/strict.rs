@@ -153,7 +153,8 @@ fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool
             '\t' if key_may_start && !in_comment && !taken => return Some(at),
             ' ' | '\t' => {}
             '#' if apart => in_comment = true,
-            '-' | '?' if apart => key_may_start = true,
+            // The mark of an item or a key, which a line or another mark has come before.
+            '-' | '?' if apart => {}
             _ => key_may_start = false,
         }
         before = c;

@@ -133,9 +133,10 @@ pub fn reply(
 #[must_use]
 pub fn refusal(refusal: &Refusal) -> tonic::Status {
     match refusal {
-        Refusal::EmptyDomain | Refusal::NoDescriptors | Refusal::NoConfig => {
-            tonic::Status::unknown(refusal.to_string())
-        }
+        Refusal::EmptyDomain
+        | Refusal::NoDescriptors
+        | Refusal::NoConfig
+        | Refusal::BackendDown(_) => tonic::Status::unknown(refusal.to_string()),
         Refusal::TooManyDescriptors { .. }
         | Refusal::EntryTooLong { .. }
         | Refusal::HitsTooLarge { .. }

@@ -1,7 +1,8 @@
 //! Dynamic metadata of an answer: what was asked, and what the rules that passed attach.
 //!
 //! Guarantees: the shape is the reference's (§2.13 of its behaviour); the first writer of a key
-//! wins, two objects under one key merge; the configuration is read, never changed.
+//! wins, two objects under one key merge; the configuration is read, never changed. Ours is
+//! `degraded`, there only where the store of counters did not answer.
 //! Leaves out: errors, which carry no metadata.
 
 use std::collections::hash_map::Entry;
@@ -15,7 +16,7 @@ use serde_json::Value as Json;
 
 use super::convert::unit_text;
 use crate::config::NOT_FINITE;
-use crate::engine::Answer;
+use crate::engine::{Answer, Status};
 use crate::kernel::decision::Verdict;
 
 /// The metadata that tells `answer` to the filters behind the asker of `request`.
@@ -31,7 +32,16 @@ pub fn of(request: &RateLimitRequest, answer: &Answer) -> Struct {
     if !rules.fields.is_empty() {
         put(&mut all, "metadata", Kind::StructValue(rules));
     }
+    if answer.statuses.iter().any(|status| status.finding.reason.is_degraded()) {
+        put(&mut all, "degraded", list(answer.statuses.iter().map(degraded)));
+    }
     all
+}
+
+/// Why a descriptor was answered without the store; empty where the store answered.
+fn degraded(status: &Status) -> Kind {
+    let reason = status.finding.reason;
+    Kind::StringValue(if reason.is_degraded() { reason.as_str() } else { "" }.to_owned())
 }
 
 fn descriptor(written: &RateLimitDescriptor) -> Kind {

@@ -9,6 +9,7 @@ pub mod json;
 pub mod metrics;
 mod serve;
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
@@ -21,6 +22,7 @@ use axum::routing::any;
 use super::Reporting;
 use super::health::{Health, Ready};
 use crate::engine::Engine;
+use crate::kernel::decision::Cause;
 
 pub use serve::serve;
 
@@ -72,7 +74,19 @@ async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
         Ready::Yes => StatusCode::OK,
         Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (status, PLAIN, format!("{ready}\n")).into_response()
+    (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
+}
+
+/// What a ready process says of a store that does not answer. It stays ready: it answers, and a
+/// fleet that leaves the load balancer together is no help to anybody.
+struct Degraded(Option<Cause>);
+
+impl fmt::Display for Degraded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(cause) = self.0 else { return Ok(()) };
+        write!(f, "; the store of counters does not answer ({}): ", cause.as_str())?;
+        f.write_str("each limit's on_backend_failure does")
+    }
 }
 
 async fn not_found() -> Response {

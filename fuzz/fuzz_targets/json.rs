@@ -1,0 +1,15 @@
+//! Bytes as the body of `/json`: what is accepted means what the same gRPC message does.
+#![no_main]
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use libfuzzer_sys::fuzz_target;
+use prost::Message as _;
+use sluicegate::edge::http::json;
+use sluicegate_fuzz::laws;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(request) = json::request(bytes) else { return };
+    let sent = RateLimitRequest::decode(&*request.encode_to_vec()).expect("what was encoded");
+    assert_eq!(request, sent);
+    laws::hold(&request, bytes.len());
+});

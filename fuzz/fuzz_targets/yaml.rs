@@ -1,0 +1,123 @@
+//! Bytes as files of limits, parted by lines of `%%`: sound or told what is wrong, in bounded time;
+//! and whatever is sound can be looked up, explained, listed, compared and decided by.
+#![no_main]
+
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use sluicegate::config::diagnostic::{Diagnostic, Severity};
+use sluicegate::config::explain::explain;
+use sluicegate::config::load;
+use sluicegate::config::tree::trace::Outcome;
+use sluicegate::config::{Config, Domain, diff};
+use sluicegate::edge::http::admin::rlconfig;
+use sluicegate::engine::Policy;
+use sluicegate::kernel::decision::{Cost, Descriptor, Question};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate_fuzz::{NOW, Service};
+
+const NAMES: [&str; 3] = ["a.yaml", "b.yaml", "c.yaml"];
+
+/// Most rules of a domain that are tried: a fuzzer's files are small, its time is not to be spent
+/// on one.
+const MOST_TRIED: usize = 20;
+
+fuzz_target!(|bytes: &[u8]| {
+    let texts = parts(bytes);
+    let merge_domains = 1 < texts.len();
+    match load(NAMES.into_iter().zip(texts), Revision(1), merge_domains) {
+        Err(found) => {
+            let is_error = |one: &Diagnostic| one.code.severity() == Severity::Error;
+            assert!(found.iter().any(is_error), "refused without a reason");
+            found.iter().for_each(can_be_told);
+        }
+        Ok((config, warnings)) => {
+            warnings.iter().for_each(can_be_told);
+            works(Arc::new(config));
+        }
+    }
+});
+
+/// The files: at most as many as there are names.
+fn parts(bytes: &[u8]) -> Vec<&[u8]> {
+    const PARTING: &[u8] = b"\n%%\n";
+    let (mut parts, mut rest) = (Vec::new(), bytes);
+    while parts.len() + 1 < NAMES.len() {
+        let Some(at) = rest.windows(PARTING.len()).position(|four| four == PARTING) else { break };
+        parts.push(&rest[..at]);
+        rest = &rest[at + PARTING.len()..];
+    }
+    parts.push(rest);
+    parts
+}
+
+fn can_be_told(diagnostic: &Diagnostic) {
+    assert!(!diagnostic.message.is_empty());
+    assert!(0 < diagnostic.place.line && 0 < diagnostic.place.column, "{diagnostic}");
+    assert!(!diagnostic.to_string().is_empty());
+    serde_json::to_value(diagnostic).expect("JSON");
+}
+
+fn works(config: Arc<Config>) {
+    drop(rlconfig(&config));
+    let changes = diff::diff(&config, &config);
+    assert_eq!((changes.added, changes.removed, changes.changed), Default::default());
+    for domain in config.domains.values() {
+        assert!(!domain.name.is_empty());
+        try_rules(&config, domain);
+    }
+}
+
+fn try_rules(config: &Arc<Config>, domain: &Domain) {
+    let paths: Vec<_> = domain.tree.rules().take(MOST_TRIED).map(|rule| &*rule.path).collect();
+    let descriptors: Vec<_> = paths.iter().map(|path| entries(&domain.name, path)).collect();
+    for entries in &descriptors {
+        lookup_and_trace_agree(domain, entries);
+    }
+    for (hits, now) in [(1, Nanos(0)), (u64::MAX, NOW), (0, Nanos(u64::MAX))] {
+        let explained = explain(config, &domain.name, &descriptors, Hits(hits), now);
+        serde_json::to_value(&explained).expect("JSON");
+    }
+    decide(config, domain, &descriptors);
+}
+
+/// The entries that a rule's path names, as far as a path tells.
+fn entries<'p>(domain: &str, path: &'p str) -> Vec<(&'p str, &'p str)> {
+    let names = path.strip_prefix(domain).and_then(|rest| rest.strip_prefix('.'));
+    let names = names.into_iter().flat_map(|names| names.split('.'));
+    names.map(|name| name.split_once('_').unwrap_or((name, "v"))).collect()
+}
+
+fn lookup_and_trace_agree(domain: &Domain, entries: &[(&str, &str)]) {
+    let found = domain.tree.lookup(entries.iter().copied());
+    let trace = domain.tree.explain(entries);
+    match (found, trace.outcome) {
+        (Some(found), Outcome::Found(traced)) => {
+            assert!(std::ptr::eq(found.rule, traced.rule), "{entries:?}");
+            assert_eq!(found.shared, traced.shared, "{entries:?}");
+        }
+        (None, Outcome::Found(_)) => panic!("the trace alone finds {entries:?}"),
+        (Some(found), _) => panic!("the lookup alone finds {entries:?}: {:?}", found.rule.path),
+        (None, _) => {}
+    }
+}
+
+/// One question about all of them, twice: once at rest, once with hits counted.
+fn decide(config: &Arc<Config>, domain: &Domain, descriptors: &[Vec<(&str, &str)>]) {
+    if descriptors.is_empty() {
+        return;
+    }
+    let descriptor = |entries: &Vec<(_, _)>| Descriptor {
+        entries: entries.iter().copied().collect(),
+        cost: Cost::Charge(Hits(1)),
+        limit: None,
+    };
+    let descriptors = descriptors.iter().map(descriptor).collect();
+    let question = Question { domain: &domain.name, descriptors };
+    let service = Service::new(config.clone(), Policy::default());
+    for _ in 0..2 {
+        let answer = service.decide(&question).expect("limits are loaded");
+        assert_eq!(answer.statuses.len(), question.descriptors.len());
+        service.advance(Nanos::SECOND);
+    }
+}

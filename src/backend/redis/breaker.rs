@@ -1,0 +1,79 @@
+//! Whether a Redis that was late too often is asked.
+//!
+//! Guarantees: opens after [`LATE_IN_A_ROW`] late answers without one in time between; while it is
+//! open nobody waits; it is closed by a probe that was answered in time, and by nothing else.
+//! Leaves out: the probe, which is the connection's.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use tokio::sync::Notify;
+
+/// Late answers in a row that open the breaker: one can be a hiccup, of five in a row the
+/// sixth caller should not pay.
+pub(super) const LATE_IN_A_ROW: u32 = 5;
+
+/// The state.
+#[derive(Debug, Default)]
+pub(super) struct Breaker {
+    late: AtomicU32,
+    open: AtomicBool,
+    opened: Notify,
+}
+
+impl Breaker {
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Relaxed)
+    }
+
+    /// An answer came in time.
+    pub(super) fn in_time(&self) {
+        // Read first: a store by every call would be fought over by every core.
+        if self.late.load(Relaxed) != 0 {
+            self.late.store(0, Relaxed);
+        }
+    }
+
+    /// No answer came in time. True when this opened the breaker.
+    pub(super) fn late(&self) -> bool {
+        let opens = LATE_IN_A_ROW <= self.late.fetch_add(1, Relaxed).saturating_add(1)
+            && !self.open.swap(true, Relaxed);
+        if opens {
+            self.opened.notify_one();
+        }
+        opens
+    }
+
+    /// Returns once the breaker opens, at once if it is open and nobody has been told.
+    pub(super) async fn opened(&self) {
+        self.opened.notified().await;
+    }
+
+    /// Asks as ever.
+    pub(super) fn close(&self) {
+        self.late.store(0, Relaxed);
+        self.open.store(false, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Breaker, LATE_IN_A_ROW};
+
+    #[test]
+    fn it_opens_at_the_last_of_so_many_late_answers_in_a_row_and_once() {
+        let breaker = Breaker::default();
+        for _ in 1..LATE_IN_A_ROW {
+            assert!(!breaker.late());
+        }
+        breaker.in_time();
+        for _ in 1..LATE_IN_A_ROW {
+            assert!(!breaker.late() && !breaker.is_open(), "one in time begins the count anew");
+        }
+        assert!(breaker.late() && breaker.is_open());
+        assert!(!breaker.late(), "it is open already");
+        breaker.in_time();
+        assert!(breaker.is_open(), "a straggler's answer does not close it");
+        breaker.close();
+        assert!(!breaker.is_open() && !breaker.late());
+    }
+}

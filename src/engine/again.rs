@@ -1,0 +1,88 @@
+//! Asking again for what was planned around another time than the store's.
+//!
+//! Guarantees: pure; a charge that was made is never made a second time.
+//! Leaves out: planning for the store's time and the asking itself (`decide`).
+
+use smallvec::SmallVec;
+
+use crate::backend::{Cause, Charges, Outcome, Outcomes, Rule};
+use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use crate::kernel::units::Nanos;
+
+/// The store's time, if a charge was stale by it.
+pub(super) fn store_now(outcomes: &[Outcome]) -> Option<Nanos> {
+    outcomes.iter().find_map(|outcome| match outcome {
+        Outcome::Stale(store_now) => Some(*store_now),
+        _ => None,
+    })
+}
+
+/// What is stale still has failed.
+pub(super) fn fail_stale(outcomes: &mut [Outcome]) {
+    for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Stale(_))) {
+        *outcome = Outcome::Failed(Cause::Stale);
+    }
+}
+
+/// Whether `later` charges the counters that `asked` did.
+pub(super) fn same(asked: &Charges, later: &Charges) -> bool {
+    let keys = |charges: &Charges| charges.list.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
+    keys(asked) == keys(later)
+}
+
+/// The charges that were not made, with their places in the question.
+pub(super) struct Missing {
+    pub(super) charges: Charges,
+    places: SmallVec<[usize; 2]>,
+}
+
+impl Missing {
+    /// Puts the answers where they belong.
+    pub(super) fn put(&self, answered: Outcomes, outcomes: &mut Outcomes) {
+        for (&place, answer) in self.places.iter().zip(answered) {
+            if let Some(outcome) = outcomes.get_mut(place) {
+                *outcome = answer;
+            }
+        }
+    }
+}
+
+/// What of `asked` was not charged because of a stale one, as `later` plans it.
+///
+/// Under `each` these are the stale ones. Under `all_or_nothing` a stale charge counts as a denial:
+/// where it denied the question nothing was charged but refunds, and all else is asked again.
+pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) -> Missing {
+    let spared = matches!(asked.rule, Rule::AllOrNothing { .. }) && denied(asked, outcomes);
+    let is_missing = |place: usize| {
+        let is_stale = matches!(outcomes.get(place), Some(Outcome::Stale(_)));
+        let is_charge = matches!(asked.list.get(place).map(|c| c.cost), Some(Cost::Charge(_)));
+        is_stale || spared && is_charge
+    };
+    let places: SmallVec<[usize; 2]> =
+        (0..later.list.len()).filter(|&place| is_missing(place)).collect();
+    let list = places.iter().map(|&place| later.list[place].clone()).collect();
+    let rule = match asked.rule {
+        Rule::AllOrNothing { quota_for_all, rescued } if spared => {
+            // A refund that was made passes, and is not there to say so.
+            let passes = |place: usize| match asked.list.get(place).map(|c| c.standing.group) {
+                Some(Group::Quota) => true,
+                Some(Group::Enforced) => quota_for_all,
+                Some(Group::Aside) | None => false,
+            };
+            let made = (0..asked.list.len()).any(|place| !is_missing(place) && passes(place));
+            Rule::AllOrNothing { quota_for_all, rescued: rescued || made }
+        }
+        _ => Rule::Each,
+    };
+    Missing { charges: Charges { list, rule }, places }
+}
+
+/// Whether the store saw these outcomes as a denial of the whole question.
+fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
+    let Rule::AllOrNothing { quota_for_all, rescued } = asked.rule else { return false };
+    let votes = asked.list.iter().zip(outcomes).map(|(charge, outcome)| {
+        (charge.standing.group, charge.standing.verdict(outcome.denies()))
+    });
+    let passed = rescued.then_some((Group::Quota, Verdict::Admit));
+    combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+}

@@ -1,0 +1,79 @@
+//! Four processes, one Redis, one key: exactly its limit.
+
+use std::collections::BTreeMap;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Store, failures_of_any_kind, serve, wait_until_whole};
+use crate::service::Service;
+use crate::waiting::for_a_day_with_a_minute_left;
+
+const PROCESSES: usize = 4;
+const LIMIT: usize = 1_000;
+const QUESTIONS: usize = 10_000;
+const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_processes_admit_exactly_the_limit_of_one_key_between_them() {
+    for_a_day_with_a_minute_left();
+    let store = Store::running();
+    let limits = limits();
+    // Exactness is asked for here, not speed, on whatever machine this runs.
+    let flags = ["--backend-deadline", "60s", "--log-level", "warn"];
+    let fleet: Vec<_> =
+        (0..PROCESSES).map(|_| serve(limits.path(), &store.url(), &flags)).collect();
+    fleet.iter().for_each(wait_until_whole);
+    let mut channels = Vec::new();
+    for service in &fleet {
+        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        channels.push(endpoint.connect().await.unwrap());
+    }
+    for strategy in STRATEGIES {
+        let tasks: Vec<_> = (0..QUESTIONS)
+            .map(|number| tokio::spawn(ask(channels[number % PROCESSES].clone(), strategy)))
+            .collect();
+        let mut codes: BTreeMap<&str, usize> = BTreeMap::new();
+        for task in tasks {
+            *codes.entry(task.await.unwrap().as_str_name()).or_default() += 1;
+        }
+        let exactly = [("OK", LIMIT), ("OVER_LIMIT", QUESTIONS - LIMIT)].into();
+        assert_eq!(codes, exactly, "{strategy}: {}", log(&fleet));
+    }
+    assert_eq!(fleet.iter().map(failures_of_any_kind).sum::<u64>(), 0);
+}
+
+async fn ask(channel: Channel, strategy: &str) -> Code {
+    let entry = Entry { key: "strategy".to_owned(), value: strategy.to_owned() };
+    let request = RateLimitRequest {
+        domain: "d".to_owned(),
+        descriptors: vec![RateLimitDescriptor {
+            entries: vec![entry],
+            ..RateLimitDescriptor::default()
+        }],
+        hits_addend: 0,
+    };
+    let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await.unwrap();
+    answer.into_inner().overall_code()
+}
+
+fn log(fleet: &[Service]) -> String {
+    fleet.iter().map(Service::log).collect()
+}
+
+fn limits() -> tempfile::TempDir {
+    let rule = |strategy: &str| {
+        format!(
+            "- key: strategy\n  value: {strategy}\n  \
+             rate_limit: {{unit: day, requests_per_unit: {LIMIT}, strategy: {strategy}}}\n"
+        )
+    };
+    let rules: String = STRATEGIES.into_iter().map(rule).collect();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("d.yaml"), format!("domain: d\ndescriptors:\n{rules}")).unwrap();
+    dir
+}

@@ -1,0 +1,206 @@
+//! Redis as it should not be. Each test prints what it observed; `docs/reliability.md` keeps it.
+//!
+//! GCRA would earn a hit while a test goes on; a fixed window of a day does not.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::{
+    RULES, Store, ask, ask_all, failures, failures_of_any_kind, limits, metric, ready, serve,
+    timed, wait_until_whole,
+};
+use crate::http1;
+use crate::service::Service;
+use crate::support::resp::Value;
+use crate::waiting::{for_a_day_with_a_minute_left, now, until};
+
+/// What the services here are given: above what a crowded machine makes of a healthy Redis.
+const DEADLINE: Duration = Duration::from_millis(100);
+/// What a caller may see above that: a connection of its own for each question, a crowded machine.
+const MARGIN: Duration = Duration::from_millis(900);
+const FLAGS: [&str; 2] = ["--backend-deadline", "100ms"];
+
+const LIMIT: u32 = 10;
+
+/// What each rule answers where nothing was counted here before.
+fn holds_every_rule(service: &Service, value: &str) {
+    assert_eq!(ask(service, "error", value), 400, "{}", service.log());
+    assert_eq!(ask(service, "allow", value), 200);
+    assert_eq!(ask(service, "deny", value), 429);
+    let local = |_| ask(service, "local", value);
+    let answers: Vec<_> = (0..LIMIT + 2).map(local).collect();
+    let part = LIMIT as usize;
+    assert!(answers[..part].iter().all(|&status| status == 200), "{answers:?}");
+    assert!(answers[part..].iter().all(|&status| status == 429), "{answers:?}");
+}
+
+/// Holds that the store counts, and that nothing it answers is degraded.
+fn holds_the_limit(service: &Service, value: &str) {
+    let before = failures_of_any_kind(service);
+    for rule in RULES {
+        let answers: Vec<_> = (0..LIMIT + 2).map(|_| ask(service, rule, value)).collect();
+        let passed = answers.iter().filter(|&&status| status == 200).count();
+        assert_eq!(passed, LIMIT as usize, "{rule}: {answers:?}\n{}", service.log());
+        assert_eq!(answers.iter().filter(|&&status| status == 429).count(), 2, "{answers:?}");
+    }
+    assert_eq!(failures_of_any_kind(service), before, "{}", service.log());
+}
+
+#[test]
+fn without_a_redis_it_starts_serves_by_each_rule_and_takes_the_redis_that_comes() {
+    for_a_day_with_a_minute_left();
+    let (mut store, limits) = (Store::absent(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    holds_every_rule(&service, "absent");
+    let said = ready(&service);
+    assert_eq!(said.status, 200);
+    assert!(said.text().contains("does not answer (unreachable)"), "{}", said.text());
+    assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
+    assert!(failures(&service, "unreachable") > 0);
+    for reason in ["allowed", "denied", "local"] {
+        let series =
+            format!("sluicegate_descriptors_decided_total{{reason=\"backend_down_{reason}\"}}");
+        assert!(metric(&service, &series) > 0, "{reason}");
+    }
+    assert_eq!(metric(&service, "sluicegate_backend_up"), 0);
+    let began = now();
+    store.start(&["--port", "0"]);
+    wait_until_whole(&service);
+    println!("observed: absent at the start: normal {:?} after it came", began.elapsed());
+    assert_eq!(metric(&service, "sluicegate_backend_up"), 1);
+    holds_the_limit(&service, "present");
+}
+
+#[test]
+fn a_killed_redis_is_answered_for_by_each_rule_and_taken_back_when_it_is_there_again() {
+    for_a_day_with_a_minute_left();
+    let (mut store, limits) = (Store::running(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    holds_the_limit(&service, "before");
+    store.kill();
+    let worst = (0..50).map(|_| timed(&service, "allow", "killed"));
+    let worst = worst.inspect(|(status, _)| assert_eq!(*status, 200)).map(|(_, took)| took).max();
+    assert!(worst < Some(DEADLINE + MARGIN), "{worst:?}");
+    holds_every_rule(&service, "killed");
+    let began = now();
+    store.start(&["--port", "0"]);
+    wait_until_whole(&service);
+    println!("observed: kill -9: worst answer {worst:?}, normal {:?} after", began.elapsed());
+    holds_the_limit(&service, "after");
+}
+
+#[test]
+fn a_stopped_redis_delays_no_answer_beyond_the_deadline() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    holds_the_limit(&service, "before");
+    store.signal("STOP");
+    let answers: Vec<_> = (0..200).map(|_| timed(&service, "allow", "stopped")).collect();
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    let worst = answers.iter().map(|(_, took)| *took).max().unwrap();
+    assert!(worst < DEADLINE + MARGIN, "{worst:?}");
+    // The first five are late; then nobody waits any more.
+    let late = failures(&service, "late");
+    assert_eq!(late, 5, "{}", service.log());
+    assert!(ready(&service).text().contains("does not answer"));
+    holds_every_rule(&service, "stopped");
+    let began = now();
+    store.signal("CONT");
+    wait_until_whole(&service);
+    let normal = began.elapsed();
+    println!("observed: SIGSTOP: worst answer {worst:?}, {late} late, normal {normal:?} after");
+    holds_the_limit(&service, "after");
+}
+
+#[test]
+fn a_flushed_script_cache_costs_no_question_and_no_count() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(500));
+    let service = serve(limits.path(), &store.url(), &["--backend-deadline", "20s"]);
+    wait_until_whole(&service);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                store.tell(&["SCRIPT", "FLUSH"]);
+            }
+        });
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                let service = &service;
+                scope.spawn(move || {
+                    (0..200).filter(|_| ask(service, "error", "flushed") == 200).count()
+                })
+            })
+            .collect();
+        let joined: Vec<_> = clients.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        done.store(true, Relaxed);
+        let passed: usize = joined.into_iter().map(Result::unwrap).sum();
+        assert_eq!(passed, 500, "each admitted hit is counted once");
+    });
+    assert_eq!(failures_of_any_kind(&service), 0, "{}", service.log());
+}
+
+#[test]
+fn a_flushed_redis_forgets_and_counts_anew() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    holds_the_limit(&service, "same");
+    store.tell(&["FLUSHALL"]);
+    holds_the_limit(&service, "same");
+}
+
+#[test]
+fn a_key_of_another_type_fails_alone_and_stays_as_it_is() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    assert_eq!(ask(&service, "allow", "odd"), 200);
+    let Value::Array(keys) = store.tell(&["KEYS", "*"]) else { panic!() };
+    let [Value::Text(key)] = &keys[..] else { panic!("{keys:?}") };
+    let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
+    client.call(&[b"DEL".as_slice(), key]);
+    client.call(&[b"HSET".as_slice(), key, b"field", b"value"]);
+    let both = [("allow", "odd"), ("error", "even")];
+    let answers: Vec<_> = (0..LIMIT + 2).map(|_| ask_all(&service, &both).status).collect();
+    let passed = answers.iter().filter(|&&status| status == 200).count();
+    assert_eq!(passed, LIMIT as usize, "the other key of the question counts: {answers:?}");
+    assert_eq!(failures(&service, "wrong_type"), u64::from(LIMIT) + 2);
+    let Value::Text(kind) = client.call(&[b"TYPE".as_slice(), key]) else { panic!() };
+    assert_eq!(kind, b"hash");
+    client.call(&[b"DEL".as_slice(), key]);
+    until("the key counts again", || match ask(&service, "allow", "odd") {
+        429 => Ok(()),
+        status => Err(status.to_string()),
+    })
+    .unwrap();
+    assert_eq!(failures(&service, "wrong_type"), u64::from(LIMIT) + 2);
+}
+
+#[test]
+fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+    until("it is a replica", || match ask(&service, "error", "replica") {
+        400 => Ok(()),
+        status => Err(status.to_string()),
+    })
+    .unwrap();
+    assert!(0 < failures(&service, "read_only") + failures(&service, "loading"));
+    holds_every_rule(&service, "while");
+    store.tell(&["REPLICAOF", "NO", "ONE"]);
+    until("it counts again", || match ask(&service, "error", "after") {
+        200 => Ok(()),
+        status => Err(format!("{status} {}", service.log())),
+    })
+    .unwrap();
+}

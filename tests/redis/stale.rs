@@ -1,0 +1,88 @@
+//! A replica whose clock is far from Redis': calendar windows are planned again around Redis' time,
+//! once, and nothing is charged twice for it.
+
+use std::time::Duration;
+
+use sluicegate::backend::redis::{Place, Redis};
+use sluicegate::clock::Clock;
+use sluicegate::engine::Engine;
+use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::task::JoinHandle;
+
+use super::Store;
+use super::degrade::{engine_over, question, redis_at};
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+/// 2001-09-09: a calendar's windows around it are long over.
+const LONG_AGO: Nanos = Nanos::from_secs(1_000_000_000);
+
+const RULES: &str = "domain: d
+descriptors:
+- {key: plain, rate_limit: {unit: day, requests_per_unit: 10}}
+- {key: month, rate_limit: {unit: month, requests_per_unit: 10, calendar: {time_zone: Europe/Berlin}}}
+- {key: tight, rate_limit: {unit: day, requests_per_unit: 2}}
+";
+
+struct Connected {
+    store: Store,
+    engine: Engine,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+fn connected(rules: &str) -> Connected {
+    for_a_day_with_a_minute_left();
+    let store = Store::running();
+    let at = redis_at(Place::Unix(store.socket()), Duration::from_secs(20));
+    let (redis, connection) = Redis::new(at);
+    let connection = tokio::spawn(connection);
+    let engine = engine_over(redis, Clock::manual(LONG_AGO), rules, 1);
+    let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    Connected { store, engine, connection }
+}
+
+async fn ask(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
+    let answer = on.engine.decide(&question(keys, hits)).await.unwrap();
+    let left = answer.statuses.iter().map(|status| status.finding.room.remaining).collect();
+    (answer.verdict, left)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_calendar_is_asked_again_and_what_was_charged_is_not() {
+    let on = connected(RULES);
+    for left in [9, 8, 7] {
+        let both = ask(&on, &["plain", "month"], 1).await;
+        assert_eq!(both, (Verdict::Admit, vec![Hits(left), Hits(left)]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
+    let both = ask(&on, &["plain", "month"], 1).await;
+    assert_eq!(both, (Verdict::Admit, vec![Hits(9), Hits(9)]));
+    let denied = ask(&on, &["plain", "month", "tight"], 3).await;
+    assert_eq!(denied, (Verdict::Deny, vec![Hits(9), Hits(9), Hits(0)]));
+    let peeked = ask(&on, &["plain", "month", "tight"], 0).await;
+    assert_eq!(peeked.1, [Hits(9), Hits(9), Hits(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_in_a_hurry_is_answered_before_the_deadline_and_opens_no_breaker() {
+    let on = connected(&RULES.replace("10}}", "10, on_backend_failure: allow}}"));
+    on.store.signal("STOP");
+    for _ in 0..10 {
+        let soon = Some(Nanos(20_000_000));
+        let answer = on.engine.decide_within(&question(&["plain"], 1), soon).await.unwrap();
+        assert_eq!(answer.verdict, Verdict::Admit);
+    }
+    assert_eq!(on.engine.trouble(), None);
+    on.store.signal("CONT");
+}
