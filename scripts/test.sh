@@ -16,18 +16,22 @@ trap 'echo; echo "FAILED at line $LINENO after $((SECONDS - began)) s: $BASH_COM
 
 missing() { echo "$1" >&2; exit 2; }
 
-install_c_linker() {
-    command -v apt-get >/dev/null || missing "no C linker (cc) here: install one, such as gcc"
+# install_packages WHAT_TO_SAY_WITHOUT_APT PACKAGE…
+install_packages() {
+    command -v apt-get >/dev/null || missing "$1"
     local root=()
     [ "$(id -u)" = 0 ] || root=(sudo)
     "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${@:2}"
 }
 
 step "tools"
 command -v cargo >/dev/null || missing "no cargo here: install Rust first, https://rustup.rs"
 cargo --version
-command -v cc >/dev/null || install_c_linker
+command -v cc >/dev/null || install_packages "no C linker (cc) here: install one, such as gcc" gcc libc6-dev
+command -v redis-server >/dev/null ||
+    install_packages "no redis-server here: install Redis 7; the tests start it themselves" redis-server
+redis-server --version
 cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 

@@ -28,6 +28,12 @@ impl Kind {
     pub(super) fn limit(self, dice: &mut Dice, now: Nanos, before: Option<&Strategy>) -> Strategy {
         loop {
             let drawn = match (self, before) {
+                (Self::Gcra, Some(Strategy::Gcra(limit))) if dice.once_in(3) => {
+                    // Another burst and nothing else.
+                    let (worth, tick) = (limit.worth(), limit.tick());
+                    Gcra::new(worth.hits, tick.nanos(worth.ticks.get()), count(dice))
+                        .map(Strategy::Gcra)
+                }
                 (Self::Gcra, _) => gcra(dice),
                 (Self::Fixed, Some(Strategy::FixedWindow(limit))) => {
                     FixedWindow::new(requests(dice), *limit.windows()).map(Strategy::FixedWindow)
@@ -109,7 +115,7 @@ fn months(dice: &mut Dice, now: Nanos) -> [Nanos; 4] {
     let start = |window: u64| Nanos::from_secs(window / 2 * PAIR + window % 2 * 2_680_000);
     let pair = now.0 / Nanos::from_secs(PAIR).0 * 2;
     let current = if now < start(pair + 1) { pair } else { pair + 1 };
-    let first = current + dice.pick(&[0, 1, 1, 2, 2, 2, 2, 2, 3]) - 3;
+    let first = current + dice.pick(&[0, 1, 2, 2, 3, 3, 3, 3, 3, 4]) - 4;
     [start(first + 1), start(first + 2), start(first + 3), start(first + 4)]
 }
 

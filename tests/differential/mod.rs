@@ -1,7 +1,20 @@
 //! The script of the store against the kernel and the memory backend: the same questions at the
-//! same instants have the same answers, in every field.
+//! same instants have the same answers, in every field, and the same keys live as long.
 //!
-//! A difference prints the seed; `SLUICEGATE_SEED` has the same run again.
+//! A difference prints the seed; `SLUICEGATE_SEED` has the same run again. The proof was shown to
+//! bite: the script was broken once per item, and the test named failed (others often too).
+//!
+//! | broken so | killed by |
+//! |---|---|
+//! | gcra: ticks not converted, or rounded up; debt not cut, or the cut not written; credit banked; retry or reset rounded down, or summed beyond 2^53; never at the burst; one off; refund below zero; a rested key left; carry rounded down, not cut to either burst, by the wrong tick, or blind to a changed burst | `gcra_answers_as_the_kernel_does` |
+//! | fixed: boundary in the old window; a future window restarted; large counts not kept apart; `<` for `<=`; saturation missing or one off; 14 digits; refund below zero | `a_fixed_window_answers_as_the_kernel_does` |
+//! | calendar: an end inclusive, a window off by one, stale without its instant | `a_calendar_window_answers_as_the_kernel_does` |
+//! | sliding window: weight rounded down, wrong or old windows carried, a tick late, going back, a move not written, a start in ticks, reset without the next window | `a_sliding_window_answers_as_the_kernel_does` |
+//! | log: off by one at the period, the future left there, a lowered limit keeping all or not rewriting its oldest, refund from the wrong run, a search that skips, totals without their origin, a longer period not kept, nothing remembered under a limit of 0 | `a_sliding_log_answers_as_the_kernel_does` |
+//! | log: instants not joined | `a_log_has_a_run_an_instant_and_no_more_than_its_limit` |
+//! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
+//! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
+//! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
 mod limits;
 mod model;

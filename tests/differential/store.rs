@@ -151,9 +151,27 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
                 assert_eq!(answers[1], Answer::Unreadable, "{strategy:?} {number} {rule:?}");
                 assert!(admits(answers[0]) && admits(answers[2]));
             }
+            let left = scripted.charge(&each([("before", gcra, 0)]), Some(NOW))[0];
+            let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = left else { panic!() };
+            assert_eq!(room.remaining, Hits(5), "the others are charged");
             let after = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
             assert_eq!(after, before, "{strategy:?}, stranger {number}");
         }
+    }
+}
+
+#[test]
+fn a_log_has_a_run_an_instant_and_no_more_than_its_limit() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let limit = |hits| Strategy::SlidingLog(SlidingLog::new(hits, Nanos::SECOND).unwrap());
+    for (limit, millis, runs) in
+        [(limit(4), 0, 1), (limit(4), 0, 1), (limit(4), 1, 2), (limit(4), 2, 3), (limit(1), 3, 1)]
+    {
+        let charges = each([("a", limit, 1)]);
+        scripted.charge(&charges, Some(NOW.plus(Nanos(millis * 1_000_000))));
+        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, PREFIX)];
+        assert_eq!(scripted.client.call(&length), Value::Int(runs), "{limit:?} at {millis}");
     }
 }
 

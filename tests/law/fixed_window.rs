@@ -134,6 +134,23 @@ fn a_count_saturates_and_stays_over() {
 }
 
 #[test]
+fn a_count_saturates_where_a_double_does() {
+    let (limit, mut state) = (every(10, 60), Count::default());
+    limit.step(&mut state, START, Hits(u64::MAX));
+    assert_eq!(state.count, (1 << 53) - 1);
+    let Step::Admit(room) = limit.refund(&mut state, START, Hits((1 << 53) - 2)) else { panic!() };
+    assert_eq!(room.remaining, Hits(9));
+}
+
+#[test]
+fn a_window_of_two_to_the_53_microseconds_is_refused() {
+    let of = |micros: u64| FixedWindow::new(1, Windows::Every(Nanos(micros * 1_000)));
+    let period = Nanos((1 << 53) * 1_000);
+    assert_eq!(of(1 << 53), Err(LimitError::LongPeriod { period }));
+    assert!(of((1 << 53) - 1).is_ok());
+}
+
+#[test]
 fn a_calendar_window_lasts_as_long_as_its_day() {
     let limit = calendar(5);
     for (window, hours) in [(0, 24), (1, 25), (2, 24)] {

@@ -25,7 +25,7 @@ local function ask(i)
       if its_act ~= 1 then together = together + its_hits end
     end
   end
-  if 9007199254740992 <= together then together = 9007199254740991 end
+  -- Beyond 2^53 a sum is more than any limit, however it is rounded.
   local code, remaining, retry, reset = put(i, 2, together)
   -- What cannot be read holds nobody back; how it is answered is not for this script to say.
   local denies = code ~= 0 and code ~= 5

@@ -53,9 +53,9 @@
       oldest, total, own = run(0)
       origin = total - own
       newest, total = run(-1)
-      -- settle: drop_oldest, then what is gone. Asking forgets nothing.
+      -- settle: drop_oldest, then what is gone. Written below, unless this only asks.
       local surplus = total - (limit < 1 and 1 or limit)
-      if act ~= ASK and 0 < surplus then
+      if 0 < surplus then
         low, base = first(0, nil, surplus), surplus
       end
       if newest <= past then
