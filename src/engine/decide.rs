@@ -117,13 +117,12 @@ impl Engine {
             self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
         }
         let settled = degrade::settle(&plan, outcomes, self.local.as_ref(), now)?;
-        let answer = self.answer(plan, &settled, revision, now);
+        let answer = self.answer(&mut plan, &settled, revision, now);
         Decided {
             verdict: answer.verdict,
             shadowed: answer.shadowed,
             reasons: answer.statuses.iter().map(|status| status.finding.reason),
             near: self.near(&answer),
-            took: Some(self.clock.now().since(now)),
         }
         .emit();
         Ok(answer)
@@ -196,11 +195,18 @@ impl Engine {
         Ok(config.revision)
     }
 
-    fn answer(&self, plan: Plan, settled: &[Settled], revision: Revision, now: Nanos) -> Answer {
+    /// Takes the parts out of `plan`, which is too large to be moved here.
+    fn answer(
+        &self,
+        plan: &mut Plan,
+        settled: &[Settled],
+        revision: Revision,
+        now: Nanos,
+    ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
         let Plan { parts, charges } = plan;
         let mut charged = charges.list.iter().zip(settled);
-        let statuses = parts.into_iter().map(|part| {
+        let statuses = parts.drain(..).map(|part| {
             status(part, || charged.next().map(|(charge, settled)| (charge.standing, *settled)))
         });
         let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();

@@ -19,8 +19,6 @@ pub struct Decided<R> {
     pub reasons: R,
     /// How many descriptors were admitted beyond `near_limit_ratio` of their limit.
     pub near: u64,
-    /// How long it took, where it was measured.
-    pub took: Option<Nanos>,
 }
 
 impl<R: Iterator<Item = Reason>> Decided<R> {
@@ -31,7 +29,26 @@ impl<R: Iterator<Item = Reason>> Decided<R> {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.decided(self.verdict, self.shadowed, self.reasons, self.near, self.took);
+        metrics.decided(self.verdict, self.shadowed, self.reasons, self.near);
+    }
+}
+
+/// A question that was read was answered or refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// From the message, decoded, to the reply, not yet encoded.
+    pub took: Nanos,
+}
+
+impl Answered {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.answered(self.took);
     }
 }
 

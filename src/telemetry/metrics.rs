@@ -125,7 +125,6 @@ impl Metrics {
         shadowed: bool,
         reasons: impl Iterator<Item = Reason>,
         near: u64,
-        took: Option<Nanos>,
     ) {
         let mine = self.mine();
         if near != 0 {
@@ -133,11 +132,13 @@ impl Metrics {
         }
         mine.add(&mine.shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
         reasons.for_each(|reason| mine.add(&mine.shard.reasons[reason as usize], 1));
-        if let Some(took) = took {
-            let bucket = BOUNDS.iter().position(|&(bound, _)| took <= bound);
-            mine.add(&mine.shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
-            mine.add(&mine.shard.took_sum, took.0);
-        }
+    }
+
+    pub(super) fn answered(&self, took: Nanos) {
+        let mine = self.mine();
+        let bucket = BOUNDS.iter().position(|&(bound, _)| took <= bound);
+        mine.add(&mine.shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
+        mine.add(&mine.shard.took_sum, took.0);
     }
 
     pub(super) fn asked(&self, asked: Asked) {
@@ -251,7 +252,7 @@ impl Metrics {
 
     fn write_took(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_decision_duration_seconds";
-        head(page, name, "histogram", "Time from a question to its answer")?;
+        head(page, name, "histogram", "Time from a message decoded to its reply")?;
         let mut below = 0;
         // Bound: `BOUNDS`, and one without end.
         for (index, le) in BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]).enumerate() {

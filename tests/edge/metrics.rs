@@ -9,7 +9,7 @@ use sluicegate::edge::http::metrics::router;
 use sluicegate::kernel::decision::{Cause, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    Asked, BackendFailed, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
+    Answered, Asked, BackendFailed, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
 };
 use sluicegate::telemetry::metrics::{Gauges, Metrics};
 use tonic::codegen::Service as _;
@@ -58,13 +58,8 @@ fn labels_are_sound(labels: &str) -> bool {
     })
 }
 
-fn decided(
-    verdict: Verdict,
-    reasons: &[Reason],
-    nanos: u64,
-) -> Decided<impl Iterator<Item = Reason>> {
-    let took = Some(Nanos(nanos));
-    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), near: 0, took }
+fn decided(verdict: Verdict, reasons: &[Reason]) -> Decided<impl Iterator<Item = Reason>> {
+    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), near: 0 }
 }
 
 #[test]
@@ -110,9 +105,12 @@ fn the_lists_are_in_the_order_of_their_discriminants() {
 fn what_happens_is_counted_under_its_own_name() {
     let metrics = Metrics::new();
     let reasons = [Reason::OverLimit, Reason::WithinLimit, Reason::WithinLimit];
-    decided(Verdict::Deny, &reasons, 400).count(&metrics);
-    decided(Verdict::Admit, &[Reason::NoLimit], 3_000_000).count(&metrics);
-    Decided { shadowed: true, ..decided(Verdict::Admit, &[], 1 << 40) }.count(&metrics);
+    decided(Verdict::Deny, &reasons).count(&metrics);
+    decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
+    Decided { shadowed: true, ..decided(Verdict::Admit, &[]) }.count(&metrics);
+    for nanos in [400, 3_000_000, 1 << 40] {
+        Answered { took: Nanos(nanos) }.count(&metrics);
+    }
     Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
     StoreFull { verdict: Verdict::Deny }.count(&metrics);
     BackendFailed { cause: Cause::WrongType, charges: 3 }.count(&metrics);
@@ -154,7 +152,7 @@ fn what_happens_is_counted_under_its_own_name() {
 fn a_bound_belongs_to_its_own_bucket() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
-        decided(Verdict::Admit, &[], nanos).count(&metrics);
+        Answered { took: Nanos(nanos) }.count(&metrics);
     }
     let samples = samples(&page(&metrics));
     let below =
@@ -169,7 +167,8 @@ fn threads_that_count_at_once_lose_nothing() {
         for _ in 0..100 {
             scope.spawn(|| {
                 for _ in 0..1_000 {
-                    decided(Verdict::Admit, &[Reason::NoLimit], 1).count(&metrics);
+                    decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
+                    Answered { took: Nanos(1) }.count(&metrics);
                 }
             });
         }

@@ -15,7 +15,7 @@ use super::convert;
 use crate::edge::{Reporting, outcome};
 use crate::engine::{Answer, Engine, Refusal};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Asked, Protocol};
+use crate::telemetry::event::{Answered, Asked, Protocol};
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -74,10 +74,14 @@ impl RateLimitService for RateLimits {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let patience = patience(request.metadata());
-        let request = request.into_inner();
+        let (request, decoded) = (request.into_inner(), self.engine.clock().now());
         let answer = self.answer(&request, patience).await;
         Asked { protocol: Protocol::Grpc, outcome: outcome(&answer) }.emit();
-        let answer = answer.map_err(|refused| convert::refusal(&refused))?;
-        Ok(Response::new(convert::reply(&request, &answer, &self.reporting)))
+        let reply = match answer {
+            Ok(answer) => Ok(Response::new(convert::reply(&request, &answer, &self.reporting))),
+            Err(refused) => Err(convert::refusal(&refused)),
+        };
+        Answered { took: self.engine.clock().now().since(decoded) }.emit();
+        reply
     }
 }

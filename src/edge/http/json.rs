@@ -20,7 +20,7 @@ use super::{Ask, text};
 use crate::edge::grpc::convert;
 use crate::edge::outcome;
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{Asked, Outcome, Protocol};
+use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
 pub use read::request;
 pub use write::{Inexpressible, response};
@@ -45,13 +45,20 @@ async fn decide(ask: &Ask, body: Body) -> (Outcome, Response) {
         Ok(request) => request,
         Err(why) => return refused(why),
     };
+    let decoded = ask.engine.clock().now();
     let answer = match convert::question(&request, &ask.reporting) {
         Ok(question) => ask.engine.decide(&question).await,
         Err(refusal) => Err(refusal),
     };
     let outcome = outcome(&answer);
-    let Ok(answer) = answer else { return (outcome, text(StatusCode::BAD_REQUEST)) };
-    show(&convert::reply(&request, &answer, &ask.reporting), answer.verdict, outcome)
+    let shown = match answer {
+        Ok(answer) => {
+            show(&convert::reply(&request, &answer, &ask.reporting), answer.verdict, outcome)
+        }
+        Err(_) => (outcome, text(StatusCode::BAD_REQUEST)),
+    };
+    Answered { took: ask.engine.clock().now().since(decoded) }.emit();
+    shown
 }
 
 fn show(reply: &RateLimitResponse, verdict: Verdict, outcome: Outcome) -> (Outcome, Response) {
