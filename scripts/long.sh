@@ -2,7 +2,7 @@
 # The checks that take minutes each, one after the other, with a table at the end.
 #
 #   scripts/long.sh                 all of them
-#   scripts/long.sh ignored         this one
+#   scripts/long.sh keys            this one
 #   FUZZ_SECONDS=30 scripts/long.sh fuzz
 #
 # One check's failure does not stop the others; the exit code is 1 when any failed.
@@ -27,11 +27,14 @@ run() {
 # Every fuzz target, five minutes each, two at a time.
 check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 
-# Tests marked #[ignore], such as ten million live keys; optimised, since they measure memory and time.
-check_ignored() { run ignored cargo test --locked --release -- --ignored --nocapture --test-threads 1; }
+# Ten million live GCRA keys, and what each of them takes.
+check_keys() { run keys cargo bench --locked --bench path -- keys; }
+
+# Every bench: the numbers that docs and changes speak of.
+check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(ignored fuzz)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys fuzz)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -114,10 +114,15 @@ impl Engine {
         };
         if let Some(store_now) = again::store_now(&outcomes) {
             let end = patience.map(|patience| now.plus(patience));
-            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
+            // Boxed, because it is rare and would triple the size of every question's future.
+            Box::pin(self.ask_again(&mut plan, &mut outcomes, question, store_now, end)).await;
         }
-        let settled = degrade::settle(&plan, outcomes, self.local.as_ref(), now)?;
-        let answer = self.answer(&mut plan, &settled, revision, now);
+        let answer = if degrade::is_needed(&outcomes) {
+            let settled = degrade::settle(&plan, outcomes, self.local.as_ref(), now)?;
+            self.answer(&mut plan, settled.into_iter(), revision, now)
+        } else {
+            self.answer(&mut plan, outcomes.into_iter().map(Settled::Answered), revision, now)
+        };
         Decided {
             verdict: answer.verdict,
             shadowed: answer.shadowed,
@@ -199,7 +204,7 @@ impl Engine {
     fn answer(
         &self,
         plan: &mut Plan,
-        settled: &[Settled],
+        settled: impl Iterator<Item = Settled>,
         revision: Revision,
         now: Nanos,
     ) -> Answer {
@@ -207,7 +212,7 @@ impl Engine {
         let Plan { parts, charges } = plan;
         let mut charged = charges.list.iter().zip(settled);
         let statuses = parts.drain(..).map(|part| {
-            status(part, || charged.next().map(|(charge, settled)| (charge.standing, *settled)))
+            status(part, || charged.next().map(|(charge, settled)| (charge.standing, settled)))
         });
         let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
         let findings = || statuses.iter().map(|status| &status.finding);

@@ -47,24 +47,17 @@ pub(super) enum Settled {
     Local(Outcome),
 }
 
+/// Whether the store left any charge unanswered.
+pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
+    outcomes.iter().any(|outcome| cause(*outcome).is_some())
+}
+
 /// Settles every charge of `plan`.
 ///
 /// # Errors
 /// [`Refusal::BackendDown`] where a charge was not answered and its limit says `error`.
-pub(super) fn settle(
-    plan: &Plan,
-    outcomes: Outcomes,
-    local: Option<&Local>,
-    now: Nanos,
-) -> Result<SmallVec<[Settled; 2]>, Refusal> {
-    if outcomes.iter().any(|outcome| cause(*outcome).is_some()) {
-        return degrade(plan, outcomes, local, now);
-    }
-    Ok(outcomes.into_iter().map(Settled::Answered).collect())
-}
-
 #[cold]
-fn degrade(
+pub(super) fn settle(
     plan: &Plan,
     outcomes: Outcomes,
     local: Option<&Local>,
