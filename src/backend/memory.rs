@@ -217,6 +217,10 @@ impl Memory {
 }
 
 impl Backend for Memory {
+    fn is_at_hand(&self) -> bool {
+        true
+    }
+
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         Reply::Now(match charges.rule {
             Rule::AllOrNothing { quota_for_all, rescued } => {

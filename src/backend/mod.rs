@@ -24,6 +24,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// A store that is shared has a clock of its own, and goes by that.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
 
+    /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait
+    /// with.
+    fn is_at_hand(&self) -> bool {
+        false
+    }
+
     /// Why charges are not answered just now, if they are not.
     fn trouble(&self) -> Option<Cause> {
         None

@@ -103,25 +103,55 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<Answer, Refusal> {
         let now = self.clock.now();
+        if self.backend.is_at_hand() {
+            return self.decide_at_once(question, now);
+        }
+        // Boxed: who is answered at once does not carry about what waiting takes.
+        Box::pin(self.decide_later(question, now, patience)).await
+    }
+
+    fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
         let mut plan = Plan::default();
         let revision = self.plan(&mut plan, question, now)?;
+        let outcomes = match self.backend.charge(now, &plan.charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(_) => failed(&plan.charges, Cause::Late),
+        };
+        self.finish(&mut plan, outcomes, revision, now)
+    }
+
+    async fn decide_later(
+        &self,
+        question: &Question<'_>,
+        now: Nanos,
+        patience: Option<Nanos>,
+    ) -> Result<Answer, Refusal> {
+        let mut plan = Plan::default();
+        let revision = self.plan(&mut plan, question, now)?;
+        let end = patience.map(|patience| now.plus(patience));
         let mut outcomes = match self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => {
-                let end = patience.map(|patience| now.plus(patience));
-                self.wait(reply, &plan.charges, end).await
-            }
+            Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
         };
         if let Some(store_now) = again::store_now(&outcomes) {
-            let end = patience.map(|patience| now.plus(patience));
-            // Boxed, because it is rare and would triple the size of every question's future.
-            Box::pin(self.ask_again(&mut plan, &mut outcomes, question, store_now, end)).await;
+            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
         }
+        self.finish(&mut plan, outcomes, revision, now)
+    }
+
+    /// From outcomes to the answer, and what is told of it.
+    fn finish(
+        &self,
+        plan: &mut Plan,
+        outcomes: Outcomes,
+        revision: Revision,
+        now: Nanos,
+    ) -> Result<Answer, Refusal> {
         let answer = if degrade::is_needed(&outcomes) {
-            let settled = degrade::settle(&plan, outcomes, self.local.as_ref(), now)?;
-            self.answer(&mut plan, settled.into_iter(), revision, now)
+            let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
+            self.answer(plan, settled.into_iter(), revision, now)
         } else {
-            self.answer(&mut plan, outcomes.into_iter().map(Settled::Answered), revision, now)
+            self.answer(plan, outcomes.into_iter().map(Settled::Answered), revision, now)
         };
         Decided {
             verdict: answer.verdict,
@@ -143,8 +173,8 @@ impl Engine {
     ) -> Outcomes {
         let Some(end) = end else { return reply.await };
         let left = Duration::from_nanos(end.since(self.clock.now()).0);
-        let late = |_| charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
-        tokio::time::timeout(left, reply).await.unwrap_or_else(late)
+        let answered = tokio::time::timeout(left, reply).await;
+        answered.unwrap_or_else(|_| failed(charges, Cause::Late))
     }
 
     /// Asks once more for what was planned around another time than the store's.
@@ -230,6 +260,11 @@ impl Engine {
             statuses,
         }
     }
+}
+
+/// Every charge unanswered.
+fn failed(charges: &Charges, cause: Cause) -> Outcomes {
+    charges.list.iter().map(|_| Outcome::Failed(cause)).collect()
 }
 
 /// Hits up to which a limit is not nearly used up, computed in the reference's 32-bit floats.
