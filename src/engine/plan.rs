@@ -238,7 +238,7 @@ impl Plan {
 
 fn name<'a>(
     domain: &Domain,
-    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
     counting: Counting,
     keys: CounterKeys,
 ) -> CounterKey {

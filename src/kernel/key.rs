@@ -64,21 +64,20 @@ impl CounterKey {
     /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let pieces = entries.flat_map(|(name, value)| [name, value]);
-        Self::of(head(b'i', counting), |put| {
-            put(&length);
-            put(domain.as_bytes());
-            for piece in pieces.clone() {
-                put(&short(piece));
-                put(piece.as_bytes());
-            }
-        })
+        let mut key = Writer::new(head(b'i', counting));
+        key.put(&length);
+        key.put(domain.as_bytes());
+        for piece in entries.flat_map(|(name, value)| [name, value]) {
+            key.put(&short(piece));
+            key.put(piece.as_bytes());
+        }
+        key.finish()
     }
 
     /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
@@ -86,16 +85,16 @@ impl CounterKey {
     /// The start of the window, which ends the reference's key, is the counter's state here.
     pub fn joined<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
+        let mut key = Writer::new(head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
-        Self::of(head(b'j', counting), |put| {
-            for piece in std::iter::once(domain).chain(pieces.clone()) {
-                put(piece.as_bytes());
-                put(b"_");
-            }
-        })
+        for piece in std::iter::once(domain).chain(pieces) {
+            key.put(piece.as_bytes());
+            key.put(b"_");
+        }
+        key.finish()
     }
 
     /// The bytes.
@@ -118,27 +117,47 @@ impl CounterKey {
         });
         domain.filter(|_| head.first() == Some(&b'i')).unwrap_or(bytes)
     }
+}
 
-    /// Puts the pieces one behind the other. They are told twice at most: growing byte by byte would
-    /// cost more than the rest of a decision.
-    fn of(head: Head, tell: impl Fn(&mut dyn FnMut(&[u8]))) -> Self {
-        let (mut bytes, mut end) = ([0; SHORT], 0_usize);
-        let mut short = |piece: &[u8]| {
-            let start = end;
-            end = end.saturating_add(piece.len());
-            if let Some(place) = bytes.get_mut(start..end) {
+/// A key under construction: short until it is too long for that.
+struct Writer {
+    len: usize,
+    bytes: [u8; SHORT],
+    /// All of the key, once it is long.
+    long: Vec<u8>,
+}
+
+impl Writer {
+    fn new(head: Head) -> Self {
+        let mut writer = Self { len: 0, bytes: [0; SHORT], long: Vec::new() };
+        writer.put(&head);
+        writer
+    }
+
+    fn put(&mut self, piece: &[u8]) {
+        let end = self.len.saturating_add(piece.len());
+        match self.bytes.get_mut(self.len..end) {
+            Some(place) if self.long.is_empty() => {
                 place.copy_from_slice(piece);
+                self.len = end;
             }
-        };
-        short(&head);
-        tell(&mut short);
-        if let Some(len) = u8::try_from(end).ok().filter(|_| end <= SHORT) {
-            return Self(Bytes::Short { len, bytes });
+            _ => self.put_long(piece),
         }
-        let mut long = Vec::with_capacity(end);
-        long.extend_from_slice(&head);
-        tell(&mut |piece| long.extend_from_slice(piece));
-        Self(Bytes::Long(long.into()))
+    }
+
+    #[cold]
+    fn put_long(&mut self, piece: &[u8]) {
+        if self.long.is_empty() {
+            self.long.extend_from_slice(self.bytes.get(..self.len).unwrap_or_default());
+        }
+        self.long.extend_from_slice(piece);
+    }
+
+    fn finish(self) -> CounterKey {
+        match u8::try_from(self.len) {
+            Ok(len) if self.long.is_empty() => CounterKey(Bytes::Short { len, bytes: self.bytes }),
+            _ => CounterKey(Bytes::Long(self.long.into())),
+        }
     }
 }
 
