@@ -2,7 +2,7 @@
 //!
 //! Guarantees: a diagnostic is self-contained (it carries the line it points at), has a code from
 //! a closed list, and its severity follows from the code.
-//! Leaves out: finding problems, which is for [`super::raw`], [`super::resolve`] and [`super::lint`].
+//! Leaves out: finding problems, which is for [`super::raw`], [`super::resolve`] and the lints.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
