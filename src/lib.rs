@@ -1,22 +1,44 @@
 //! Sluicegate answers one question: may this request pass?
 //!
-//! One crate, layered; each layer names only those below it:
+//! One crate, layered; each layer names only those below it, which `tests/tidy.rs` holds against the
+//! code:
 //!
 //! ```text
 //! cli → edge, source, engine → config, clock, backend, telemetry → kernel
 //! ```
 //!
-//! * [`kernel`] decides. It is pure: time and state are arguments.
-//! * [`config`] turns text into meaning, without opening a file.
-//! * [`clock`] is the only reader of time.
-//! * [`backend`] is where counters live.
-//! * [`engine`] is the one path from a question to an answer.
-//! * [`source`] is where configuration comes from.
-//! * [`edge`] speaks protocols and decides nothing.
-//! * [`telemetry`] counts and logs what happened.
+//! # The layers, and what is always true of each
+//!
+//! * [`kernel`] decides. Time and state are arguments; there is no I/O, no clock, no wait and no
+//!   float in it. Everything that counts hits calls the same steps, and the scripts in Redis are
+//!   transcriptions of them.
+//! * [`config`] turns text into meaning without opening a file. A configuration is complete and
+//!   sound or it does not exist; everything that is wrong is said at once.
+//! * [`clock`] is the only reader of time, and never runs backwards.
+//! * [`backend`] is where counters live: in this process, or in a Redis that replicas share. The
+//!   charges of a question are answered in order, one outcome each.
+//! * [`engine`] is the one path from a question to an answer. A question lives under exactly one
+//!   configuration and one instant, and what cannot be asked is refused before any counter moves.
+//! * [`source`] is where configuration comes from. A refused load changes nothing.
+//! * [`edge`] speaks protocols and decides nothing; all of them show an answer by the same tables.
+//! * [`telemetry`] counts what happened. Every label is bounded.
 //! * [`cli`] is the command line, and the only place that wires the rest together.
 //!
-//! `tests/tidy.rs` holds this list against the code.
+//! # The one path
+//!
+//! 1. `edge::grpc::rls` takes the message; `edge::grpc::convert` makes a
+//!    [`Question`](kernel::decision::Question) of it, or refuses it.
+//! 2. [`Engine::decide_within`](engine::Engine::decide_within) reads the clock and the configuration
+//!    once each.
+//! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]), names its counter
+//!    ([`kernel::key`]) and says how its denial bears on the question.
+//! 4. [`Backend::charge`](backend::Backend::charge) runs the kernel's step on each counter: under a
+//!    shard's lock in memory, in one script in Redis.
+//! 5. `engine::degrade` answers for a store that did not, by each limit's `on_backend_failure`.
+//! 6. [`kernel::decision::combine`] weighs the findings: shadow mode, the quota group, the verdict.
+//! 7. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
+//!
+//! `/json` enters at 2 with a first and a last step of its own.
 
 pub mod backend;
 pub mod cli;
