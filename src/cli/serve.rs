@@ -151,6 +151,9 @@ fn say(
     }
     if let Backend::Redis(url) = &settings.backend {
         writeln!(terminal.out, "counters in {url}")?;
+        if let Some(url) = &settings.backend_per_second {
+            writeln!(terminal.out, "counters of limits per second in {url}")?;
+        }
     }
     let Some(config) = &first.config else {
         return writeln!(terminal.out, "no limits are loaded; see the log or /config on admin");

@@ -11,9 +11,7 @@ use smallvec::SmallVec;
 use crate::backend::{Charge, Charges, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, OnBackendFailure, Rule, Window};
-use crate::kernel::decision::{
-    Cost, Descriptor, Group, Override, Question, Reason, Shown, Standing,
-};
+use crate::kernel::decision::{Descriptor, Group, Override, Question, Reason, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -182,10 +180,21 @@ impl Plan {
             let pattern = shared.iter().find(|(at, _)| *at == position);
             (key, pattern.map_or(value, |(_, pattern)| *pattern))
         });
-        let key = name(domain, entries, limit.counting(), planning.keys);
+        // The reference's spelling is for what the reference knows: its seven units.
+        let keys = match limit.window {
+            Window::Unit(_) => planning.keys,
+            Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
+        };
+        let key = name(domain, entries, limit.counting(), keys);
         let group = if rule.quota { Group::Quota } else { Group::Enforced };
         let standing = Standing { group, shadow: rule.shadow };
-        self.charge(key, limit.strategy_at(now), descriptor.cost, standing);
+        self.charges.list.push(Charge {
+            key,
+            strategy: limit.strategy_at(now),
+            cost: descriptor.cost,
+            standing,
+            per_second: limit.window.length() == Nanos::SECOND,
+        });
         let shown = Shown {
             requests: limit.requests,
             unit: limit.window.unit(),
@@ -210,18 +219,19 @@ impl Plan {
         let shown = Shown { requests, unit: Some(unit), period, name: None };
         match FixedWindow::new(requests, Windows::Every(period)) {
             Ok(window) => {
-                let strategy = Strategy::FixedWindow(window);
-                self.charge(key, strategy, descriptor.cost, Standing::default());
+                self.charges.list.push(Charge {
+                    key,
+                    strategy: Strategy::FixedWindow(window),
+                    cost: descriptor.cost,
+                    standing: Standing::default(),
+                    per_second: period == Nanos::SECOND,
+                });
                 let on_failure = OnBackendFailure::default();
                 Part::Charged { shown, metadata: None, on_failure }
             }
             // The seven units all make windows; a limit that did not would be no limit.
             Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
         }
-    }
-
-    fn charge(&mut self, key: CounterKey, strategy: Strategy, cost: Cost, standing: Standing) {
-        self.charges.list.push(Charge { key, strategy, cost, standing });
     }
 
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {

@@ -106,6 +106,14 @@ impl CounterKey {
         }
     }
 
+    /// The reference's spelling, without the start of the window that comes last there, where this
+    /// key has it.
+    #[must_use]
+    pub fn spelling(&self) -> Option<&[u8]> {
+        let (head, spelling) = self.as_bytes().split_at_checked(HEAD)?;
+        (head.first() == Some(&b'j')).then_some(spelling)
+    }
+
     /// The bytes that keys which must live side by side have in common: the domain. A key of the
     /// reference's spelling, in which no domain can be told, has only itself.
     #[must_use]

@@ -102,6 +102,7 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
         strategy,
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),
+        per_second: false,
     }
 }
 

@@ -116,5 +116,5 @@ pub(super) fn charge(name: &str, strategy: Strategy, cost: Cost) -> Charge {
         Strategy::SlidingLog(_) => Counting::SlidingLog,
     };
     let key = CounterKey::injective("shop", [("k", name)].into_iter(), counting);
-    Charge { key, strategy, cost, standing: Standing::default() }
+    Charge { key, strategy, cost, standing: Standing::default(), per_second: false }
 }

@@ -100,6 +100,7 @@ pub fn key(counter: &CounterKey, prefix: &[u8]) -> Vec<u8> {
 fn rule(rule: Rule) -> String {
     match rule {
         Rule::Each => "e".to_owned(),
+        Rule::Ask => "n".to_owned(),
         Rule::AllOrNothing { quota_for_all, rescued } => {
             let quota = if quota_for_all { "q" } else { "" };
             format!("a{quota}{}", if rescued { "r" } else { "" })

@@ -89,6 +89,16 @@ impl Link {
 }
 
 impl Live {
+    /// The client, for what needs no script.
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether keys of one question may live on several nodes.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.client.is_clustered()
+    }
+
     /// Runs the script, once: a Redis that does not know it has not run it.
     pub(super) async fn call(&self, call: Call) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect::<Vec<_>>();
@@ -115,7 +125,7 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
 }
 
 /// Why a call failed.
-fn cause(error: &Error) -> Cause {
+pub(super) fn cause(error: &Error) -> Cause {
     let said = |word: &str| error.details().contains(word);
     match error.kind() {
         ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,

@@ -11,6 +11,8 @@
 mod breaker;
 pub mod codec;
 mod connection;
+pub mod reference;
+mod stores;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,6 +23,7 @@ use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::kernel::units::Nanos;
 use codec::Answer;
 use connection::{Link, Live};
+pub use stores::Stores;
 
 /// The script that puts one question's hits to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
@@ -93,12 +96,23 @@ impl Redis {
 
     async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
         let called = live.call(codec::encode(charges, self.key_prefix.as_bytes(), None));
+        let answer = self.within(called).await;
+        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
+    }
+
+    /// Whether keys of one question may live on several nodes.
+    fn is_cluster(&self) -> bool {
+        self.link.live().is_ok_and(|live| live.is_cluster())
+    }
+
+    /// What a call comes to within the deadline, the breaker being told.
+    async fn within<T>(&self, called: impl Future<Output = Result<T, Cause>>) -> Result<T, Cause> {
         let answer = match tokio::time::timeout(self.deadline, called).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(Cause::Late),
         };
         self.link.saw(answer.as_ref().err().copied());
-        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
+        answer
     }
 }
 

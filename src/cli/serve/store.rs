@@ -4,7 +4,7 @@ use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use crate::backend::memory::Memory;
-use crate::backend::redis::{self, Redis};
+use crate::backend::redis::{self, Redis, Stores, reference};
 use crate::clock::Clock;
 use crate::config::settings::{Backend, CounterKeys, Place, RedisUrl, Settings};
 use crate::engine::{Engine, Local, Policy};
@@ -16,10 +16,6 @@ use crate::kernel::units::Nanos;
 /// A sentence that says which.
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
     let Backend::Redis(_) = settings.backend else { return Ok(()) };
-    if settings.counter_keys == CounterKeys::Envoyproxy {
-        let why = "`counter_keys: envoyproxy` with a Redis is not in this version yet";
-        return Err(format!("{why}; use `counter_keys: injective`"));
-    }
     if settings.backend_deadline < Nanos::MILLI {
         let got = settings.backend_deadline;
         return Err(format!(
@@ -40,9 +36,42 @@ pub(super) fn engine(
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
     let (redis, connection) = Redis::new(options(settings, url));
+    let mut stores = Stores::new(redis);
+    let mut second = None;
+    if let Some(url) = &settings.backend_per_second {
+        let (redis, connection) = Redis::new(options(settings, url));
+        stores = stores.with_per_second(redis);
+        second = Some(connection);
+    }
+    if settings.counter_keys == CounterKeys::Envoyproxy {
+        stores = stores.with_reference(reference_of(settings));
+    }
     let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
-    let engine = Engine::new(Clock::system(), Arc::new(redis), policy).with_local(local);
-    (engine, Some(connection))
+    let engine = Engine::new(Clock::system(), Arc::new(stores), policy).with_local(local);
+    let both = async move {
+        match second {
+            Some(second) => drop(tokio::join!(connection, second)),
+            None => connection.await,
+        }
+    };
+    (engine, Some(both))
+}
+
+fn reference_of(settings: &Settings) -> reference::Options {
+    let jitter = settings.expiry_jitter.0 / Nanos::SECOND.0;
+    reference::Options {
+        prefix: settings.reference_key_prefix.as_str().to_owned(),
+        jitter_secs: u32::try_from(jitter).unwrap_or(u32::MAX),
+        denied_bytes: usize::try_from(settings.local_deny_cache).unwrap_or(usize::MAX),
+        stop_when_over: settings.stop_when_over,
+        quota_for_all: settings.quota_mode,
+        seed: random(),
+    }
+}
+
+/// Any number, another one in every process.
+fn random() -> u64 {
+    std::hash::RandomState::new().hash_one(0_u8)
 }
 
 fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
@@ -56,6 +85,6 @@ fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
         database: url.database,
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
-        jitter: std::hash::RandomState::new().hash_one(0_u8),
+        jitter: random(),
     }
 }

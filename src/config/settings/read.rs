@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::value::Shape;
-use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
+use super::{LATER, PREFIX, Setting, Settings, file, nearest, reference, table};
 use crate::config::diagnostic::Severity;
 
 /// What came in through each door.
@@ -188,6 +188,9 @@ impl Reader {
             );
             let help = Some("set admin_token, or listen on 127.0.0.1".to_owned());
             self.error(self.origin("admin_host"), message, help);
+        }
+        for (name, message, help) in reference::misfits(&self.settings) {
+            self.error(self.origin(name), message, Some(help));
         }
     }
 }

@@ -1,8 +1,8 @@
 -- Puts the hits of one question to their counters, by the same arithmetic as the kernel.
 --
 -- KEYS[i]     the counter of charge i; several charges may name one
--- ARGV[1]     the rule: 'e' each, or 'a' all or nothing, then 'q' when every limit is in the quota
---             group, then 'r' when a descriptor without a counter keeps that group from denying
+-- ARGV[1]     the rule: 'e' each, 'n' none, or 'a' all or nothing, then 'q' when every limit is in the
+--             quota group, then 'r' when a descriptor without a counter keeps that group from denying
 -- ARGV[2]     the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[i + 2] the record of charge i, little-endian, packed:
 --               byte   strategy   1 GCRA, 2 fixed window, 3 calendar window, 4 sliding window, 5 log
