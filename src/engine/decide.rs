@@ -134,7 +134,8 @@ impl Engine {
             Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
         };
         if let Some(store_now) = again::store_now(&outcomes) {
-            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
+            let times = Times { now, store_now, end };
+            self.ask_again(&mut plan, &mut outcomes, question, times).await;
         }
         self.finish(&mut plan, outcomes, revision, now)
     }
@@ -183,17 +184,16 @@ impl Engine {
         plan: &mut Plan,
         outcomes: &mut Outcomes,
         question: &Question<'_>,
-        store_now: Nanos,
-        end: Option<Nanos>,
+        times: Times,
     ) {
         let mut later = Plan::default();
-        let planned = self.plan(&mut later, question, store_now);
+        let planned = self.plan(&mut later, question, times.store_now);
         // A configuration that was replaced meanwhile has other charges; what is stale then fails.
         if planned.is_ok() && again::same(&plan.charges, &later.charges) {
             let missing = again::missing(&plan.charges, outcomes, &later.charges);
-            let answered = match self.backend.charge(store_now, &missing.charges) {
+            let answered = match self.backend.charge(times.now, &missing.charges) {
                 Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => self.wait(reply, &missing.charges, end).await,
+                Reply::Later(reply) => self.wait(reply, &missing.charges, times.end).await,
             };
             missing.put(answered, outcomes);
             plan.charges.list = later.charges.list;
@@ -260,6 +260,16 @@ impl Engine {
             statuses,
         }
     }
+}
+
+/// The times of a question that is asked again.
+struct Times {
+    /// Its instant.
+    now: Nanos,
+    /// The store's, which it is planned around.
+    store_now: Nanos,
+    /// When its caller is gone.
+    end: Option<Nanos>,
 }
 
 /// Every charge unanswered.

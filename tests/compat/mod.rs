@@ -192,7 +192,7 @@ impl Page {
         for (what, is_recorded) in [
             ("metrics", scenario.metrics.is_some()),
             ("store", !self.is_stored && scenario.store.is_some()),
-            ("commands", has(|step| step.commands.is_some())),
+            ("commands", !self.is_stored && has(|step| step.commands.is_some())),
             ("prometheus", scenario.prometheus.is_some()),
             ("debug lines", has(|step| step.lines.is_some())),
         ] {

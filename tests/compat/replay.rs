@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::expected::{difference, unit_seconds};
-use super::store::Store;
+use super::store::{Ear, Store, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
 use super::{flags, message};
@@ -97,14 +97,27 @@ fn run(
     let connection = Connection::to(service.grpc);
     drop(entered);
     let stage = Stage { service, files, connection, runtime };
+    let mut ear = store.filter(|_| is_pinned_to_commands(scenario)).map(Ear::at);
     for (number, step) in scenario.steps.iter().enumerate() {
-        stage.perform(step, advice).map_err(|why| format!("step {}: {why}", number + 1))?;
+        let done = stage.perform(step, advice).and_then(|()| said(step, ear.as_mut(), began));
+        done.map_err(|why| format!("step {}: {why}", number + 1))?;
     }
     if let Some(store) = store {
         store.holds(scenario, began)?;
     }
     let mut service = stage.service;
     if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
+}
+
+fn is_pinned_to_commands(scenario: &Scenario) -> bool {
+    scenario.steps.iter().any(|step| step.commands.is_some())
+}
+
+/// Holds what the store was told against what was recorded.
+fn said(step: &Step, ear: Option<&mut Ear>, began: u64) -> Result<(), String> {
+    let (Some(recorded), Some(ear)) = (&step.commands, ear) else { return Ok(()) };
+    let differs = commands_differ(recorded, &ear.heard(), [began, unix_seconds()]);
+    differs.map_or(Ok(()), Err)
 }
 
 /// The limits directory and, beside it on the same file system, room to prepare files that are then moved in.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use serde_json::Value as Json;
+
 use super::expected::unit_seconds;
 use super::vectors::Scenario;
 use crate::http1;
@@ -93,6 +95,73 @@ impl Store {
     }
 }
 
+/// Everything that clients tell a Redis, in order.
+pub struct Ear {
+    ear: Client,
+    voice: Client,
+    database: usize,
+    said: u32,
+}
+
+impl Ear {
+    pub fn at(store: &Store) -> Self {
+        let mut ear = Client::connect(&store.socket).unwrap();
+        ear.call(&["MONITOR"]);
+        Self { ear, voice: store.connect(), database: store.database, said: 0 }
+    }
+
+    /// The commands on counters since the last call.
+    pub fn heard(&mut self) -> Vec<Vec<String>> {
+        self.said += 1;
+        let mark = format!("mark {}", self.said);
+        self.voice.call(&["ECHO", &mark]);
+        let mut heard = Vec::new();
+        loop {
+            let line = self.ear.receive().text();
+            let Some((from, command)) = parts(&line) else { continue };
+            match &command[..] {
+                _ if !from.starts_with(&format!("{} ", self.database)) => {}
+                [echo, text] if echo == "ECHO" && *text == mark => return heard,
+                [name, ..] if COUNTING.contains(&&**name) => heard.push(command),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What is said of counters; the rest keeps connections.
+const COUNTING: [&str; 5] = ["INCRBY", "EXPIRE", "GET", "EVAL", "EVALSHA"];
+
+/// Database and address, and the command: `1700000000.1 [0 unix:x] "GET" "k"`.
+fn parts(line: &str) -> Option<(&str, Vec<String>)> {
+    let (from, command) = line.split_once('[')?.1.split_once("] ")?;
+    let words = command.trim_matches('"').split("\" \"");
+    Some((from, words.map(str::to_owned).collect()))
+}
+
+/// The first difference between what was said and what was recorded.
+pub fn commands_differ(recorded: &Json, said: &[Vec<String>], when: [u64; 2]) -> Option<String> {
+    let recorded: Vec<&Vec<Json>> =
+        recorded.as_array()?.iter().filter_map(Json::as_array).collect();
+    let same = |one: &Vec<Json>, other: &Vec<String>| {
+        let mut words = one.iter().zip(other);
+        one.len() == other.len() && words.all(|(one, other)| is_word(one, other, when))
+    };
+    let agrees = recorded.len() == said.len()
+        && recorded.iter().zip(said).all(|(one, other)| same(one, other));
+    (!agrees).then(|| format!("the commands {said:?} instead of {recorded:?}"))
+}
+
+fn is_word(recorded: &Json, said: &str, when: [u64; 2]) -> bool {
+    match recorded {
+        Json::String(text) => when.iter().any(|now| name_at(text, *now) == said),
+        other => {
+            let [least, most] = [0, 1].map(|at| other["between"][at].as_i64().unwrap());
+            said.parse().is_ok_and(|number| (least..=most).contains(&number))
+        }
+    }
+}
+
 /// What one may find of a counter's expiry.
 fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
     if let Some([least, most]) = scenario.store_ttl_between.as_ref().and_then(|it| it.get(name)) {
@@ -132,4 +201,19 @@ fn placeholder(name: &str) -> Option<(&str, &str, &str)> {
 fn a_counter_is_named_by_the_start_of_its_window() {
     assert_eq!(name_at("d_k_v_{window_start:MINUTE}", 1_234), "d_k_v_1200");
     assert_eq!(name_at("text", 1_234), "text");
+}
+
+#[test]
+fn commands_are_those_that_were_recorded_in_their_order_and_no_others() {
+    let line = "1.2 [3 unix:/s] \"INCRBY\" \"d_k_{window_start:MINUTE}\" \"1\"";
+    let line = line.replace("{window_start:MINUTE}", "1200");
+    let (from, said) = parts(&line).unwrap();
+    assert_eq!(from, "3 unix:/s");
+    let incr = serde_json::json!(["INCRBY", "d_k_{window_start:MINUTE}", {"between": [1, 2]}]);
+    let differ = |recorded: Json, said: &[Vec<String>]| {
+        commands_differ(&recorded, said, [1_234, 1_234]).is_some()
+    };
+    assert!(!differ(serde_json::json!([incr.clone()]), std::slice::from_ref(&said)));
+    assert!(differ(serde_json::json!([]), std::slice::from_ref(&said)));
+    assert!(differ(serde_json::json!([incr.clone(), incr]), &[said]));
 }
