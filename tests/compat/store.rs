@@ -97,7 +97,7 @@ impl Store {
 
 /// Everything that clients tell a Redis, in order.
 pub struct Ear {
-    ear: Client,
+    monitor: Client,
     voice: Client,
     database: usize,
     said: u32,
@@ -105,9 +105,9 @@ pub struct Ear {
 
 impl Ear {
     pub fn at(store: &Store) -> Self {
-        let mut ear = Client::connect(&store.socket).unwrap();
-        ear.call(&["MONITOR"]);
-        Self { ear, voice: store.connect(), database: store.database, said: 0 }
+        let mut monitor = Client::connect(&store.socket).unwrap();
+        monitor.call(&["MONITOR"]);
+        Self { monitor, voice: store.connect(), database: store.database, said: 0 }
     }
 
     /// The commands on counters since the last call.
@@ -117,7 +117,7 @@ impl Ear {
         self.voice.call(&["ECHO", &mark]);
         let mut heard = Vec::new();
         loop {
-            let line = self.ear.receive().text();
+            let line = self.monitor.receive().text();
             let Some((from, command)) = parts(&line) else { continue };
             match &command[..] {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}

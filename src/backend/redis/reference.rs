@@ -7,8 +7,8 @@
 //! Leaves out: dividing a question among stores and between these keys and ours (`stores`), and
 //! deciding for several nodes at once, which it does in two steps.
 //!
-//! Three things differ on purpose. A counter at the end of its numbers stays there and denies, where
-//! the reference fails the call. A limit in shadow mode stops no charge of others. The quota group
+//! Three things differ on purpose. Hits beyond what a counter can hold are denied, where the
+//! reference fails the call. A limit in shadow mode stops no charge of others. The quota group
 //! does so only as a whole.
 
 mod denied;
@@ -361,6 +361,7 @@ impl Question<'_> {
             _ if !places.iter().any(gives_back) => self.pipeline(live, places, way).await,
             // One script gives back and charges in order; of several nodes each has its own.
             Way::Each if !live.is_cluster() => self.script(live, "e", places).await,
+            Way::Ask if !live.is_cluster() => self.script(live, "n", places).await,
             _ => {
                 let all = places.iter().copied();
                 let (back, rest): (Places, Places) = all.partition(|it| gives_back(it));
@@ -397,7 +398,7 @@ impl Question<'_> {
         let held = match answer.map(natural) {
             Ok(Some(held)) => held,
             Ok(None) => return Reply::Failed(Cause::WrongType),
-            // At the end of its numbers a counter stays where it is.
+            // More than the counter can hold is more than any limit, and is not counted.
             Err(error) if error.details().contains("overflow") => EXACT,
             Err(error) if error.details().contains("not an integer") => {
                 return Reply::Failed(Cause::WrongType);

@@ -2,13 +2,13 @@
 -- own: what the reference does without a script goes to the store without one, and needs no clock.
 --
 -- KEYS[i]           the counter of charge i, with the start of its window; several charges may name one
--- ARGV[1]           the rule: 'e' each, 'a' all or nothing, 's' stop when over; then, as in head.lua, 'q'
---                   and 'r'
+-- ARGV[1]           the rule: 'e' each, 'n' none, 'a' all or nothing, 's' stop when over; then, as in
+--                   head.lua, 'q' and 'r'
 -- ARGV[5i-3 … 5i+1] of charge i: 'c' to charge or 'r' to give back, the hits, the limit, the seconds to live,
 --                   and its standing: '0' enforced, '1' quota or '2' aside, then '1' when a denial is only
 --                   reported
 -- Reply: two integers per charge, in order: code, and what the counter holds then, 2^53 for more. Codes are 0
---   charged, 1 not charged, 2 not charged and more than the limit by itself, 3 not understood: something
+--   charged, 1 not charged, 2 not charged and more than the limit by itself, with what it held then, 3 not understood: something
 --   else lives under the key and stays, 4 given back.
 --
 -- Exact: hits go to INCRBY as text. What is compared is below 2^53, or more than any limit however it is
@@ -46,7 +46,7 @@ local function add(i, instead)
   local _, hits, _, seconds = charge(i)
   local sum = try('INCRBY', KEYS[i], instead or hits)
   if type(sum) ~= 'number' then
-    -- At the end of its numbers a counter stays where it is.
+    -- More than the counter can hold is more than any limit, and is not counted.
     if not match(sum.err, 'overflow') then return not_understood(sum) end
     sum = EXACT
   end
@@ -80,19 +80,19 @@ if rule == 'e' then
   return reply
 end
 
--- What charge i would come to; for all or nothing, if all before it were charged.
+-- What charge i would come to; but for 's', if all before it were charged.
 local function ask(i)
   local act, hits, limit, _, standing = charge(i)
   local count = held(KEYS[i])
   local sum = (count or 0) + (act == 'r' and 0 or tonumber(hits))
-  for j = 1, rule == 'a' and i - 1 or 0 do
+  for j = 1, rule ~= 's' and i - 1 or 0 do
     local its_act, its_hits = charge(j)
     if KEYS[j] == KEYS[i] and its_act == 'c' then sum = sum + tonumber(its_hits) end
   end
   -- What cannot be read holds nobody back.
   local denies = count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
-  return {act = act, denies = denies, group = group, votes_no = denies and shadow == '0'}
+  return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
 end
 
 -- combine, kernel/decision.rs.
@@ -111,23 +111,25 @@ local function admitted(asked)
 end
 
 -- A charge of a question that is denied.
-local function spare(i, denies)
+local function spare(i, its)
   if rule == 's' then
-    if denies then return add(i) end
+    if its.denies then return add(i) end
     local code, count = add(i, '0')
     return code == CHARGED and SPARED or code, count
   end
+  -- Its own denial is that of the moment when it was asked, whatever was given back since.
+  if its.denies then return OVER, its.count end
   local count = held(KEYS[i])
   if not count then return NOT_UNDERSTOOD, 0 end
-  return denies and OVER or SPARED, count
+  return SPARED, count
 end
 
 local asked = {}
 for i = 1, #KEYS do asked[i] = ask(i) end
-local charged = admitted(asked)
+local charged = rule ~= 'n' and admitted(asked)
 for i = 1, #KEYS do
   local code, count
-  if charged or asked[i].act == 'r' then code, count = put(i) else code, count = spare(i, asked[i].denies) end
+  if charged or asked[i].act == 'r' then code, count = put(i) else code, count = spare(i, asked[i]) end
   reply[2 * i - 1], reply[2 * i] = code, count
 end
 return reply
