@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
-use crate::config::{Charging, Config, Domain, Limit, OnBackendFailure, Rule, Window};
+use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
 use crate::kernel::decision::{Descriptor, Group, Override, Question, Reason, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
@@ -69,6 +69,8 @@ pub(super) enum Part {
     Charged {
         shown: Shown,
         metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+        /// What may be answered without asking the store.
+        mode: Mode,
         /// What the caller gets when the store does not answer.
         on_failure: OnBackendFailure,
     },
@@ -192,8 +194,8 @@ impl Plan {
             period: limit.window.length(),
             name: rule.name.clone(),
         };
-        let on_failure = limit.on_backend_failure;
-        Part::Charged { shown, metadata: rule.metadata.clone(), on_failure }
+        let (mode, on_failure) = (limit.mode, limit.on_backend_failure);
+        Part::Charged { shown, metadata: rule.metadata.clone(), mode, on_failure }
     }
 
     fn charge_override(
@@ -215,8 +217,8 @@ impl Plan {
                 let (home, cost) = (home(domain, entries()), descriptor.cost);
                 let standing = Standing::default();
                 self.charges.list.push(Charge { key, home, strategy, cost, standing });
-                let on_failure = OnBackendFailure::default();
-                Part::Charged { shown, metadata: None, on_failure }
+                let (mode, on_failure) = (Mode::Strict, OnBackendFailure::default());
+                Part::Charged { shown, metadata: None, mode, on_failure }
             }
             // The seven units all make windows; a limit that did not would be no limit.
             Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
