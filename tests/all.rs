@@ -15,6 +15,7 @@ mod e2e;
 mod edge;
 mod http1;
 mod law;
+mod lease;
 mod redis;
 mod service;
 mod settings;

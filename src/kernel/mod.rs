@@ -8,5 +8,6 @@
 
 pub mod decision;
 pub mod key;
+pub mod lease;
 pub mod rate;
 pub mod units;
