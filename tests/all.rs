@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod compat;
+mod concurrency;
 mod config;
 mod config_meaning;
 mod conformance;
