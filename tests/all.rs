@@ -9,6 +9,7 @@ mod compat;
 mod config;
 mod config_meaning;
 mod conformance;
+mod coordinator;
 mod differential;
 mod docs;
 mod e2e;

@@ -6,6 +6,7 @@
 
 #![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]
 
+pub mod coordinator;
 pub mod decision;
 pub mod key;
 pub mod rate;
