@@ -10,6 +10,7 @@ mod concurrency;
 mod config;
 mod config_meaning;
 mod conformance;
+mod coordinator;
 mod differential;
 mod docs;
 mod e2e;
