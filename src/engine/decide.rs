@@ -6,6 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::degrade::{self, Local, Settled};
+use super::ledgers::{Call, Ledgers, Spent};
 use super::plan::{Part, Plan, Planning};
 use super::{Answer, Refusal, Status, again};
 use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
@@ -25,6 +26,8 @@ pub struct Engine {
     config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     policy: Policy,
+    /// What is known without asking the backend.
+    ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
 }
@@ -50,7 +53,8 @@ impl Engine {
     /// An engine without limits; it refuses every question until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        Self { clock, config: ArcSwapOption::empty(), backend, policy, local: None }
+        let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
+        Self { clock, config, backend, policy, ledgers, local: None }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -129,15 +133,47 @@ impl Engine {
         let mut plan = Plan::default();
         let revision = self.plan(&mut plan, question, now)?;
         let end = patience.map(|patience| now.plus(patience));
-        let mut outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
-        };
-        if let Some(store_now) = again::store_now(&outcomes) {
-            let times = Times { now, store_now, end };
-            self.ask_again(&mut plan, &mut outcomes, question, times).await;
+        if self.ledgers.concern(&plan) {
+            // Boxed: a question of strict limits does not carry about what this takes.
+            return Box::pin(self.decide_with_ledgers(plan, question, (revision, now), end)).await;
         }
+        let mut outcomes = self.charge(now, &plan.charges, end).await;
+        self.ask_stale_again(&mut plan, &mut outcomes, question, now, end).await;
         self.finish(&mut plan, outcomes, revision, now)
+    }
+
+    /// Answers what is known, asks the rest, and learns from it.
+    async fn decide_with_ledgers(
+        &self,
+        mut plan: Plan,
+        question: &Question<'_>,
+        (revision, now): (Revision, Nanos),
+        end: Option<Nanos>,
+    ) -> Result<Answer, Refusal> {
+        let mut rest = match self.ledgers.spend(&plan, revision, now) {
+            Spent::All(settled) => {
+                let answer = self.answer(&mut plan, settled.into_iter(), revision, now);
+                self.tell(&answer);
+                return Ok(answer);
+            }
+            Spent::Rest(rest) => rest,
+        };
+        if !rest.missing.charges.list.is_empty() {
+            let answered = self.charge(now, &rest.missing.charges, end).await;
+            rest.missing.put(answered, &mut rest.outcomes);
+            self.ask_stale_again(&mut plan, &mut rest.outcomes, question, now, end).await;
+            let call = Call { sent: now, answered: self.clock.now(), revision };
+            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
+        }
+        self.finish(&mut plan, rest.outcomes, revision, now)
+    }
+
+    /// Asks the backend, until `end` if there is one.
+    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+        match self.backend.charge(now, charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(reply) => self.wait(reply, charges, end).await,
+        }
     }
 
     /// From outcomes to the answer, and what is told of it.
@@ -154,14 +190,18 @@ impl Engine {
         } else {
             self.answer(plan, outcomes.into_iter().map(Settled::Answered), revision, now)
         };
+        self.tell(&answer);
+        Ok(answer)
+    }
+
+    fn tell(&self, answer: &Answer) {
         Decided {
             verdict: answer.verdict,
             shadowed: answer.shadowed,
             reasons: answer.statuses.iter().map(|status| status.finding.reason),
-            near: self.near(&answer),
+            near: self.near(answer),
         }
         .emit();
-        Ok(answer)
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -179,22 +219,23 @@ impl Engine {
     }
 
     /// Asks once more for what was planned around another time than the store's.
-    async fn ask_again(
+    async fn ask_stale_again(
         &self,
         plan: &mut Plan,
         outcomes: &mut Outcomes,
         question: &Question<'_>,
-        times: Times,
+        now: Nanos,
+        end: Option<Nanos>,
     ) {
+        let Some(store_now) = again::store_now(outcomes) else { return };
         let mut later = Plan::default();
-        let planned = self.plan(&mut later, question, times.store_now);
+        let planned = self.plan(&mut later, question, store_now);
         // A configuration that was replaced meanwhile has other charges; what is stale then fails.
         if planned.is_ok() && again::same(&plan.charges, &later.charges) {
             let missing = again::missing(&plan.charges, outcomes, &later.charges);
-            let answered = match self.backend.charge(times.now, &missing.charges) {
-                Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => self.wait(reply, &missing.charges, times.end).await,
-            };
+            // At this process's instant: the store goes by its own clock, but for the keys that name a
+            // window of this one.
+            let answered = self.charge(now, &missing.charges, end).await;
             missing.put(answered, outcomes);
             plan.charges.list = later.charges.list;
         }
@@ -262,16 +303,6 @@ impl Engine {
     }
 }
 
-/// The times of a question that is asked again.
-struct Times {
-    /// Its instant.
-    now: Nanos,
-    /// The store's, which it is planned around.
-    store_now: Nanos,
-    /// When its caller is gone.
-    end: Option<Nanos>,
-}
-
 /// Every charge unanswered.
 fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     charges.list.iter().map(|_| Outcome::Failed(cause)).collect()
@@ -302,6 +333,7 @@ fn status(part: Part, next: impl FnOnce() -> Option<(Standing, Settled)>) -> Sta
     let finding = match settled {
         Settled::Answered(outcome) => finding(outcome, shown, standing),
         Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, standing),
+        Settled::NotAsked => Finding::settled(Reason::NotAsked, standing.group),
         Settled::Local(outcome) => {
             Finding { reason: Reason::BackendDownLocal, ..finding(outcome, shown, standing) }
         }

@@ -7,6 +7,7 @@
 mod again;
 mod decide;
 mod degrade;
+mod ledgers;
 mod plan;
 
 use std::sync::Arc;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Rule as ChargeRule};
+use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
-use crate::config::{Charging, Config, Domain, Limit, OnBackendFailure, Rule, Window};
+use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
 use crate::kernel::decision::{Descriptor, Group, Override, Question, Reason, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
@@ -69,6 +69,8 @@ pub(super) enum Part {
     Charged {
         shown: Shown,
         metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+        /// What may be answered without asking the store.
+        mode: Mode,
         /// What the caller gets when the store does not answer.
         on_failure: OnBackendFailure,
     },
@@ -185,24 +187,21 @@ impl Plan {
             Window::Unit(_) => planning.keys,
             Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
         };
+        let home = home(domain, entries.clone());
         let key = name(domain, entries, limit.counting(), keys);
         let group = if rule.quota { Group::Quota } else { Group::Enforced };
         let standing = Standing { group, shadow: rule.shadow };
-        self.charges.list.push(Charge {
-            key,
-            strategy: limit.strategy_at(now),
-            cost: descriptor.cost,
-            standing,
-            per_second: limit.window.length() == Nanos::SECOND,
-        });
+        let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
+        let per_second = limit.window.length() == Nanos::SECOND;
+        self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
         let shown = Shown {
             requests: limit.requests,
             unit: limit.window.unit(),
             period: limit.window.length(),
             name: rule.name.clone(),
         };
-        let on_failure = limit.on_backend_failure;
-        Part::Charged { shown, metadata: rule.metadata.clone(), on_failure }
+        let (mode, on_failure) = (limit.mode, limit.on_backend_failure);
+        Part::Charged { shown, metadata: rule.metadata.clone(), mode, on_failure }
     }
 
     fn charge_override(
@@ -215,19 +214,17 @@ impl Plan {
         let Override { requests, unit } = limit;
         let period = unit.length();
         let counting = Counting::FixedWindow(period);
-        let key = name(domain, descriptor.entries.iter().copied(), counting, planning.keys);
+        let entries = || descriptor.entries.iter().copied();
+        let key = name(domain, entries(), counting, planning.keys);
         let shown = Shown { requests, unit: Some(unit), period, name: None };
         match FixedWindow::new(requests, Windows::Every(period)) {
             Ok(window) => {
-                self.charges.list.push(Charge {
-                    key,
-                    strategy: Strategy::FixedWindow(window),
-                    cost: descriptor.cost,
-                    standing: Standing::default(),
-                    per_second: period == Nanos::SECOND,
-                });
-                let on_failure = OnBackendFailure::default();
-                Part::Charged { shown, metadata: None, on_failure }
+                let strategy = Strategy::FixedWindow(window);
+                let (home, cost) = (home(domain, entries()), descriptor.cost);
+                let (standing, per_second) = (Standing::default(), period == Nanos::SECOND);
+                self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
+                let (mode, on_failure) = (Mode::Strict, OnBackendFailure::default());
+                Part::Charged { shown, metadata: None, mode, on_failure }
             }
             // The seven units all make windows; a limit that did not would be no limit.
             Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
@@ -246,6 +243,19 @@ impl Plan {
     }
 }
 
+/// Where the counter of `entries` lives: shared patterns stand in for what was asked, as in its key.
+/// A domain that is charged as a whole and says nothing else lives in one place, for one step.
+fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Home {
+    let Some(key) = &domain.colocate else {
+        return match domain.charge {
+            Charging::Each => Home::Itself,
+            Charging::AllOrNothing => Home::beside(&domain.name, ""),
+        };
+    };
+    let entry = entries.find(|(name, _)| *name == &**key);
+    entry.map_or(Home::Itself, |(_, value)| Home::beside(&domain.name, value))
+}
+
 fn name<'a>(
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)>,
@@ -257,5 +267,31 @@ fn name<'a>(
             CounterKey::joined(&domain.name, entries, counting)
         }
         _ => CounterKey::injective(&domain.name, entries, counting),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Domain, Home, home};
+    use crate::config::load;
+    use crate::kernel::units::Revision;
+
+    fn domain(head: &str) -> Domain {
+        let text = format!("domain: d\n{head}descriptors: [{{key: tenant}}]\n");
+        let (config, _) = load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+        config.domains.into_values().next().unwrap()
+    }
+
+    #[test]
+    fn counters_live_by_themselves_or_where_the_domain_says() {
+        let entries = || [("user", "u"), ("tenant", "t"), ("tenant", "other")].into_iter();
+        let [each, whole] = ["", "charge: all_or_nothing\n"].map(domain);
+        assert_eq!(home(&each, entries()), Home::Itself);
+        assert_eq!(home(&whole, entries()), Home::beside("d", ""));
+        for head in ["colocate: tenant\n", "colocate: tenant\ncharge: all_or_nothing\n"] {
+            let by_tenant = domain(head);
+            assert_eq!(home(&by_tenant, entries()), Home::beside("d", "t"));
+            assert_eq!(home(&by_tenant, entries().take(1)), Home::Itself);
+        }
     }
 }

@@ -6,6 +6,7 @@ mod exact;
 mod faults;
 mod places;
 mod reference;
+mod remembered;
 mod stale;
 
 use std::fmt::Write as _;

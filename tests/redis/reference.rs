@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{Place, Redis, Stores, reference};
-use sluicegate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use sluicegate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Group, Standing, Verdict, combine};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -97,6 +97,7 @@ fn charge(name: &str, limit: u32, hits: u64) -> Charge {
         strategy: Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(DAY)).unwrap()),
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),
+        home: Home::default(),
         per_second: false,
     }
 }
