@@ -9,7 +9,7 @@ mod drain;
 mod limits;
 mod listeners;
 mod log;
-mod store;
+pub(super) mod store;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Outcome, Terminal};
+use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
@@ -120,6 +120,11 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let mut parts = service.start(listeners, source)?;
     if let Some(connection) = connection {
         parts.lasting(connection);
+        let told = doctor::tell_all(settings.clone());
+        parts.lasting(async move {
+            told.await;
+            std::future::pending::<()>().await;
+        });
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;

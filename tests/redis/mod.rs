@@ -2,6 +2,7 @@
 //! is slow, gone, or not what it was.
 
 mod degrade;
+mod doctor;
 mod exact;
 mod faults;
 mod places;

@@ -28,7 +28,7 @@ use super::codec::Call;
 use super::{CHARGE, Cause, Options, Place};
 
 /// How long a connection may take to be made, and a probe to be answered, before another is tried.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The longest pause between two attempts: short, because one attempt costs next to nothing, and
 /// jittered, because replicas lose their Redis together.
@@ -173,6 +173,22 @@ pub(super) async fn keep(link: Arc<Link>, options: Options) {
 
 /// A connection that is ready, and the task that drives it.
 async fn open(options: &Options) -> Result<(Live, ConnectHandle), Error> {
+    let (client, task) = dial(options).await?;
+    match timeout(PATIENCE, client.script_load::<String, _>(CHARGE)).await {
+        Ok(Ok(digest)) => Ok((Live { client, digest }, task)),
+        Ok(Err(error)) => {
+            task.abort();
+            Err(error)
+        }
+        Err(_elapsed) => {
+            task.abort();
+            Err(Error::new(ErrorKind::Timeout, "no answer within a second"))
+        }
+    }
+}
+
+/// A connection, and the task that drives it.
+pub(super) async fn dial(options: &Options) -> Result<(Client, ConnectHandle), Error> {
     let client = Client::new(config(options), None, Some(tuning()), None);
     let mut task = None;
     let connected = {
@@ -192,13 +208,8 @@ async fn open(options: &Options) -> Result<(Live, ConnectHandle), Error> {
         timeout(PATIENCE, both).await
     };
     let task = task.ok_or_else(|| Error::new(ErrorKind::Canceled, "not begun"))?;
-    let ready = match connected {
-        Ok(Ok(())) => timeout(PATIENCE, client.script_load::<String, _>(CHARGE)).await,
-        Ok(Err(error)) => Ok(Err(error)),
-        Err(elapsed) => Err(elapsed),
-    };
-    match ready {
-        Ok(Ok(digest)) => Ok((Live { client, digest }, task)),
+    match connected {
+        Ok(Ok(())) => Ok((client, task)),
         Ok(Err(error)) => {
             task.abort();
             Err(error)

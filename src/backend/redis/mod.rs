@@ -11,6 +11,7 @@
 mod breaker;
 pub mod codec;
 mod connection;
+pub mod inspect;
 pub mod reference;
 mod stores;
 

@@ -74,6 +74,15 @@ fn random() -> u64 {
     std::hash::RandomState::new().hash_one(0_u8)
 }
 
+/// How each Redis that `settings` name is spoken to.
+pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
+    let main = match &settings.backend {
+        Backend::Redis(url) => Some(url),
+        Backend::Memory => None,
+    };
+    main.into_iter().chain(&settings.backend_per_second).map(|url| options(settings, url)).collect()
+}
+
 fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
     redis::Options {
         place: match &url.place {
