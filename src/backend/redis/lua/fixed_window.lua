@@ -6,7 +6,7 @@
     -- text start:count. Both forms are read wherever they are met.
     if strategy == 2 or strategy == 3 then
       local half, total, counted = period / 2, hits, false
-      local small = act == CHARGE and 0 < hits and limit < half
+      local small = act == CHARGE and limit < half
       if small and from ~= last then
         for i = from + 1, last do
           if plan[i] ~= in_hand then
@@ -15,13 +15,13 @@
               unpack(RECORD, ARGV[in_hand + 2])
           end
           total = total + its_hits
-          small = small and its_act == CHARGE and 0 < its_hits and limit < half
+          small = small and its_act == CHARGE and limit < half
         end
         in_hand = plan[from]
         strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
           unpack(RECORD, ARGV[in_hand + 2])
       end
-      if small and total < half then
+      if small and 0 < total and total < half then
         local sum = try('INCRBY', key, total == 1 and '1' or format('%d', total))
         if type(sum) == 'number' then
           local start = now - now % period

@@ -4,8 +4,9 @@
     -- of the other four. That is the TAT, as whole = since + owed / N, without a division and without
     -- an instant beyond 2^53. 37 bytes, which the store keeps in one allocation.
     if strategy == 1 then
-      local capacity = burst * period
-      local at = (now - now % tick) / tick
+      if worked_out ~= in_hand then
+        worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
+      end
       local ahead, changed = 0, false
       value = value or try('GET', key)
       if value then
@@ -66,7 +67,7 @@
             unpack(RECORD, ARGV[in_hand + 2])
           act, hits = its_act, its_hits
           if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
-            capacity, at = burst * period, (now - now % tick) / tick
+            worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
             local carried = ceil(ahead / p)
             if burst < carried then carried = burst end
             ahead, changed = carried * period, true

@@ -86,6 +86,9 @@ else
   end
 end
 
+-- What the record of a GCRA comes to, and which one: many keys have one limit.
+local worked_out, capacity, at
+
 while true do
   -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand.
   local key, from, last, value, spared, together
