@@ -95,5 +95,6 @@ fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: random(),
+        batching: redis::Batching::On,
     }
 }
