@@ -122,6 +122,9 @@ impl Ear {
             match &command[..] {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}
                 [echo, text] if echo == "ECHO" && *text == mark => return heard,
+                // The look that a service takes at its store once.
+                [.., last] if last.ends_with("sg:doctor") => {}
+                [_, key, ..] if key.ends_with("sg:doctor") => {}
                 [name, ..] if COUNTING.contains(&&**name) => heard.push(command),
                 _ => {}
             }

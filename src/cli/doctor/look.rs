@@ -1,7 +1,7 @@
 //! Learning what a Redis is like, by asking it.
 //!
 //! Guarantees: a command that is refused leaves its fact unknown, the script's apart, whose refusal is
-//! the fact; one key is written, that lives for a second; every question has a deadline.
+//! the fact; one key is written and deleted in one step; every question has a deadline.
 //! Leaves out: what the facts mean ([`super::judge`]).
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use crate::kernel::units::Nanos;
 /// Round trips that are timed: of so few the middle one tells.
 const ROUND_TRIPS: usize = 21;
 
-/// Does what the scripts do, to a key that goes by itself.
+/// Does what the scripts do, and leaves nothing behind.
 const SCRIPT: &str = "redis.call('TIME'); struct.unpack('<d', struct.pack('<d', 1)); \
     redis.call('SET', KEYS[1], '1', 'PX', '1000'); redis.call('INCRBY', KEYS[1], '1'); \
-    return redis.call('GET', KEYS[1])";
+    return redis.call('DEL', KEYS[1])";
 
 /// What is known of every process that holds counters.
 pub(super) async fn look(options: &Options, clock: &Clock) -> Result<Vec<Facts>, Refused> {
