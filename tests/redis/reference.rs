@@ -5,11 +5,13 @@
 //!
 //! | broken so | killed by |
 //! |---|---|
-//! | duplicates not summed; refunds below zero, summed or spared; a shadow denying; rescue or `quota_for_all` not heeded; spared ones answered as if charged | `every_rule_answers_as_memory_does` |
-//! | a second step that charges a denied question, or does not charge an admitted one | `kinds_and_stores_decide_together` |
-//! | all charged, or none, when one denies; shadow blocking | `a_denied_question_charges_only_what_denies_it` |
-//! | asked first and charged later instead of the script | `what_one_node_decides_is_atomic` |
-//! | an error of one key taken for the whole; overflow taken for an error | `what_is_no_counter_fails_alone_and_a_full_one_denies` |
+//! | duplicates not summed; a refund below zero; a shadow denying; an own denial told by what is left after a refund | `every_rule_answers_as_memory_does` |
+//! | a second step that charges a denied question | `kinds_and_stores_decide_together` |
+//! | all charged when one denies; shadow blocking | `a_denied_question_charges_only_what_denies_it` |
+//! | a pipeline instead of the script | `what_one_node_decides_is_atomic` |
+//! | all in the main store | `limits_per_second_count_in_their_store_alone_and_fail_alone` |
+//! | hits given back that do not drop a remembered denial | `what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back` |
+//! | no jitter | `without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit` |
 
 use std::time::Duration;
 
