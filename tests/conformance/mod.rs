@@ -55,13 +55,10 @@ impl Stores {
     fn redis(&self) -> Redis {
         let number = self.given.replace(self.given.get() + 1);
         let (redis, connection) = Redis::new(redis::Options {
-            place: redis::Place::Unix(self.redis.socket()),
-            user: None,
-            password: None,
-            database: 0,
             key_prefix: number.to_string(),
             deadline: Duration::from_secs(20),
             jitter: 7,
+            ..redis::Options::at(redis::Place::Unix(self.redis.socket()))
         });
         RUNTIME.spawn(connection);
         let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));

@@ -32,7 +32,7 @@ descriptors:
 
 pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
     let key_prefix = "t".to_owned();
-    Options { place, user: None, password: None, database: 0, key_prefix, deadline, jitter: 1 }
+    Options { key_prefix, deadline, jitter: 1, ..Options::at(place) }
 }
 
 pub(super) fn engine_over(redis: Redis, clock: Clock, limits: &str, replicas: u32) -> Engine {

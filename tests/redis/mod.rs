@@ -4,6 +4,7 @@
 mod degrade;
 mod exact;
 mod faults;
+mod inspect;
 mod places;
 mod stale;
 

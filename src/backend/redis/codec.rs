@@ -97,6 +97,12 @@ pub fn key(counter: &CounterKey, prefix: &[u8]) -> Vec<u8> {
     [prefix, tag.as_bytes(), b"#", &Sha256::digest(bytes)].concat()
 }
 
+/// The slot of a key in a Cluster, from 0 to 16383.
+#[must_use]
+pub fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
 fn rule(rule: Rule) -> String {
     match rule {
         Rule::Each => "e".to_owned(),

@@ -5,22 +5,33 @@
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
-//! Cluster; more than one connection, which Redis' one thread would not answer faster.
+//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
+//! connection to one process, which Redis' one thread would not answer faster.
 
 mod breaker;
+mod client;
+mod cluster;
 pub mod codec;
 mod connection;
+mod files;
+pub mod inspect;
+mod keep;
+mod options;
+mod pauses;
+mod route;
+mod sentinel;
+mod slots;
+mod tls;
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::kernel::units::Nanos;
 use codec::Answer;
-use connection::{Link, Live};
+use connection::Live;
+pub use options::{Address, Identity, Options, Password, Place, Sentinels, Tls};
+use route::Route;
 
 /// The script that puts one question's hits to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
@@ -32,48 +43,10 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// Which Redis, as whom, and how long to wait for it.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where it listens.
-    pub place: Place,
-    /// The ACL user.
-    pub user: Option<String>,
-    /// Its password.
-    pub password: Option<Password>,
-    /// The number of the database.
-    pub database: u8,
-    /// What every key begins with.
-    pub key_prefix: String,
-    /// How long one call may take. At least a millisecond, which is what timers can tell.
-    pub deadline: Duration,
-    /// Any number, another one in every process: where its jitter begins.
-    pub jitter: u64,
-}
-
-/// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A host's name or address, and a port.
-    Tcp(String, u16),
-    /// A socket in the file system.
-    Unix(PathBuf),
-}
-
-/// A password; its debug form is blank.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub String);
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(…)")
-    }
-}
-
 /// The shared backend.
 #[derive(Debug)]
 pub struct Redis {
-    link: Arc<Link>,
+    route: Route,
     key_prefix: String,
     deadline: Duration,
 }
@@ -82,13 +55,17 @@ impl Redis {
     /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let link = Arc::new(Link::default());
-        let redis = Self {
-            link: Arc::clone(&link),
-            key_prefix: options.key_prefix.clone(),
-            deadline: options.deadline,
-        };
-        (redis, connection::keep(link, options))
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
+        let (route, kept) = Route::new(options);
+        (Self { route, key_prefix, deadline }, kept)
+    }
+
+    /// The slot of all its keys: they are of one domain.
+    fn slot(&self, charges: &Charges) -> u16 {
+        let first = charges.list.first().filter(|_| self.route.is_clustered());
+        first.map_or(0, |charge| {
+            self.route.slot_of(&codec::key(&charge.key, self.key_prefix.as_bytes()))
+        })
     }
 
     async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
@@ -97,7 +74,7 @@ impl Redis {
             Ok(answer) => answer,
             Err(_elapsed) => Err(Cause::Late),
         };
-        self.link.saw(answer.as_ref().err().copied());
+        live.saw(answer.as_ref().err().copied());
         answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
     }
 }
@@ -121,14 +98,14 @@ impl Backend for Redis {
         if charges.list.is_empty() {
             return Reply::Now(Outcomes::new());
         }
-        match self.link.live() {
+        match self.route.live(self.slot(charges)) {
             Ok(live) => Reply::Later(Box::pin(self.ask(live, charges))),
             Err(cause) => Reply::Now(failed(charges, cause)),
         }
     }
 
     fn trouble(&self) -> Option<Cause> {
-        self.link.live().err()
+        self.route.trouble()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis};
 use crate::clock::Clock;
-use crate::config::settings::{Backend, CounterKeys, Place, RedisUrl, Settings};
+use crate::config::settings::{Backend, CounterKeys, Place, Settings};
 use crate::engine::{Engine, Local, Policy};
 use crate::kernel::units::Nanos;
 
@@ -36,26 +36,31 @@ pub(super) fn engine(
     memory: &Arc<Memory>,
     policy: Policy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let Backend::Redis(url) = &settings.backend else {
+    let Some(options) = options(settings) else {
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
-    let (redis, connection) = Redis::new(options(settings, url));
+    let (redis, connection) = Redis::new(options);
     let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
     let engine = Engine::new(Clock::system(), Arc::new(redis), policy).with_local(local);
     (engine, Some(connection))
 }
 
-fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
-    redis::Options {
+/// How the Redis that the settings name is spoken to, if they name one.
+pub(in crate::cli) fn options(settings: &Settings) -> Option<redis::Options> {
+    let Backend::Redis(url) = &settings.backend else { return None };
+    Some(redis::Options {
         place: match &url.place {
-            Place::Tcp(host, port) => redis::Place::Tcp(host.clone(), *port),
+            Place::Tcp(host, port) => {
+                redis::Place::Tcp(redis::Address { host: host.clone(), port: *port })
+            }
             Place::Unix(path) => redis::Place::Unix(path.clone()),
         },
         user: url.user.clone(),
-        password: url.password.clone().map(redis::Password),
+        password: url.password.clone().map(redis::Password::Plain),
         database: url.database,
+        tls: None,
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: std::hash::RandomState::new().hash_one(0_u8),
-    }
+    })
 }
