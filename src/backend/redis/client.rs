@@ -90,7 +90,8 @@ impl Opened {
             let client = Client::new(config(at, login).await?, None, Some(tuning()), None);
             connect(client).await
         };
-        timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(silent()))
+        let opened = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(silent()));
+        opened.map_err(|error| tls::in_words(error, login.tls))
     }
 
     /// What to send commands with; it fails them once this is dropped.

@@ -19,8 +19,8 @@ use super::cluster::{Cluster, Redirect};
 use super::codec::Call;
 use super::{CHARGE, Cause};
 
-/// Nodes that one call is sent on to: a slot that moves is at its second node then.
-const MOST_REDIRECTS: usize = 2;
+/// How often one call is sent on: a slot that moves is at its second node then, and may move again.
+const MOST_REDIRECTS: usize = 5;
 
 /// What the task that keeps a connection and those who use it share.
 #[derive(Debug, Default)]
@@ -175,6 +175,7 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
 
 /// Why a call failed.
 fn cause(error: &Error) -> Cause {
+    tracing::debug!(%error, "a call to redis failed");
     let said = |word: &str| error.details().contains(word);
     match error.kind() {
         ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,

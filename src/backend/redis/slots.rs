@@ -50,8 +50,12 @@ impl Slots {
 
     /// Whether every slot has an owner.
     pub(super) fn are_all(&self) -> bool {
-        let counts = self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1);
-        counts.sum::<usize>() == ALL
+        self.count() == ALL
+    }
+
+    /// How many slots have one.
+    fn count(&self) -> usize {
+        self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1).sum()
     }
 
     /// What `CLUSTER SLOTS` said; `host` said it, and may not know what it is called.
@@ -77,6 +81,13 @@ fn range_of(said: &Value, host: &str) -> Option<(u16, (u16, Address))> {
 struct Said {
     epoch: u64,
     slots: Slots,
+}
+
+impl Said {
+    /// What makes one newer than another. Giving a slot to nobody's heir raises no epoch.
+    fn age(&self) -> (u64, usize) {
+        (self.epoch, self.slots.count())
+    }
 }
 
 /// Who has which slots, by nodes that answer or else by `seeds`.
@@ -118,7 +129,7 @@ async fn newest(mut asked: JoinSet<Result<Said, Error>>) -> Result<Slots, Error>
         let wait = if newest.is_some() { STRAGGLERS } else { PATIENCE * 2 };
         match timeout(wait, asked.join_next()).await {
             Ok(Some(Ok(Ok(said)))) => {
-                if newest.as_ref().is_none_or(|newest| newest.epoch < said.epoch) {
+                if newest.as_ref().is_none_or(|newest| newest.age() < said.age()) {
                     newest = Some(said);
                 }
             }

@@ -24,6 +24,27 @@ pub(super) async fn config(tls: &Tls) -> Result<TlsConfig, Error> {
     aside(move || Ok(TlsConnector::from(client(&tls)?).into())).await
 }
 
+/// What the parts of a failed handshake mean.
+const MEANINGS: [(&str, &str); 7] = [
+    ("UnknownIssuer", "nobody signed the certificate of redis whom we trust"),
+    ("BadSignature", "nobody signed the certificate of redis whom we trust"),
+    ("NotValidForName", "the certificate of redis is not made out to the name that we call it by"),
+    ("InvalidCertificate(Expired", "the certificate of redis has expired"),
+    ("AlertReceived(CertificateRequired)", "redis wants to see a certificate of ours"),
+    ("AlertReceived(UnknownCA)", "redis does not trust whoever signed our certificate"),
+    ("InvalidContentType", "redis does not speak TLS there"),
+];
+
+/// `error` with what it means, where it came of `tls`.
+pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
+    let details = error.details();
+    let meaning = MEANINGS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
+    match meaning {
+        Some((_, meaning)) => Error::new(ErrorKind::Tls, format!("{meaning}: {details}")),
+        None => error,
+    }
+}
+
 fn client(tls: &Tls) -> Result<ClientConfig, Error> {
     // Named, not left to what the process has: two of its parts could disagree about that.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
