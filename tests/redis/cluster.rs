@@ -51,7 +51,8 @@ fn used_up(service: &Service, domain: &str, value: &str) -> Result<(), String> {
 }
 
 /// Loses a primary by `lose` and holds what is promised until its replica has taken over.
-fn a_primary_is_lost(name: &str, lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) {
+/// Returns what was observed.
+fn a_primary_is_lost(lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) -> String {
     for_a_day_with_a_minute_left();
     let mut cluster = Cluster::with_replicas();
     let domains = domains(&cluster);
@@ -87,25 +88,27 @@ fn a_primary_is_lost(name: &str, lose: impl FnOnce(&mut Process), back: impl FnO
     wait_until_whole(&service);
     let slowest = asked.iter().map(|asked| asked.slowest).max().unwrap();
     let failed = asked[LOST].with(400);
-    println!(
-        "observed: cluster, {name}: slowest answer {slowest:?}, {failed} failed of its slots, \
-         0 of others, normal {normal:?} after"
-    );
     back(&mut cluster.primaries[LOST]);
     for domain in &domains {
         assert_eq!(used_up(&service, domain, "kept"), Ok(()), "counts go on");
         assert_eq!(passed(&service, domain, "error", "after"), LIMIT as usize);
     }
+    format!(
+        "slowest answer {slowest:?}, {failed} failed of its slots, 0 of others, \
+         normal {normal:?} after"
+    )
 }
 
 #[test]
 fn a_killed_primary_fails_its_slots_alone_until_its_replica_takes_over() {
-    a_primary_is_lost("kill -9", Process::kill, Process::start_again);
+    let observed = a_primary_is_lost(Process::kill, Process::start_again);
+    println!("observed: cluster, kill -9: {observed}");
 }
 
 #[test]
 fn a_stopped_primary_fails_its_slots_alone_until_its_replica_takes_over() {
-    a_primary_is_lost("SIGSTOP", |node| node.signal("STOP"), |node| node.signal("CONT"));
+    let observed = a_primary_is_lost(|node| node.signal("STOP"), |node| node.signal("CONT"));
+    println!("observed: cluster, SIGSTOP: {observed}");
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sluicegate::backend::redis::{Address, Options, Place, Sentinels, inspect};
 
-use super::load::{Asked, under_load};
-use super::{RULES, ask, limits, ready, serve, wait_until_whole};
+use super::load::under_load;
+use super::{RULES, apart, ask, limits, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::process::Process;
 use crate::support::sentinel::{NAME, Watched};
@@ -50,18 +50,10 @@ fn commands(redis: &Process) -> u64 {
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
-fn observe(name: &str, asked: &Asked, normal: Duration) {
-    assert!(asked.slowest < DEADLINE + MARGIN, "{asked:?}");
-    let known = [200, 400];
-    assert!(asked.statuses.keys().all(|status| known.contains(status)), "{asked:?}");
-    let (slowest, failed) = (asked.slowest, asked.with(400));
-    println!(
-        "observed: {name}: slowest answer {slowest:?}, {failed} failed, normal {normal:?} after"
-    );
-}
-
 /// A primary is lost by `lose`, another takes over, and every question is answered in time.
-fn a_primary_is_lost(name: &str, lose: impl FnOnce(&mut Watched), back: impl FnOnce(&mut Watched)) {
+///
+/// Returns what was observed.
+fn a_primary_is_lost(lose: impl FnOnce(&mut Watched), back: impl FnOnce(&mut Watched)) -> String {
     for_a_day_with_a_minute_left();
     let (mut watched, limits) = (Watched::start(), limits(LIMIT));
     let service = serve(limits.path(), &watched.url("redis+sentinel://"), &FLAGS);
@@ -75,42 +67,42 @@ fn a_primary_is_lost(name: &str, lose: impl FnOnce(&mut Watched), back: impl FnO
         until("it counts on", || used_up(&service, "kept")).unwrap();
         began.elapsed()
     });
-    observe(name, &asked[0], normal);
+    let asked = &asked[0];
+    assert!(asked.slowest < DEADLINE + MARGIN, "{asked:?}");
+    assert_eq!(
+        asked.with(200) + asked.with(400),
+        asked.statuses.values().sum::<usize>(),
+        "{asked:?}"
+    );
     wait_until_whole(&service);
     assert_eq!(used_up(&service, "kept"), Ok(()), "what its replica had is not forgotten");
     back(&mut watched);
     watched.wait_until_swapped();
     the_replica_counts(&watched, &service);
     holds_the_limit(&service, "after");
+    let (slowest, failed) = (asked.slowest, asked.with(400));
+    format!("slowest answer {slowest:?}, {failed} failed, normal {normal:?} after")
 }
 
 #[test]
 fn a_killed_primary_is_replaced_and_every_question_is_answered_in_time() {
-    a_primary_is_lost(
-        "sentinel, kill -9",
-        |watched| watched.primary.kill(),
-        |watched| watched.primary.start_again(),
-    );
+    let back = |watched: &mut Watched| watched.primary.start_again();
+    let observed = a_primary_is_lost(|watched| watched.primary.kill(), back);
+    println!("observed: sentinel, kill -9: {observed}");
 }
 
 #[test]
 fn a_stopped_primary_is_replaced_and_stays_so_when_it_wakes() {
-    a_primary_is_lost(
-        "sentinel, SIGSTOP",
-        |watched| watched.primary.signal("STOP"),
-        |watched| watched.primary.signal("CONT"),
-    );
+    let back = |watched: &mut Watched| watched.primary.signal("CONT");
+    let observed = a_primary_is_lost(|watched| watched.primary.signal("STOP"), back);
+    println!("observed: sentinel, SIGSTOP: {observed}");
 }
 
 #[test]
 fn a_primary_that_is_replaced_while_it_lives_is_left() {
-    a_primary_is_lost(
-        "sentinel, failover by hand",
-        |watched| {
-            watched.sentinels[0].order(&["SENTINEL", "FAILOVER", NAME]);
-        },
-        |_| {},
-    );
+    let by_hand = ["SENTINEL", "FAILOVER", NAME];
+    let observed = a_primary_is_lost(|watched| watched.sentinels[0].order(&by_hand), |_| {});
+    println!("observed: sentinel, failover by hand: {observed}");
 }
 
 #[test]
@@ -187,7 +179,7 @@ fn users_with_the_rights_that_the_page_names_and_no_more_are_enough() {
     }
     let flags = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", "s3cret"];
     let flags = [&FLAGS[..], &flags, &["--log-level", "trace"]].concat();
-    let service = serve(limits.path(), &watched.url("redis+sentinel://gate:s3cret@"), &flags);
+    let service = serve(&apart(&limits), &watched.url("redis+sentinel://gate:s3cret@"), &flags);
     wait_until_whole(&service);
     for round in 0..2 {
         for strategy in ["fixed_window", "gcra", "sliding_window", "sliding_log"] {
@@ -197,7 +189,8 @@ fn users_with_the_rights_that_the_page_names_and_no_more_are_enough() {
         watched.primary.order(&["SCRIPT", "FLUSH"]);
     }
     assert!(!service.log().contains("s3cret") && !service.said.contains("s3cret"));
-    let without = serve(limits.path(), &watched.url("redis+sentinel://gate:s3cret@"), &FLAGS);
+    let without =
+        serve(&limits.path().join("apart"), &watched.url("redis+sentinel://gate:s3cret@"), &FLAGS);
     let says = || match without.log() {
         log if log.contains("sentinel 127.0.0.1") && log.contains("NOPERM") => Ok(()),
         log => Err(log),

@@ -46,8 +46,9 @@ impl Watched {
 
     /// Waits until the one that was the primary follows the other.
     pub fn wait_until_swapped(&self) {
-        let follows = || match self.primary.tell(&["INFO", "replication"]).text() {
-            text if text.contains("role:slave") => Ok(()),
+        // Asked of the new one: the old one drops its clients as it is told.
+        let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
+            text if text.contains("role:master") && text.contains("state=online") => Ok(()),
             text => Err(text),
         };
         until("the old primary follows the new one", follows).unwrap();
