@@ -261,14 +261,9 @@ impl Store {
 
     fn backend(&self, runtime: &Runtime, batching: Batching) -> Redis {
         let (backend, connection) = Redis::new(redis::Options {
-            place: redis::Place::Unix(self.socket()),
-            user: None,
-            password: None,
-            database: 0,
-            key_prefix: "bench".to_owned(),
-            deadline: Duration::from_secs(10),
-            jitter: 7,
             batching,
+            deadline: Duration::from_secs(20),
+            ..redis::Options::at(redis::Place::Unix(self.socket()))
         });
         runtime.spawn(connection);
         while backend.trouble().is_some() {

@@ -9,7 +9,7 @@ mod drain;
 mod limits;
 mod listeners;
 mod log;
-mod store;
+pub(super) mod store;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;

@@ -9,9 +9,11 @@
 
 mod backend;
 mod file;
+mod named;
 mod nearest;
 mod print;
 mod read;
+mod together;
 mod value;
 mod words;
 
@@ -19,7 +21,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-pub use backend::{Backend, Place, RedisUrl};
+pub use backend::{Address, Backend, Place, RedisUrl};
+pub use named::HostName;
 pub use nearest::nearest;
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Origin, Problem, read};
@@ -55,7 +58,6 @@ macro_rules! settings {
                 choices: <$type as Value>::CHOICES,
                 hidden: <$type as Value>::HIDDEN,
                 schema: <$type as Value>::schema(),
-                is_later: <$type as Value>::is_later,
                 masked: <$type as Value>::masked,
                 set: |settings, texts| {
                     settings.$name = <$type as Value>::read(texts)?;
@@ -86,6 +88,22 @@ settings! {
     admin_token: Option<Secret> = None, "text";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
+    /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
+    backend_password_file: Option<PathBuf> = None, "path";
+    /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
+    backend_tls_ca_file: Option<PathBuf> = None, "path";
+    /// PEM file with the certificate that is shown to Redis, and those up to its root.
+    backend_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `backend_tls_cert_file`.
+    backend_tls_key_file: Option<PathBuf> = None, "path";
+    /// Whom the certificate of Redis must be made out to, instead of to the host that is called.
+    backend_tls_server_name: Option<HostName> = None, "name";
+    /// ACL user for the sentinels themselves; their default user without.
+    backend_sentinel_user: String = String::new(), "text";
+    /// Password for the sentinels themselves; a flag shows it to every local user.
+    backend_sentinel_password: Option<Secret> = None, "text";
+    /// File with the password for the sentinels themselves, read anew for each connection.
+    backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// How long one question may wait for Redis before `on_backend_failure` answers it.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
     /// What every key in Redis begins with.
@@ -181,7 +199,6 @@ pub struct Setting {
     pub hidden: bool,
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
-    is_later: fn(&str) -> bool,
     masked: fn(&str) -> String,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
     show: fn(&Settings) -> String,

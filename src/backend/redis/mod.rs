@@ -6,27 +6,40 @@
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
-//! Cluster; more than one connection, which Redis' one thread would not answer faster.
+//! In a Cluster that is one call per slot, and each slot has its own.
+//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
+//! connection to one process, which Redis' one thread would not answer faster.
 
 mod batch;
 mod breaker;
 pub mod call;
+mod client;
+mod cluster;
 pub mod codec;
 mod connection;
+mod files;
+pub mod inspect;
+mod keep;
+mod options;
+mod pauses;
+mod route;
+mod sentinel;
+mod slots;
+mod spread;
+mod tls;
 
-use std::fmt;
-use std::num::NonZeroU16;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
 use codec::Answer;
-use connection::Link;
+pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
+use route::Route;
 
 /// The script that puts the hits of questions to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
@@ -39,83 +52,50 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// Which Redis, as whom, and how long to wait for it.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where it listens.
-    pub place: Place,
-    /// The ACL user.
-    pub user: Option<String>,
-    /// Its password.
-    pub password: Option<Password>,
-    /// The number of the database.
-    pub database: u8,
-    /// What every key begins with.
-    pub key_prefix: String,
-    /// How long one call may take. At least a millisecond, which is what timers can tell.
-    pub deadline: Duration,
-    /// Any number, another one in every process: where its jitter begins.
-    pub jitter: u64,
-    /// Whether questions travel together.
-    pub batching: Batching,
-}
-
-/// Whether questions that come while a call is under way share the next one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Batching {
-    /// They do.
-    #[default]
-    On,
-    /// Every question has a call of its own: only to measure what the other way saves.
-    Off,
-}
-
-/// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A host's name or address, and a port.
-    Tcp(String, u16),
-    /// A socket in the file system.
-    Unix(PathBuf),
-}
-
-/// A password; its debug form is blank.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub String);
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(…)")
-    }
-}
-
 /// The shared backend.
 #[derive(Debug)]
 pub struct Redis {
-    link: Arc<Link>,
+    route: Route,
     calls: Arc<Calls>,
     key_prefix: String,
 }
-
-/// A single Redis is one place for all scripts.
-const EVERY_SLOT: u16 = 0;
 
 impl Redis {
     /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let link = Arc::new(Link::default());
-        let lanes = NonZeroU16::MIN;
-        let calls = Calls::new(Arc::clone(&link), options.deadline, options.batching, lanes);
-        let key_prefix = options.key_prefix.clone();
-        let redis = Self { link: Arc::clone(&link), calls, key_prefix };
-        (redis, connection::keep(link, options))
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
+        let batching = options.batching;
+        let (route, kept) = Route::new(options);
+        let calls = Calls::new(route.clone(), deadline, batching);
+        (Self { route, calls, key_prefix }, kept)
     }
 
-    async fn ask(&self, charges: &Charges) -> Outcomes {
+    /// The slot of each charge's key; the one slot of all outside a Cluster.
+    fn slots(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+        if !self.route.is_clustered() {
+            return SmallVec::from_elem(0, 1);
+        }
+        let prefix = self.key_prefix.as_bytes();
+        let key = |charge: &super::Charge| codec::key(&charge.key, charge.home, prefix);
+        charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
+    }
+
+    async fn ask(&self, slot: u16, charges: &Charges) -> Outcomes {
         let question = codec::pack(charges, self.key_prefix.as_bytes());
-        let answer = self.calls.ask(EVERY_SLOT, question).await;
+        let answer = self.calls.ask(slot, question).await;
         answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
+    }
+
+    /// Asks each slot for its own charges, all at one time.
+    async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = spread::by_slot(charges, slots);
+        let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
+        let mut outcomes = failed(charges, Cause::NotUnderstood);
+        for (part, answered) in parts.iter().zip(join_all(asked).await) {
+            part.put(answered, &mut outcomes);
+        }
+        outcomes
     }
 }
 
@@ -141,14 +121,24 @@ impl Backend for Redis {
         if call::MOST_CHARGES < charges.list.len() {
             return Reply::Now(failed(charges, Cause::Overloaded));
         }
-        match self.link.live() {
-            Ok(_) => Reply::Later(Box::pin(self.ask(charges))),
-            Err(cause) => Reply::Now(failed(charges, cause)),
+        let slots = self.slots(charges);
+        let first = slots.first().copied().unwrap_or_default();
+        if slots.iter().all(|slot| *slot == first) {
+            return match self.route.live(first) {
+                Ok(_) => Reply::Later(Box::pin(self.ask(first, charges))),
+                Err(cause) => Reply::Now(failed(charges, cause)),
+            };
+        }
+        match charges.rule {
+            Rule::Each => {
+                Reply::Later(Box::pin(async move { self.ask_each(charges, &slots).await }))
+            }
+            Rule::AllOrNothing { .. } => Reply::Now(failed(charges, Cause::Failing)),
         }
     }
 
     fn trouble(&self) -> Option<Cause> {
-        self.link.live().err()
+        self.route.trouble()
     }
 }
 

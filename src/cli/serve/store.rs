@@ -1,12 +1,13 @@
 //! The engine over the store of counters that the settings name.
 
 use std::hash::BuildHasher as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis};
 use crate::clock::Clock;
-use crate::config::settings::{Backend, CounterKeys, Place, RedisUrl, Settings};
+use crate::config::settings::{Address, Backend, CounterKeys, Place, Secret, Settings};
 use crate::engine::{Engine, Local, Policy};
 use crate::kernel::units::Nanos;
 
@@ -36,27 +37,67 @@ pub(super) fn engine(
     memory: &Arc<Memory>,
     policy: Policy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let Backend::Redis(url) = &settings.backend else {
+    let Some(options) = options(settings) else {
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
-    let (redis, connection) = Redis::new(options(settings, url));
+    let (redis, connection) = Redis::new(options);
     let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
     let engine = Engine::new(Clock::system(), Arc::new(redis), policy).with_local(local);
     (engine, Some(connection))
 }
 
-fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
-    redis::Options {
-        place: match &url.place {
-            Place::Tcp(host, port) => redis::Place::Tcp(host.clone(), *port),
-            Place::Unix(path) => redis::Place::Unix(path.clone()),
-        },
+/// How the Redis that the settings name is spoken to, if they name one.
+pub(in crate::cli) fn options(settings: &Settings) -> Option<redis::Options> {
+    let Backend::Redis(url) = &settings.backend else { return None };
+    Some(redis::Options {
         user: url.user.clone(),
-        password: url.password.clone().map(redis::Password),
+        password: password(url.password.as_deref(), settings.backend_password_file.as_deref()),
         database: url.database,
+        tls: url.tls.then(|| tls(settings)),
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: std::hash::RandomState::new().hash_one(0_u8),
-        batching: redis::Batching::On,
+        ..redis::Options::at(place(settings, &url.place))
+    })
+}
+
+fn place(settings: &Settings, place: &Place) -> redis::Place {
+    let addresses = |list: &[Address]| list.iter().map(address).collect();
+    match place {
+        Place::Tcp(at) => redis::Place::Tcp(address(at)),
+        Place::Unix(path) => redis::Place::Unix(path.clone()),
+        Place::Cluster(nodes) => redis::Place::Cluster(addresses(nodes)),
+        Place::Sentinel(sentinels, primary) => redis::Place::Sentinel(redis::Sentinels {
+            addresses: addresses(sentinels),
+            primary: primary.clone(),
+            user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
+            password: password(
+                settings.backend_sentinel_password.as_ref().map(Secret::reveal),
+                settings.backend_sentinel_password_file.as_deref(),
+            ),
+        }),
+    }
+}
+
+fn address(of: &Address) -> redis::Address {
+    redis::Address { host: of.host.clone(), port: of.port }
+}
+
+fn password(plain: Option<&str>, file: Option<&Path>) -> Option<redis::Password> {
+    let plain = plain.map(|text| redis::Password::Plain(text.to_owned()));
+    plain.or_else(|| file.map(|path| redis::Password::File(path.to_owned())))
+}
+
+fn tls(settings: &Settings) -> redis::Tls {
+    let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
+    redis::Tls {
+        ca: settings.backend_tls_ca_file.clone(),
+        identity: match files {
+            (Some(certificate), Some(key)) => {
+                Some(redis::Identity { certificate: certificate.clone(), key: key.clone() })
+            }
+            _ => None,
+        },
+        server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
     }
 }
