@@ -1,20 +1,23 @@
 //! The decision path: one instant, one configuration, one answer.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
 use super::degrade::{self, Local, Settled};
-use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status, Statuses, again};
-use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
+use super::ledgers::{Call, Ledgers, Spent};
+use super::plan::{Plan, Planning};
+use super::status::{finding, settled_finding, status};
+use super::{Answer, Refusal, Statuses, again};
+use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::decision::{
-    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
+    Finding, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
-use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
 
@@ -25,6 +28,8 @@ pub struct Engine {
     config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     policy: Policy,
+    /// What is known without asking the backend.
+    ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
 }
@@ -50,7 +55,8 @@ impl Engine {
     /// An engine without limits; it refuses every question until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        Self { clock, config: ArcSwapOption::empty(), backend, policy, local: None }
+        let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
+        Self { clock, config, backend, policy, ledgers, local: None }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -88,10 +94,7 @@ impl Engine {
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
     /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
-    pub fn decide(
-        &self,
-        question: &Question<'_>,
-    ) -> impl Future<Output = Result<Answer, Refusal>> + Send {
+    pub fn decide<'a, 'q>(&'a self, question: &'a Question<'q>) -> Deciding<'a, 'q> {
         self.decide_within(question, None)
     }
 
@@ -100,17 +103,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::decide`].
-    pub async fn decide_within(
-        &self,
-        question: &Question<'_>,
+    pub const fn decide_within<'a, 'q>(
+        &'a self,
+        question: &'a Question<'q>,
         patience: Option<Nanos>,
-    ) -> Result<Answer, Refusal> {
-        let now = self.clock.now();
-        if self.backend.is_at_hand() {
-            return self.decide_at_once(question, now);
-        }
-        // Boxed: who is answered at once does not carry about what waiting takes.
-        Box::pin(self.decide_later(question, now, patience)).await
+    ) -> Deciding<'a, 'q> {
+        Deciding { engine: self, question, patience, later: None }
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
@@ -139,19 +137,48 @@ impl Engine {
         let mut plan = Plan::default();
         plan.fill(&config, question, self.policy.planning, now);
         let end = patience.map(|patience| now.plus(patience));
-        let mut outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
-        };
-        if let Some(store_now) = again::store_now(&outcomes) {
-            let mut later = Plan::default();
-            later.fill(&config, question, self.policy.planning, store_now);
-            self.ask_again(&mut plan, later, &mut outcomes, store_now, end).await;
+        if self.ledgers.concern(&plan) {
+            // Boxed: a question of strict limits does not carry about what this takes.
+            return Box::pin(self.decide_with_ledgers(plan, &config, question, now, end)).await;
         }
+        let mut outcomes = self.charge(now, &plan.charges, end).await;
+        self.ask_stale_again(&mut plan, &mut outcomes, &config, question, end).await;
         self.finish(&plan, &outcomes, config.revision, now)
     }
 
-    /// From outcomes to the answer, and what is told of it.
+    /// Answers what is known, asks the rest, and learns from it.
+    async fn decide_with_ledgers<'c>(
+        &self,
+        mut plan: Plan<'c>,
+        config: &'c Config,
+        question: &Question<'_>,
+        now: Nanos,
+        end: Option<Nanos>,
+    ) -> Result<Answer, Refusal> {
+        let revision = config.revision;
+        let mut rest = match self.ledgers.spend(&plan, revision, now) {
+            Spent::All(settled) => return Ok(self.answer_settled(&plan, &settled, revision, now)),
+            Spent::Rest(rest) => rest,
+        };
+        if !rest.missing.charges.list.is_empty() {
+            let answered = self.charge(now, &rest.missing.charges, end).await;
+            rest.missing.put(answered, &mut rest.outcomes);
+            self.ask_stale_again(&mut plan, &mut rest.outcomes, config, question, end).await;
+            let call = Call { sent: now, answered: self.clock.now(), revision };
+            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
+        }
+        self.finish(&plan, &rest.outcomes, revision, now)
+    }
+
+    /// Asks the backend, until `end` if there is one.
+    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+        match self.backend.charge(now, charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(reply) => self.wait(reply, charges, end).await,
+        }
+    }
+
+    /// From outcomes to the answer.
     fn finish(
         &self,
         plan: &Plan<'_>,
@@ -161,10 +188,24 @@ impl Engine {
     ) -> Result<Answer, Refusal> {
         if degrade::is_needed(outcomes) {
             let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
-            return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
+            return Ok(self.answer_settled(plan, &settled, revision, now));
         }
-        let mut settled = outcomes.iter().copied().map(Settled::Answered);
-        Ok(self.answer(plan, &mut settled, revision, now))
+        Ok(self.answer(plan, revision, now, |place, shown, standing| {
+            outcomes.get(place).map(|outcome| finding(*outcome, shown, standing))
+        }))
+    }
+
+    #[cold]
+    fn answer_settled(
+        &self,
+        plan: &Plan<'_>,
+        settled: &[Settled],
+        revision: Revision,
+        now: Nanos,
+    ) -> Answer {
+        self.answer(plan, revision, now, |place, shown, standing| {
+            settled.get(place).map(|settled| settled_finding(*settled, shown, standing))
+        })
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -181,38 +222,42 @@ impl Engine {
         answered.unwrap_or_else(|_| failed(charges, Cause::Late))
     }
 
-    /// Asks once more for what was planned around another time than the store's, `later`'s way.
-    async fn ask_again<'c>(
+    /// Asks once more for what was planned around another time than the store's.
+    async fn ask_stale_again<'c>(
         &self,
         plan: &mut Plan<'c>,
-        later: Plan<'c>,
         outcomes: &mut Outcomes,
-        store_now: Nanos,
+        config: &'c Config,
+        question: &Question<'_>,
         end: Option<Nanos>,
     ) {
+        let Some(store_now) = again::store_now(outcomes) else { return };
+        let mut later = Plan::default();
+        later.fill(config, question, self.policy.planning, store_now);
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
-        let answered = match self.backend.charge(store_now, &missing.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, &missing.charges, end).await,
-        };
+        let answered = self.charge(store_now, &missing.charges, end).await;
         missing.put(answered, outcomes);
         plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);
     }
 
-    /// The answer to what was planned and came of it; counted.
+    /// The answer to what was planned, counted; `found` says what came of the charge at a place.
     fn answer(
         &self,
         plan: &Plan<'_>,
-        settled: &mut dyn Iterator<Item = Settled>,
         revision: Revision,
         now: Nanos,
+        found: impl Fn(usize, Shown, Standing) -> Option<Finding>,
     ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
-        let mut charged = plan.charges.list.iter().zip(settled);
+        let mut charged = plan.charges.list.iter().enumerate();
         for part in &plan.parts {
-            statuses.push(status(part, || charged.next()));
+            let found = |shown| {
+                let (place, charge) = charged.next()?;
+                found(place, shown, charge.standing)
+            };
+            statuses.push(status(part, found));
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -238,6 +283,36 @@ impl Engine {
     }
 }
 
+/// A question on its way to its answer; ready at once where the backend is at hand.
+// By hand: an `async fn` moves its answer, which is large, twice more than this.
+#[allow(missing_debug_implementations)]
+#[must_use = "a question is decided by awaiting this"]
+pub struct Deciding<'a, 'q> {
+    engine: &'a Engine,
+    question: &'a Question<'q>,
+    patience: Option<Nanos>,
+    /// What is waited for.
+    later: Option<Later<'a>>,
+}
+
+type Later<'a> = Pin<Box<dyn Future<Output = Result<Answer, Refusal>> + Send + 'a>>;
+
+impl Future for Deciding<'_, '_> {
+    type Output = Result<Answer, Refusal>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { engine, question, patience, later } = self.get_mut();
+        if let Some(later) = later {
+            return later.as_mut().poll(cx);
+        }
+        let now = engine.clock.now();
+        if engine.backend.is_at_hand() {
+            return Poll::Ready(engine.decide_at_once(question, now));
+        }
+        later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
+    }
+}
+
 /// What no configuration can answer.
 fn check(question: &Question<'_>) -> Result<(), Refusal> {
     if question.domain.is_empty() {
@@ -259,64 +334,8 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
-    reason = "as the reference rounds; a ratio is 0 to 1"
+    reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
 fn near_from(limit: u32, ratio: f32) -> u64 {
-    (limit as f32 * ratio).floor() as u64
-}
-
-/// The status of one descriptor; `next` is its charge and what became of that.
-fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settled)>) -> Status {
-    let none = |reason, group| Status { finding: Finding::settled(reason, group), metadata: None };
-    let metadata = match part {
-        Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
-        Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
-        Part::Replaced => return none(Reason::Replaced, Group::Enforced),
-        Part::Charged(rule, _) => rule.metadata.clone(),
-        Part::Override(_) => None,
-    };
-    let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
-        return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
-    };
-    let finding = match settled {
-        Settled::Answered(outcome) => finding(outcome, shown, charge.standing),
-        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, charge.standing),
-        Settled::Local(outcome) => {
-            let finding = finding(outcome, shown, charge.standing);
-            Finding { reason: Reason::BackendDownLocal, ..finding }
-        }
-    };
-    Status { finding, metadata }
-}
-
-/// What a counter's outcome means.
-fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
-    match outcome {
-        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
-        Outcome::Refunded(step) => {
-            let step = Step::Admit(room(step));
-            Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }
-        }
-        Outcome::Full(verdict) => ruled(verdict, Reason::StoreFull, shown, standing),
-        // Both are settled before (`degrade::settle`); what got here all the same is denied.
-        Outcome::Stale(_) | Outcome::Failed(_) => {
-            ruled(Verdict::Deny, Reason::BackendDownDenied, shown, standing)
-        }
-    }
-}
-
-/// A verdict that no counter gave.
-fn ruled(verdict: Verdict, reason: Reason, shown: Shown, standing: Standing) -> Finding {
-    Finding {
-        verdict: standing.verdict(verdict == Verdict::Deny),
-        reason,
-        ..Finding::of_step(Step::Never(Room::default()), shown, standing)
-    }
-}
-
-const fn room(step: Step) -> Room {
-    match step {
-        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => room,
-        Step::Stale => Room { remaining: crate::kernel::units::Hits(0), reset_after: Nanos(0) },
-    }
+    (limit as f32 * ratio) as u64
 }

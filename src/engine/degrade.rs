@@ -45,6 +45,8 @@ pub(super) enum Settled {
     Ruled(Verdict, Reason),
     /// This replica's part.
     Local(Outcome),
+    /// Nobody: another limit of the question was known to deny it.
+    NotAsked,
 }
 
 /// Whether the store left any charge unanswered.
