@@ -9,15 +9,15 @@ use arc_swap::ArcSwapOption;
 
 use super::degrade::{self, Local, Settled};
 use super::ledgers::{Call, Ledgers, Spent};
-use super::plan::{Plan, Planning};
-use super::status::{finding, settled_finding, status};
-use super::{Answer, Refusal, Statuses, again};
-use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use super::plan::{Part, Plan, Planning};
+use super::{Answer, Refusal, Status, Statuses, again};
+use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::decision::{
-    Finding, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
+    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
+use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
 
@@ -32,6 +32,15 @@ pub struct Engine {
     ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
+}
+
+/// A question under way: what it lives under, and until when it waits.
+#[derive(Clone, Copy)]
+struct Asking<'a, 'q> {
+    config: &'a Config,
+    question: &'a Question<'q>,
+    now: Nanos,
+    end: Option<Nanos>,
 }
 
 /// What the settings say about every answer.
@@ -94,7 +103,7 @@ impl Engine {
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
     /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
-    pub fn decide<'a, 'q>(&'a self, question: &'a Question<'q>) -> Deciding<'a, 'q> {
+    pub const fn decide<'a, 'q>(&'a self, question: &'a Question<'q>) -> Deciding<'a, 'q> {
         self.decide_within(question, None)
     }
 
@@ -137,12 +146,13 @@ impl Engine {
         let mut plan = Plan::default();
         plan.fill(&config, question, self.policy.planning, now);
         let end = patience.map(|patience| now.plus(patience));
+        let asking = Asking { config: &config, question, now, end };
         if self.ledgers.concern(&plan) {
             // Boxed: a question of strict limits does not carry about what this takes.
-            return Box::pin(self.decide_with_ledgers(plan, &config, question, now, end)).await;
+            return Box::pin(self.decide_with_ledgers(plan, asking)).await;
         }
         let mut outcomes = self.charge(now, &plan.charges, end).await;
-        self.ask_stale_again(&mut plan, &mut outcomes, &config, question, end).await;
+        self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
         self.finish(&plan, &outcomes, config.revision, now)
     }
 
@@ -150,20 +160,19 @@ impl Engine {
     async fn decide_with_ledgers<'c>(
         &self,
         mut plan: Plan<'c>,
-        config: &'c Config,
-        question: &Question<'_>,
-        now: Nanos,
-        end: Option<Nanos>,
+        asking: Asking<'c, '_>,
     ) -> Result<Answer, Refusal> {
-        let revision = config.revision;
+        let Asking { config: &Config { revision, .. }, now, end, .. } = asking;
         let mut rest = match self.ledgers.spend(&plan, revision, now) {
-            Spent::All(settled) => return Ok(self.answer_settled(&plan, &settled, revision, now)),
+            Spent::All(settled) => {
+                return Ok(self.answer(&plan, &mut settled.into_iter(), revision, now));
+            }
             Spent::Rest(rest) => rest,
         };
         if !rest.missing.charges.list.is_empty() {
             let answered = self.charge(now, &rest.missing.charges, end).await;
             rest.missing.put(answered, &mut rest.outcomes);
-            self.ask_stale_again(&mut plan, &mut rest.outcomes, config, question, end).await;
+            self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
             let call = Call { sent: now, answered: self.clock.now(), revision };
             self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
         }
@@ -178,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// From outcomes to the answer.
+    /// From outcomes to the answer, and what is told of it.
     fn finish(
         &self,
         plan: &Plan<'_>,
@@ -188,24 +197,10 @@ impl Engine {
     ) -> Result<Answer, Refusal> {
         if degrade::is_needed(outcomes) {
             let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
-            return Ok(self.answer_settled(plan, &settled, revision, now));
+            return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
         }
-        Ok(self.answer(plan, revision, now, |place, shown, standing| {
-            outcomes.get(place).map(|outcome| finding(*outcome, shown, standing))
-        }))
-    }
-
-    #[cold]
-    fn answer_settled(
-        &self,
-        plan: &Plan<'_>,
-        settled: &[Settled],
-        revision: Revision,
-        now: Nanos,
-    ) -> Answer {
-        self.answer(plan, revision, now, |place, shown, standing| {
-            settled.get(place).map(|settled| settled_finding(*settled, shown, standing))
-        })
+        let mut settled = outcomes.iter().copied().map(Settled::Answered);
+        Ok(self.answer(plan, &mut settled, revision, now))
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -227,37 +222,31 @@ impl Engine {
         &self,
         plan: &mut Plan<'c>,
         outcomes: &mut Outcomes,
-        config: &'c Config,
-        question: &Question<'_>,
-        end: Option<Nanos>,
+        asking: Asking<'c, '_>,
     ) {
         let Some(store_now) = again::store_now(outcomes) else { return };
         let mut later = Plan::default();
-        later.fill(config, question, self.policy.planning, store_now);
+        later.fill(asking.config, asking.question, self.policy.planning, store_now);
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
-        let answered = self.charge(store_now, &missing.charges, end).await;
+        let answered = self.charge(store_now, &missing.charges, asking.end).await;
         missing.put(answered, outcomes);
         plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);
     }
 
-    /// The answer to what was planned, counted; `found` says what came of the charge at a place.
+    /// The answer to what was planned and came of it; counted.
     fn answer(
         &self,
         plan: &Plan<'_>,
+        settled: &mut dyn Iterator<Item = Settled>,
         revision: Revision,
         now: Nanos,
-        found: impl Fn(usize, Shown, Standing) -> Option<Finding>,
     ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
-        let mut charged = plan.charges.list.iter().enumerate();
+        let mut charged = plan.charges.list.iter().zip(settled);
         for part in &plan.parts {
-            let found = |shown| {
-                let (place, charge) = charged.next()?;
-                found(place, shown, charge.standing)
-            };
-            statuses.push(status(part, found));
+            statuses.push(status(part, || charged.next()));
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -338,4 +327,61 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
 )]
 fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
+}
+
+/// The status of one descriptor; `next` is its charge and what became of that.
+fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settled)>) -> Status {
+    let none = |reason, group| Status { finding: Finding::settled(reason, group), metadata: None };
+    let metadata = match part {
+        Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
+        Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
+        Part::Replaced => return none(Reason::Replaced, Group::Enforced),
+        Part::Charged(rule, _) => rule.metadata.clone(),
+        Part::Override(_) => None,
+    };
+    let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
+        return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
+    };
+    let finding = match settled {
+        Settled::Answered(outcome) => finding(outcome, shown, charge.standing),
+        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, charge.standing),
+        Settled::NotAsked => Finding::settled(Reason::NotAsked, charge.standing.group),
+        Settled::Local(outcome) => {
+            let finding = finding(outcome, shown, charge.standing);
+            Finding { reason: Reason::BackendDownLocal, ..finding }
+        }
+    };
+    Status { finding, metadata }
+}
+
+/// What a counter's outcome means.
+fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
+    match outcome {
+        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
+        Outcome::Refunded(step) => {
+            let step = Step::Admit(room(step));
+            Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }
+        }
+        Outcome::Full(verdict) => ruled(verdict, Reason::StoreFull, shown, standing),
+        // Both are settled before (`degrade::settle`); what got here all the same is denied.
+        Outcome::Stale(_) | Outcome::Failed(_) => {
+            ruled(Verdict::Deny, Reason::BackendDownDenied, shown, standing)
+        }
+    }
+}
+
+/// A verdict that no counter gave.
+fn ruled(verdict: Verdict, reason: Reason, shown: Shown, standing: Standing) -> Finding {
+    Finding {
+        verdict: standing.verdict(verdict == Verdict::Deny),
+        reason,
+        ..Finding::of_step(Step::Never(Room::default()), shown, standing)
+    }
+}
+
+const fn room(step: Step) -> Room {
+    match step {
+        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => room,
+        Step::Stale => Room { remaining: crate::kernel::units::Hits(0), reset_after: Nanos(0) },
+    }
 }

@@ -285,8 +285,8 @@ impl Denial {
     }
 }
 
-const fn is_cached(part: &Part<'_>) -> bool {
-    matches!(part.mode(), Some(Mode::CachedDeny))
+fn is_cached(part: &Part<'_>) -> bool {
+    part.mode() == Mode::CachedDeny
 }
 
 /// The charges of `plan`, each with its part.

@@ -9,7 +9,6 @@ mod decide;
 mod degrade;
 mod ledgers;
 mod plan;
-mod status;
 
 use std::sync::Arc;
 

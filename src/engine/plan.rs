@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
-use crate::kernel::decision::{Descriptor, Group, Override, Question, Standing};
+use crate::kernel::decision::{Descriptor, Group, Override, Question, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -74,6 +74,25 @@ pub(super) enum Part<'c> {
 }
 
 impl Part<'_> {
+    /// The limit that a charge is made under, as answers show it.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        match self {
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
+            Self::Charged(rule, limit) => Some(Shown {
+                requests: limit.requests,
+                unit: limit.window.unit(),
+                period: limit.window.length(),
+                name: rule.name.clone(),
+            }),
+            Self::Override(Override { requests, unit }) => Some(Shown {
+                requests: *requests,
+                unit: Some(*unit),
+                period: unit.length(),
+                name: None,
+            }),
+        }
+    }
+
     /// What the caller gets when the store does not answer the charge, if one is made.
     pub(super) fn on_failure(&self) -> Option<OnBackendFailure> {
         match self {
@@ -83,18 +102,12 @@ impl Part<'_> {
         }
     }
 
-    /// What of the charge may be answered without asking the store, if one is made.
-    pub(super) const fn mode(&self) -> Option<Mode> {
+    /// What may be answered without asking the store.
+    pub(super) fn mode(&self) -> Mode {
         match self {
-            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
-            Self::Charged(_, limit) => Some(limit.mode),
-            Self::Override(_) => Some(Mode::Strict),
+            Self::Charged(_, limit) => limit.mode,
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Override(_) => Mode::Strict,
         }
-    }
-
-    /// Whether the next charge in order is this part's.
-    pub(super) const fn is_charged(&self) -> bool {
-        matches!(self, Self::Charged(..) | Self::Override(_))
     }
 
     const fn rule(&self) -> Option<&Rule> {
@@ -174,6 +187,12 @@ impl<'c> Plan<'c> {
         for (part, _) in self.parts.iter_mut().zip(spared).filter(|(_, spared)| *spared) {
             *part = Part::Replaced;
         }
+    }
+}
+
+impl Part<'_> {
+    pub(super) const fn is_charged(&self) -> bool {
+        matches!(self, Self::Charged(..) | Self::Override(_))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Options, Place, Redis};
+use sluicegate::backend::redis::{Batching, Options, Place, Redis};
 use sluicegate::backend::{Backend as _, Cause};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
@@ -32,7 +32,16 @@ descriptors:
 
 pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
     let key_prefix = "t".to_owned();
-    Options { place, user: None, password: None, database: 0, key_prefix, deadline, jitter: 1 }
+    Options {
+        place,
+        user: None,
+        password: None,
+        database: 0,
+        key_prefix,
+        deadline,
+        jitter: 1,
+        batching: Batching::On,
+    }
 }
 
 pub(super) fn engine_over(redis: Redis, clock: Clock, limits: &str, replicas: u32) -> Engine {
