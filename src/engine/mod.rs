@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
-pub use decide::{Engine, Policy};
+pub use decide::{Deciding, Engine, Policy};
 pub use degrade::{Local, part};
 pub use plan::{CounterKeys, Overrides, Planning};
 
