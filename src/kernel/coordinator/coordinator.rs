@@ -127,6 +127,7 @@ impl Coordinator {
             held,
             // Void since this heartbeat was sent; kept until the answer, to tell whether it waits.
             granted: before.filter(|_| !beat.leaves).map_or(held, |seat| seat.granted),
+            told: before.map_or(Share(0), |seat| seat.told),
             in_flight: beat.in_flight,
             demand: beat.demand,
             vote: self.vote(before, beat),
@@ -213,7 +214,9 @@ impl Coordinator {
         let turned = (share == Share(0)) != (seat.granted.share == Share(0));
         let since = if turned { now } else { seat.since };
         if let Some(kept) = self.seats.get_mut(at) {
-            *kept = Seat { granted: Granted { generation, share }, since, ..seat };
+            let granted = Granted { generation, share };
+            *kept =
+                Seat { granted, told: self.level.map_or(Share(0), Level::whole), since, ..seat };
         }
         Grant {
             member: seat.member,
@@ -256,19 +259,40 @@ impl Coordinator {
         fair: Share,
         grace: bool,
     ) -> Share {
-        let others = self.seats.iter().enumerate().filter(|(seat, _)| *seat != at);
-        let reserved = others.fold(Share(0), |sum, (_, seat)| sum.plus(seat.exposure()));
-        let free = self.ceiling().less(reserved);
+        let others = self.others(at);
+        let free =
+            self.ceiling().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
         let own = self.seats.get(at).map_or(Share(0), |seat| seat.held.share);
+        if free < own {
+            // The ceiling fell below what is out. Lowering all to nothing until each has heard of it
+            // would help nobody: what it holds it may be granted again, as long as all that
+            // were granted since the fall fit below it together.
+            return fair.min(own).min(self.left_by_the_lowered(live, at));
+        }
         let short = |(other, want): &(usize, Want)| {
             let granted = self.seats.get(*other).map_or(Share(0), |seat| seat.granted.share);
             *other != at && granted < want.need
         };
         // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
         let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
-        let goal = if keeps && own <= free { fair.max(own) } else { fair };
-        // What it holds already may be granted again even above a ceiling that fell: the sum does
-        // not grow by it, and a share of nothing until all others have heard would help nobody.
-        goal.min(if grace { own } else { own.max(free) })
+        let goal = if keeps { fair.max(own) } else { fair };
+        goal.min(if grace { own } else { free })
+    }
+
+    /// What is left of the ceiling by those who know it, and by those who are not heard any more.
+    fn left_by_the_lowered(&self, live: &[(usize, Want)], at: usize) -> Share {
+        let ceiling = self.ceiling();
+        let is_live = |at: usize| live.iter().any(|(other, _)| *other == at);
+        let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
+            false => seat.exposure(),
+            true if seat.told <= ceiling => seat.granted.share,
+            true => Share(0),
+        };
+        let others = self.seats.iter().enumerate().filter(|(other, _)| *other != at);
+        ceiling.less(others.map(taken).fold(Share(0), Share::plus))
+    }
+
+    fn others(&self, at: usize) -> impl Iterator<Item = &Seat> {
+        self.seats.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, seat)| seat)
     }
 }

@@ -33,6 +33,8 @@ pub struct Seat {
     pub held: Granted,
     /// What it was answered.
     pub granted: Granted,
+    /// The ceiling that answer was a part of.
+    pub told: Share,
     /// Its requests in flight then.
     pub in_flight: Share,
     /// What it would use.

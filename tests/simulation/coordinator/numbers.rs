@@ -1,0 +1,1 @@
+//! How soon a joiner has its part, and how much of a ceiling is used.
