@@ -10,7 +10,7 @@
 
 use super::aggregate::{Level, Ratio};
 use super::life::Life;
-use super::message::{Demand, Grant, Heartbeat, Holding};
+use super::message::{Grant, Heartbeat, Holding};
 use super::seat::{Granted, Seat};
 use super::split::{Split, Want};
 use super::terms::Law;
@@ -129,7 +129,7 @@ impl Coordinator {
             granted: before.filter(|_| !beat.leaves).map_or(held, |seat| seat.granted),
             told: before.map_or(Share(0), |seat| seat.told),
             in_flight: beat.in_flight,
-            demand: beat.demand,
+            wanted: beat.wanted,
             vote: self.vote(before, beat),
             until: if beat.leaves { now } else { now.plus(law.terms.term) },
             since: before.map_or(now, |seat| seat.since),
@@ -158,7 +158,7 @@ impl Coordinator {
     /// What counts of the member's vote: what it inferred under another ceiling was about that one.
     fn vote(&self, before: Option<Seat>, beat: &Heartbeat) -> Option<Ratio> {
         let under = beat.holds.is_some_and(|holds| holds.ceiling == self.ceiling());
-        let hungry = beat.demand != Demand::default();
+        let hungry = Share(0) < beat.wanted;
         let kept = before.and_then(|seat| seat.vote);
         beat.vote.or(kept).filter(|_| under && hungry)
     }
@@ -232,17 +232,12 @@ impl Coordinator {
         }
     }
 
-    /// What a member would use of the ceiling: what it used and an eighth, or all it can get.
     fn want(&self, seat: &Seat) -> Want {
-        let peak = seat.demand.peak;
-        let need = match (seat.demand.refused, peak) {
-            (true, _) => self.ceiling(),
-            (false, Share(0)) => Share(0),
-            (false, _) => peak.plus(Share((peak.0 / 8).max(1))).min(self.ceiling()),
-        };
+        let need = seat.wanted.min(self.ceiling());
         Want { need, waits: seat.granted.share == Share(0), since: seat.since }
     }
 
+    /// Its part of the ceiling, whether there is room for it yet or not.
     fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> Share {
         let wants: Vec<Want> = live.iter().map(|(_, want)| *want).collect();
         let me = live.iter().position(|(seat, _)| *seat == at);
@@ -269,9 +264,11 @@ impl Coordinator {
             // were granted since the fall fit below it together.
             return fair.min(own).min(self.left_by_the_lowered(live, at));
         }
+        let floor =
+            Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.ceiling().0)));
         let short = |(other, want): &(usize, Want)| {
             let granted = self.seats.get(*other).map_or(Share(0), |seat| seat.granted.share);
-            *other != at && granted < want.need
+            *other != at && granted < want.need.max(floor)
         };
         // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
         let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
@@ -282,7 +279,7 @@ impl Coordinator {
     /// What is left of the ceiling by those who know it, and by those who are not heard any more.
     fn left_by_the_lowered(&self, live: &[(usize, Want)], at: usize) -> Share {
         let ceiling = self.ceiling();
-        let is_live = |at: usize| live.iter().any(|(other, _)| *other == at);
+        let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
         let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
             false => seat.exposure(),
             true if seat.told <= ceiling => seat.granted.share,

@@ -7,6 +7,8 @@
 
 use std::num::NonZeroU64;
 
+use super::aggregate::Level;
+use super::terms::MOST;
 use crate::kernel::units::{Nanos, Share};
 
 /// By what a ceiling is divided.
@@ -29,6 +31,41 @@ pub struct Want {
     pub waits: bool,
     /// Since when it is.
     pub since: Nanos,
+}
+
+/// What a member's requests made of its share, over the length of one heartbeat.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Usage {
+    /// The mean of requests in flight and queued.
+    pub mean: Level,
+    /// Requests that came.
+    pub arrived: u64,
+    /// Requests that were admitted, at once or from the queue.
+    pub admitted: u64,
+}
+
+/// Permits that a member would use: what it used, and as much again for those turned away, rounded
+/// up. Not its peak: what each keeps for its own peak is missing where it could be used.
+///
+/// | mean 1.5, 30 came, 20 admitted | worked row |
+/// |---|---|
+/// | ⌈mean·arrived / admitted⌉ | ⌈1.5·30 / 20⌉ = 3 |
+///
+/// ```
+/// use sluicegate::kernel::coordinator::aggregate::Level;
+/// use sluicegate::kernel::coordinator::split::{wanted, Usage};
+/// use sluicegate::kernel::units::Share;
+/// assert_eq!(wanted(&Usage { mean: Level(1_536), arrived: 30, admitted: 20 }), Share(3));
+/// ```
+#[must_use]
+pub fn wanted(usage: &Usage) -> Share {
+    let Some(admitted) = NonZeroU64::new(usage.admitted) else {
+        // With no share there is nothing to measure by: all it can get.
+        return if usage.arrived == 0 { usage.mean.up() } else { MOST };
+    };
+    let scaled = u128::from(usage.mean.0).saturating_mul(u128::from(usage.arrived));
+    let level = scaled.div_ceil(u128::from(admitted.get()));
+    u64::try_from(level).map_or(MOST, |level| Level(level).up().min(MOST))
 }
 
 impl Split {

@@ -1,7 +1,6 @@
 //! A replica: the kernel's member, a clock of its own, and requests that come and go.
 
 use sluicegate::kernel::coordinator::member::{Applied, Load};
-use sluicegate::kernel::coordinator::message::Demand;
 use sluicegate::kernel::coordinator::{Grant, Heartbeat, Member, Terms};
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
@@ -30,7 +29,9 @@ pub struct Replica {
     bad: Bad,
     /// When each request that the replica counts ends.
     ends: Vec<u64>,
-    demand: Demand,
+    /// The most in flight since the last heartbeat, and whether any was turned away.
+    peak: u64,
+    refused: bool,
     /// Requests that come in a tick at most.
     pub rush: u64,
     /// Its requests last this long at most, in its own ticks.
@@ -58,7 +59,8 @@ impl Replica {
             terms,
             bad,
             ends: Vec::new(),
-            demand: Demand::default(),
+            peak: 0,
+            refused: false,
             rush: 3,
             longest: terms.max_duration.0,
             before: 0,
@@ -103,10 +105,10 @@ impl Replica {
                 self.served = true;
                 self.ends.push(tick + self.lasts(dice));
             } else {
-                self.demand.refused = true;
+                self.refused = true;
             }
         }
-        self.demand.peak = self.demand.peak.max(Share(self.ends.len() as u64));
+        self.peak = self.peak.max(self.ends.len() as u64);
     }
 
     /// How long a request goes on: often as long as it may, by a clock that runs as this one.
@@ -123,7 +125,7 @@ impl Replica {
     }
 
     fn speak(&mut self, now: Nanos, load: &Load) -> Heartbeat {
-        (self.demand, self.sent) = (Demand::default(), now);
+        (self.peak, self.refused, self.sent) = (0, false, now);
         let in_flight = self.ends.len() as u64;
         let stale = std::mem::replace(&mut self.before, in_flight);
         if self.leaving {
@@ -141,7 +143,8 @@ impl Replica {
     }
 
     fn load(&self) -> Load {
-        Load { in_flight: Share(self.ends.len() as u64), demand: self.demand, vote: None }
+        let wanted = if self.refused { Share(1_000) } else { Share(self.peak) };
+        Load { in_flight: Share(self.ends.len() as u64), wanted, vote: None }
     }
 
     /// Says at once that it leaves.
