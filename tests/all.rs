@@ -19,6 +19,7 @@ mod law;
 mod redis;
 mod service;
 mod settings;
+mod simulation;
 mod source;
 mod support;
 mod tidy;

@@ -30,7 +30,7 @@ fn no_schedule_of_faults_brings_the_fleet_above_its_ceiling() {
         let seed = first.wrapping_add(schedule);
         let played = World::new(seed, Bad::No, &Fault::ALL).play();
         match played {
-            Ok(seen) => tally.add(&seen),
+            Ok(more) => tally.add(&more),
             Err(broken) => panic!("SLUICEGATE_SEED={seed}: {broken}"),
         }
     }

@@ -47,7 +47,8 @@ pub struct Replica {
     pub cut_until: u64,
     pub clogged: bool,
     pub leaving: bool,
-    pub served: bool,
+    /// When it last admitted a request.
+    pub served_at: u64,
 }
 
 impl Replica {
@@ -71,7 +72,7 @@ impl Replica {
             cut_until: 0,
             clogged: false,
             leaving: false,
-            served: false,
+            served_at: 0,
         }
     }
 
@@ -81,7 +82,11 @@ impl Replica {
         match self.unnumbered {
             _ if self.leaving => 0,
             Some((share, ends_at)) if self.bad == Bad::ByValue => {
-                if now < ends_at { share.0 } else { 0 }
+                if now < ends_at {
+                    share.0
+                } else {
+                    0
+                }
             }
             _ => self.member.in_force(now).0,
         }
@@ -102,7 +107,7 @@ impl Replica {
     pub fn serve(&mut self, tick: u64, dice: &mut Dice) {
         for _ in 0..dice.up_to(self.rush) {
             if (self.ends.len() as u64) < self.in_force(tick) {
-                self.served = true;
+                self.served_at = tick;
                 self.ends.push(tick + self.lasts(dice));
             } else {
                 self.refused = true;

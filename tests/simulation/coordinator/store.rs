@@ -56,7 +56,9 @@ impl Store {
         let reply = self.coordinator.on_heartbeat(now, &self.life, &self.law, &beat);
         if bad == Bad::NoAcknowledgement {
             let seats = self.coordinator.seats.iter_mut();
-            seats.filter(|seat| seat.member == beat.member).for_each(|seat| seat.held = seat.granted);
+            seats
+                .filter(|seat| seat.member == beat.member)
+                .for_each(|seat| seat.held = seat.granted);
         }
         match reply {
             Reply::Grant(grant) => Some(grant),

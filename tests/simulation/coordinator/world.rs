@@ -152,9 +152,6 @@ impl World {
             // A message may take no time at all, and then terms are at their longest.
             self.deliver();
             self.judge()?;
-            if self.tick == WICKED + SETTLES {
-                self.hungry().for_each(|replica| replica.served = false);
-            }
         }
         self.judge_the_end()
     }
@@ -164,7 +161,8 @@ impl World {
         let wicked = |fault| self.faults.contains(&fault);
         let speed = if wicked(Fault::Drift) { self.dice.pick(&[100, 110, 121]) } else { 110 };
         let start = if wicked(Fault::Skew) { self.dice.up_to(100_000) } else { 0 };
-        let mut replica = Replica::new(id, self.lives, self.terms, Clock { start, speed }, self.bad);
+        let mut replica =
+            Replica::new(id, self.lives, self.terms, Clock { start, speed }, self.bad);
         replica.rush = self.dice.up_to(4);
         replica.longest = self.dice.pick(&[3, 10, 30, 30]).min(self.terms.max_duration.0);
         replica
@@ -175,9 +173,8 @@ impl World {
         (self.replicas.len() as u64).saturating_sub(self.store.law.max.0)
     }
 
-    fn hungry(&mut self) -> impl Iterator<Item = &mut Replica> {
-        let all = self.replicas.iter_mut().filter_map(|(_, replica)| replica.as_mut());
-        all.filter(|replica| 0 < replica.rush && !replica.leaving)
+    fn one_of(&mut self, count: usize) -> usize {
+        usize::try_from(self.dice.up_to(count as u64 - 1)).unwrap()
     }
 
     fn now(&self) -> Nanos {
@@ -185,7 +182,7 @@ impl World {
     }
 
     fn strike(&mut self, fault: Fault) {
-        let at = self.dice.up_to(self.replicas.len() as u64 - 1) as usize;
+        let at = self.one_of(self.replicas.len());
         let lasts = self.dice.pick(&[5, 20, 45, 90]);
         let until = self.tick + 1 + self.dice.up_to(lasts);
         let counted = Fault::ALL.iter().position(|known| *known == fault).unwrap();
@@ -237,7 +234,8 @@ impl World {
     /// What was broken for a while works again.
     fn recover(&mut self) {
         let tick = self.tick;
-        let due: Vec<u64> = self.unclogs.extract_if(.., |(at, _)| *at <= tick).map(|(_, id)| id).collect();
+        let due: Vec<u64> =
+            self.unclogs.extract_if(.., |(at, _)| *at <= tick).map(|(_, id)| id).collect();
         for (id, replica) in &mut self.replicas {
             if let Some(replica) = replica.as_mut().filter(|_| due.contains(id)) {
                 replica.clogged = false;
@@ -247,7 +245,10 @@ impl World {
             self.comes_back.extract_if(.., |(at, _)| *at <= tick).map(|(_, id)| id).collect();
         for id in back {
             let replica = self.born(id);
-            self.replicas.iter_mut().filter(|(known, _)| *known == id).for_each(|(_, gone)| *gone = None);
+            self.replicas
+                .iter_mut()
+                .filter(|(known, _)| *known == id)
+                .for_each(|(_, gone)| *gone = None);
             let place = self.replicas.iter_mut().find(|(known, _)| *known == id);
             place.unwrap().1 = Some(replica);
         }
@@ -286,7 +287,7 @@ impl World {
             if due.is_empty() {
                 return;
             }
-            let next = self.dice.up_to(due.len() as u64 - 1) as usize;
+            let next = self.one_of(due.len());
             let parcel = due.swap_remove(next);
             self.open(parcel);
         }
@@ -338,7 +339,8 @@ impl World {
         let tick = self.tick;
         for at in 0..self.replicas.len() {
             let (id, replica) = &mut self.replicas[at];
-            let Some(replica) = replica.as_mut().filter(|replica| replica.stands_until <= tick) else {
+            let Some(replica) = replica.as_mut().filter(|replica| replica.stands_until <= tick)
+            else {
                 continue;
             };
             let fences = replica.member.fences();
@@ -371,7 +373,8 @@ impl World {
         let in_flight = orphans + alive().map(|replica| replica.in_flight(tick)).sum::<u64>();
         let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
-        let unaware = |replica: &Replica| 0 < replica.in_force(tick) && replica.granted_at < self.fell_at;
+        let unaware =
+            |replica: &Replica| 0 < replica.in_force(tick) && replica.granted_at < self.fell_at;
         if self.bound <= ceiling {
             self.bound = ceiling;
         } else if !alive().any(unaware) {
@@ -380,17 +383,22 @@ impl World {
         }
         let bound = self.bound;
         if bound < shares || bound < in_flight {
-            return Err(format!("{shares} in force, {in_flight} in flight, bound {bound}, tick {tick}"));
+            return Err(format!(
+                "{shares} in force, {in_flight} in flight, bound {bound}, tick {tick}"
+            ));
         }
         self.tally.admitted += in_flight;
         let survived = |forgot: &u64| forgot + self.terms.longest().0 < tick && 0 < in_flight;
-        self.tally.amnesias_survived += u64::from(self.forgot_at.take_if(|at| survived(at)).is_some());
+        self.tally.amnesias_survived +=
+            u64::from(self.forgot_at.take_if(|at| survived(at)).is_some());
         Ok(())
     }
 
     /// After the quiet time everybody who wants some has had some, and what can be given out is.
-    fn judge_the_end(mut self) -> Result<Tally, String> {
-        let starved = self.hungry().filter(|replica| !replica.served).count();
+    fn judge_the_end(self) -> Result<Tally, String> {
+        let hungry = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
+        let hungry = hungry.filter(|replica| 0 < replica.rush && !replica.leaving);
+        let starved = hungry.filter(|replica| replica.served_at < WICKED + SETTLES).count();
         if 0 < starved {
             return Err(format!("{starved} were never served: {:?}", self.store.coordinator));
         }
