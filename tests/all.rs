@@ -21,6 +21,7 @@ mod lease;
 mod redis;
 mod service;
 mod settings;
+mod simulation;
 mod source;
 mod support;
 mod tidy;
