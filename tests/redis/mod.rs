@@ -4,6 +4,9 @@
 mod degrade;
 mod exact;
 mod faults;
+mod fleet;
+mod owed;
+mod parts;
 mod places;
 mod remembered;
 mod stale;

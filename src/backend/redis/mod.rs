@@ -8,6 +8,7 @@
 //! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
 //! Cluster; more than one connection, which Redis' one thread would not answer faster.
 
+pub mod beat;
 mod breaker;
 pub mod codec;
 mod connection;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::fleet::{Beat, Fleet};
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::kernel::units::Nanos;
 use codec::Answer;
@@ -102,6 +104,13 @@ impl Redis {
     }
 }
 
+impl Redis {
+    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+        let key = beat::key(&self.key_prefix);
+        beat::fleet(live.run(beat::SCRIPT, key, beat::args(beat)).await?)
+    }
+}
+
 /// What `reply` says of `charges`.
 fn outcomes(charges: &Charges, reply: &[i64]) -> Result<Outcomes, Cause> {
     let answers = codec::decode(charges, reply).map_err(|refused| {
@@ -124,6 +133,13 @@ impl Backend for Redis {
         match self.link.live() {
             Ok(live) => Reply::Later(Box::pin(self.ask(live, charges))),
             Err(cause) => Reply::Now(failed(charges, cause)),
+        }
+    }
+
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        match self.link.live() {
+            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Err(cause) => Reply::Now(Err(cause)),
         }
     }
 
