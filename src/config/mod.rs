@@ -49,6 +49,8 @@ pub struct Domain {
     pub name: Box<str>,
     /// Which of a question's limits are charged when one denies.
     pub charge: Charging,
+    /// The key of the entry whose value says where counters live in a store of several nodes.
+    pub colocate: Option<Box<str>>,
     /// The rules.
     pub tree: DescriptorTree,
 }

@@ -8,12 +8,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Rule as ChargeRule};
+use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
-use crate::kernel::decision::{
-    Cost, Descriptor, Group, Override, Question, Reason, Shown, Standing,
-};
+use crate::kernel::decision::{Descriptor, Group, Override, Question, Reason, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -184,10 +182,12 @@ impl Plan {
             let pattern = shared.iter().find(|(at, _)| *at == position);
             (key, pattern.map_or(value, |(_, pattern)| *pattern))
         });
+        let home = home(domain, entries.clone());
         let key = name(domain, entries, limit.counting(), planning.keys);
         let group = if rule.quota { Group::Quota } else { Group::Enforced };
         let standing = Standing { group, shadow: rule.shadow };
-        self.charge(key, limit.strategy_at(now), descriptor.cost, standing);
+        let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
+        self.charges.list.push(Charge { key, home, strategy, cost, standing });
         let shown = Shown {
             requests: limit.requests,
             unit: limit.window.unit(),
@@ -208,22 +208,21 @@ impl Plan {
         let Override { requests, unit } = limit;
         let period = unit.length();
         let counting = Counting::FixedWindow(period);
-        let key = name(domain, descriptor.entries.iter().copied(), counting, planning.keys);
+        let entries = || descriptor.entries.iter().copied();
+        let key = name(domain, entries(), counting, planning.keys);
         let shown = Shown { requests, unit: Some(unit), period, name: None };
         match FixedWindow::new(requests, Windows::Every(period)) {
             Ok(window) => {
                 let strategy = Strategy::FixedWindow(window);
-                self.charge(key, strategy, descriptor.cost, Standing::default());
+                let (home, cost) = (home(domain, entries()), descriptor.cost);
+                let standing = Standing::default();
+                self.charges.list.push(Charge { key, home, strategy, cost, standing });
                 let (mode, on_failure) = (Mode::Strict, OnBackendFailure::default());
                 Part::Charged { shown, metadata: None, mode, on_failure }
             }
             // The seven units all make windows; a limit that did not would be no limit.
             Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
         }
-    }
-
-    fn charge(&mut self, key: CounterKey, strategy: Strategy, cost: Cost, standing: Standing) {
-        self.charges.list.push(Charge { key, strategy, cost, standing });
     }
 
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
@@ -238,6 +237,19 @@ impl Plan {
     }
 }
 
+/// Where the counter of `entries` lives: shared patterns stand in for what was asked, as in its key.
+/// A domain that is charged as a whole and says nothing else lives in one place, for one step.
+fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Home {
+    let Some(key) = &domain.colocate else {
+        return match domain.charge {
+            Charging::Each => Home::Itself,
+            Charging::AllOrNothing => Home::beside(&domain.name, ""),
+        };
+    };
+    let entry = entries.find(|(name, _)| *name == &**key);
+    entry.map_or(Home::Itself, |(_, value)| Home::beside(&domain.name, value))
+}
+
 fn name<'a>(
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)>,
@@ -249,5 +261,31 @@ fn name<'a>(
             CounterKey::joined(&domain.name, entries, counting)
         }
         _ => CounterKey::injective(&domain.name, entries, counting),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Domain, Home, home};
+    use crate::config::load;
+    use crate::kernel::units::Revision;
+
+    fn domain(head: &str) -> Domain {
+        let text = format!("domain: d\n{head}descriptors: [{{key: tenant}}]\n");
+        let (config, _) = load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+        config.domains.into_values().next().unwrap()
+    }
+
+    #[test]
+    fn counters_live_by_themselves_or_where_the_domain_says() {
+        let entries = || [("user", "u"), ("tenant", "t"), ("tenant", "other")].into_iter();
+        let [each, whole] = ["", "charge: all_or_nothing\n"].map(domain);
+        assert_eq!(home(&each, entries()), Home::Itself);
+        assert_eq!(home(&whole, entries()), Home::beside("d", ""));
+        for head in ["colocate: tenant\n", "colocate: tenant\ncharge: all_or_nothing\n"] {
+            let by_tenant = domain(head);
+            assert_eq!(home(&by_tenant, entries()), Home::beside("d", "t"));
+            assert_eq!(home(&by_tenant, entries().take(1)), Home::Itself);
+        }
     }
 }

@@ -105,18 +105,6 @@ impl CounterKey {
             Bytes::Long(bytes) => bytes,
         }
     }
-
-    /// The bytes that keys which must live side by side have in common: the domain. A key of the
-    /// reference's spelling, in which no domain can be told, has only itself.
-    #[must_use]
-    pub fn domain(&self) -> &[u8] {
-        let bytes = self.as_bytes();
-        let (head, rest) = bytes.split_at_checked(HEAD).unwrap_or((bytes, &[]));
-        let domain = rest.split_first_chunk().and_then(|(length, rest)| {
-            rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)
-        });
-        domain.filter(|_| head.first() == Some(&b'i')).unwrap_or(bytes)
-    }
 }
 
 /// A key under construction: short until it is too long for that.

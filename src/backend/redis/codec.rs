@@ -1,19 +1,19 @@
 //! Charges to the arguments of [`super::CHARGE`], and its reply to outcomes.
 //!
-//! Guarantees: pure; distinct counters have distinct keys, and those of one domain share a Cluster
+//! Guarantees: pure; distinct counters have distinct keys, and those of one [`Home`] share a Cluster
 //! slot; a reply that the script could not have given is refused whole.
 //! Leaves out: sending, deadlines, and what is done about a charge that got no outcome.
 //!
 //! A key is `{prefix}sg:{tag}:` and the counter's own bytes, or `#` and their SHA-256 where they
-//! are more than [`LONGEST_KEY`]. The tag is a 64-bit hash of the domain in hexadecimal: a
-//! collision there only makes two domains share a slot. The digest has to be a cryptographic one:
+//! are more than [`LONGEST_KEY`]. The tag is the home, a 64-bit number in hexadecimal: a
+//! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
 
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Outcome, Rule};
+use crate::backend::{Charge, Charges, Home, Outcome, Rule};
 use crate::kernel::decision::{Cost, Group};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::fixed_window::Windows;
@@ -66,7 +66,7 @@ pub fn encode(charges: &Charges, prefix: &[u8], at: Option<Nanos>) -> Call {
     let now = at.map_or_else(String::new, |at| Tick::Micro.floor(at).to_string());
     let head = [rule(charges.rule).into_bytes(), now.into_bytes()];
     Call {
-        keys: charges.list.iter().map(|charge| key(&charge.key, prefix)).collect(),
+        keys: charges.list.iter().map(|charge| key(&charge.key, charge.home, prefix)).collect(),
         args: head.into_iter().chain(charges.list.iter().map(record)).collect(),
     }
 }
@@ -86,10 +86,14 @@ pub fn decode(charges: &Charges, reply: &[i64]) -> Result<Answers, NotUnderstood
 
 /// The key of a counter in the store.
 #[must_use]
-pub fn key(counter: &CounterKey, prefix: &[u8]) -> Vec<u8> {
-    // The key of the hash is no secret: every replica must come to the same slot.
-    let tag = format!("sg:{{{:016x}}}:", SipHasher24::new().hash(counter.domain()));
+pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
+    let place = match home {
+        // The key of the hash is no secret: every replica must come to the same slot.
+        Home::Itself => SipHasher24::new().hash(bytes),
+        Home::Beside(place) => place,
+    };
+    let tag = format!("sg:{{{place:016x}}}:");
     if bytes.len() <= LONGEST_KEY {
         return [prefix, tag.as_bytes(), bytes].concat();
     }
