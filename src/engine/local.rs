@@ -14,7 +14,7 @@ use super::owed::{Debt, Owed};
 use super::parts::{Division, part, rank};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend as _, Charge, Charges, Outcome, Outcomes, Reply, Rule};
-use crate::kernel::decision::{Cause, Cost, Group, Standing, Verdict, combine};
+use crate::kernel::decision::{Cause, Cost, Group, Verdict, combine};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
@@ -83,14 +83,9 @@ impl Local {
 
     /// What of `debt` this replica's counter still holds: windows end, and debts of GCRA drain.
     pub(super) fn still(&self, debt: &Debt, now: Nanos) -> Hits {
-        let Debt { key, part, hits, .. } = debt;
-        let charge = Charge {
-            key: key.clone(),
-            strategy: *part,
-            cost: Cost::Charge(Hits(0)),
-            standing: Standing::default(),
-        };
-        let peek = Charges { list: [charge].into_iter().collect(), rule: Rule::Each };
+        let Debt { part, hits, .. } = debt;
+        let peek = Charge { strategy: *part, ..debt.of(Hits(0)) };
+        let peek = Charges { list: [peek].into_iter().collect(), rule: Rule::Each };
         let Reply::Now(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
         match outcomes.first() {
             Some(Outcome::Stepped(

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use super::Engine;
 use super::local::Local;
 use crate::backend::{Backend, Charge, Charges, Outcome, Reply, Rule};
-use crate::kernel::decision::{Cause, Cost, Standing};
+use crate::kernel::decision::{Cause, Cost};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -38,12 +38,18 @@ const CALM: Duration = Duration::from_secs(5);
 /// What is owed to one counter.
 #[derive(Clone, Debug)]
 pub(super) struct Debt {
-    pub(super) key: CounterKey,
-    /// How the store counts.
-    pub(super) whole: Strategy,
+    /// The last charge of these: to which counter, and how the store counts.
+    charge: Charge,
     /// How this replica counted.
     pub(super) part: Strategy,
     pub(super) hits: Hits,
+}
+
+impl Debt {
+    /// A charge of `hits` to the counter.
+    pub(super) fn of(&self, hits: Hits) -> Charge {
+        Charge { cost: Cost::Charge(hits), ..self.charge.clone() }
+    }
 }
 
 /// What is owed to all counters.
@@ -72,8 +78,7 @@ impl Owed {
         match charge.cost {
             Cost::Charge(Hits(0)) => {}
             Cost::Charge(hits) => {
-                let (key, whole) = (charge.key.clone(), charge.strategy);
-                book.add(Debt { key, whole, part, hits });
+                book.add(Debt { charge: charge.clone(), part, hits });
             }
             Cost::Refund(hits) => {
                 if let Some(debt) = book.debts.get_mut(&charge.key) {
@@ -99,18 +104,18 @@ impl Owed {
 
 impl Book {
     fn add(&mut self, debt: Debt) {
-        if let Some(held) = self.debts.get_mut(&debt.key) {
+        if let Some(held) = self.debts.get_mut(&debt.charge.key) {
             let hits = held.hits.plus(debt.hits);
             *held = Debt { hits, ..debt };
             return;
         }
-        let bytes = self.bytes.saturating_add(debt.key.as_bytes().len());
+        let bytes = self.bytes.saturating_add(debt.charge.key.as_bytes().len());
         if MOST_KEYS <= self.debts.len() || MOST_BYTES < bytes {
             HitsOwed { hits: debt.hits, outcome: OwedOutcome::Lost }.emit();
             return;
         }
         self.bytes = bytes;
-        self.debts.insert(debt.key.clone(), debt);
+        self.debts.insert(debt.charge.key.clone(), debt);
     }
 }
 
@@ -170,7 +175,7 @@ impl Engine {
             }
             match charge(self.backend(), self.clock().now(), debt, hits).await {
                 Outcome::Stepped(Step::Deny { room, .. } | Step::Never(room))
-                    if !matches!(debt.whole, Strategy::FixedWindow(_)) =>
+                    if !matches!(debt.charge.strategy, Strategy::FixedWindow(_)) =>
                 {
                     count(OwedOutcome::Rested, hits.less(room.remaining));
                     hits = room.remaining;
@@ -192,13 +197,7 @@ impl Engine {
 }
 
 async fn charge(backend: &dyn Backend, now: Nanos, debt: &Debt, hits: Hits) -> Outcome {
-    let charge = Charge {
-        key: debt.key.clone(),
-        strategy: debt.whole,
-        cost: Cost::Charge(hits),
-        standing: Standing::default(),
-    };
-    let charges = Charges { list: [charge].into_iter().collect(), rule: Rule::Each };
+    let charges = Charges { list: [debt.of(hits)].into_iter().collect(), rule: Rule::Each };
     let outcomes = match backend.charge(now, &charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(outcomes) => outcomes.await,

@@ -47,7 +47,7 @@ fn replica() -> Replica {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let (redis, connection) =
-        Redis::new(redis_at(Place::Unix(store.socket()), Duration::from_millis(100)));
+        Redis::new(redis_at(Place::Unix(store.socket()), Duration::from_millis(500)));
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
     let local = Local::new(Arc::clone(&memory), membership);
