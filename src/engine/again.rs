@@ -24,12 +24,6 @@ pub(super) fn fail_stale(outcomes: &mut [Outcome]) {
     }
 }
 
-/// Whether `later` charges the counters that `asked` did.
-pub(super) fn same(asked: &Charges, later: &Charges) -> bool {
-    let keys = |charges: &Charges| charges.list.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
-    keys(asked) == keys(later)
-}
-
 /// The charges that were not made, with their places in the question.
 pub(super) struct Missing {
     pub(super) charges: Charges,

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::Refusal;
 use super::local::{Local, NOTHING, Unanswered};
 use super::plan::{Part, Plan};
-use crate::backend::{Outcome, Outcomes};
+use crate::backend::Outcome;
 use crate::config::OnBackendFailure;
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -39,16 +39,16 @@ pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
 /// [`Refusal::BackendDown`] where a charge was not answered and its limit says `error`.
 #[cold]
 pub(super) fn settle(
-    plan: &Plan,
-    outcomes: Outcomes,
+    plan: &Plan<'_>,
+    outcomes: &[Outcome],
     local: Option<&Local>,
     now: Nanos,
 ) -> Result<SmallVec<[Settled; 2]>, Refusal> {
-    let rules = || plan.parts.iter().filter_map(on_failure);
+    let rules = || plan.parts.iter().filter_map(Part::on_failure);
     for cause in outcomes.iter().filter_map(|outcome| cause(*outcome)) {
         BackendFailed { cause, charges: 1 }.emit();
     }
-    for (rule, outcome) in rules().zip(&outcomes) {
+    for (rule, outcome) in rules().zip(outcomes) {
         let refuses =
             rule == OnBackendFailure::Error || rule == OnBackendFailure::Local && local.is_none();
         if let (true, Some(cause)) = (refuses, cause(*outcome)) {
@@ -58,14 +58,14 @@ pub(super) fn settle(
     let counts = |(charge, (rule, outcome)): (_, (_, &Outcome))| {
         cause(*outcome).filter(|_| rule == OnBackendFailure::Local).map(|cause| (charge, cause))
     };
-    let charges = plan.charges.list.iter().zip(rules().zip(&outcomes));
+    let charges = plan.charges.list.iter().zip(rules().zip(outcomes));
     let ours: SmallVec<[Unanswered<'_>; 2]> = charges.filter_map(counts).collect();
     let counted = local.filter(|_| !ours.is_empty());
     let counted = counted.map(|local| local.charge(&ours, plan.charges.rule, now));
     let counted = counted.unwrap_or_default();
     let mut counted = counted.into_iter();
-    let settled = rules().zip(outcomes).map(|(rule, outcome)| match (cause(outcome), rule) {
-        (None, _) => Settled::Answered(outcome),
+    let settled = rules().zip(outcomes).map(|(rule, outcome)| match (cause(*outcome), rule) {
+        (None, _) => Settled::Answered(*outcome),
         (_, OnBackendFailure::Allow) => Settled::Ruled(Verdict::Admit, Reason::BackendDownAllowed),
         (_, OnBackendFailure::Deny | OnBackendFailure::Error) => {
             Settled::Ruled(Verdict::Deny, Reason::BackendDownDenied)
@@ -73,13 +73,6 @@ pub(super) fn settle(
         (_, OnBackendFailure::Local) => Settled::Local(counted.next().unwrap_or(NOTHING)),
     });
     Ok(settled.collect())
-}
-
-const fn on_failure(part: &Part) -> Option<OnBackendFailure> {
-    match part {
-        Part::Settled(..) => None,
-        Part::Charged { on_failure, .. } => Some(*on_failure),
-    }
 }
 
 const fn cause(outcome: Outcome) -> Option<Cause> {

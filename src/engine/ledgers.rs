@@ -108,13 +108,13 @@ impl Ledgers {
     }
 
     /// Whether `plan` has anything to do with ledgers.
-    pub(super) fn concern(&self, plan: &Plan) -> bool {
+    pub(super) fn concern(&self, plan: &Plan<'_>) -> bool {
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         plan.parts.iter().any(is_cached) || self.in_use.load(Relaxed) && refunds()
     }
 
     /// What is known of `plan`'s charges at `now`.
-    pub(super) fn spend(&self, plan: &Plan, revision: Revision, now: Nanos) -> Spent {
+    pub(super) fn spend(&self, plan: &Plan<'_>, revision: Revision, now: Nanos) -> Spent {
         let known: SmallVec<[Option<Outcome>; 2]> =
             charges(plan).map(|(part, charge)| self.known(part, charge, revision, now)).collect();
         let spent = match plan.charges.rule {
@@ -131,7 +131,13 @@ impl Ledgers {
     }
 
     /// Learns from what the store answered to `plan`'s charges; `asked` says which went there.
-    pub(super) fn settle(&self, plan: &Plan, asked: &Missing, outcomes: &[Outcome], call: Call) {
+    pub(super) fn settle(
+        &self,
+        plan: &Plan<'_>,
+        asked: &Missing,
+        outcomes: &[Outcome],
+        call: Call,
+    ) {
         for (place, (part, charge)) in charges(plan).enumerate() {
             match (charge.cost, outcomes.get(place)) {
                 (Cost::Refund(_), _) => self.forget(&charge.key, call.answered),
@@ -149,7 +155,7 @@ impl Ledgers {
 
     fn known(
         &self,
-        part: &Part,
+        part: &Part<'_>,
         charge: &Charge,
         revision: Revision,
         now: Nanos,
@@ -279,19 +285,19 @@ impl Denial {
     }
 }
 
-const fn is_cached(part: &Part) -> bool {
-    matches!(part, Part::Charged { mode: Mode::CachedDeny, .. })
+fn is_cached(part: &Part<'_>) -> bool {
+    part.mode() == Mode::CachedDeny
 }
 
 /// The charges of `plan`, each with its part.
-fn charges(plan: &Plan) -> impl Iterator<Item = (&Part, &Charge)> {
-    let parts = plan.parts.iter().filter(|part| matches!(part, Part::Charged { .. }));
+fn charges<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p Part<'p>, &'p Charge)> {
+    let parts = plan.parts.iter().filter(|part| part.is_charged());
     parts.zip(&plan.charges.list)
 }
 
 /// The hits that were denied at `place`. Where nothing is charged unless all is, they are asked
 /// together with what stands before them for the same counter.
-fn together(plan: &Plan, place: usize, hits: Hits) -> Hits {
+fn together(plan: &Plan<'_>, place: usize, hits: Hits) -> Hits {
     let Rule::AllOrNothing { .. } = plan.charges.rule else { return hits };
     let (earlier, rest) = plan.charges.list.split_at(place.min(plan.charges.list.len()));
     let same = earlier.iter().filter(|charge| rest.first().is_some_and(|c| c.key == charge.key));
@@ -303,7 +309,7 @@ fn together(plan: &Plan, place: usize, hits: Hits) -> Hits {
 }
 
 /// Each charge that is not known is asked.
-fn rest(plan: &Plan, known: &[Option<Outcome>]) -> Spent {
+fn rest(plan: &Plan<'_>, known: &[Option<Outcome>]) -> Spent {
     let of = |place: usize| known.get(place).copied().flatten();
     let unknown = Outcome::Failed(Cause::NotUnderstood);
     let outcomes = (0..plan.charges.list.len()).map(|place| of(place).unwrap_or(unknown));
@@ -314,7 +320,7 @@ fn rest(plan: &Plan, known: &[Option<Outcome>]) -> Spent {
 /// A question that is denied as a whole, because one of its limits is known to deny it: nothing is
 /// charged, and the others need not be asked. With a refund in it, which is made all the same, or
 /// where the denial is not enforced by itself, it is asked.
-fn whole(plan: &Plan, known: &[Option<Outcome>], quota_for_all: bool) -> Option<Spent> {
+fn whole(plan: &Plan<'_>, known: &[Option<Outcome>], quota_for_all: bool) -> Option<Spent> {
     let list = &plan.charges.list;
     let refunds = list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)));
     let denies = |(charge, outcome): (&Charge, &Option<Outcome>)| {

@@ -316,3 +316,22 @@ impl BackendFailed {
         metrics.backend_failed(self);
     }
 }
+
+/// A script was sent to the store of counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Called {
+    /// How many questions travel in it.
+    pub questions: usize,
+}
+
+impl Called {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.called(self);
+    }
+}

@@ -62,6 +62,7 @@ impl Stores {
             key_prefix: number.to_string(),
             deadline: Duration::from_secs(20),
             jitter: 7,
+            batching: redis::Batching::On,
         });
         RUNTIME.spawn(connection);
         let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));

@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
 use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Options, Place, Redis};
+use sluicegate::backend::redis::{Batching, Options, Place, Redis};
 use sluicegate::backend::{Backend as _, Cause};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
@@ -33,7 +33,16 @@ descriptors:
 
 pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
     let key_prefix = "t".to_owned();
-    Options { place, user: None, password: None, database: 0, key_prefix, deadline, jitter: 1 }
+    Options {
+        place,
+        user: None,
+        password: None,
+        database: 0,
+        key_prefix,
+        deadline,
+        jitter: 1,
+        batching: Batching::On,
+    }
 }
 
 pub(super) fn engine_over(redis: Redis, clock: Clock, limits: &str, replicas: u32) -> Engine {

@@ -24,7 +24,6 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::breaker::Breaker;
-use super::codec::Call;
 use super::{CHARGE, Cause, Options, Place};
 
 /// How long a connection may take to be made, and a probe to be answered, before another is tried.
@@ -90,9 +89,13 @@ impl Link {
 
 impl Live {
     /// Runs the script, once: a Redis that does not know it has not run it.
-    pub(super) async fn call(&self, call: Call) -> Result<Vec<i64>, Cause> {
+    pub(super) async fn call(
+        &self,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect::<Vec<_>>();
-        let (keys, args) = (shared(call.keys), shared(call.args));
+        let (keys, args) = (shared(keys), shared(args));
         let known = self.client.evalsha(self.digest.as_str(), keys.clone(), args.clone()).await;
         let answer = match known {
             Err(error) if error.details().starts_with("NOSCRIPT") => {

@@ -1,6 +1,7 @@
 //! Counters in a Redis that replicas share.
 //!
-//! Guarantees: one script call per question, whatever the number of its charges; the script is the
+//! Guarantees: one script call per question, whatever the number of its charges, and one for all
+//! questions that came while another was under way; the script is the
 //! kernel's arithmetic, so that every answer is the one a single process would give. Every charge is
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
@@ -8,12 +9,15 @@
 //! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
 //! Cluster; more than one connection, which Redis' one thread would not answer faster.
 
+mod batch;
 pub mod beat;
 mod breaker;
+pub mod call;
 pub mod codec;
 mod connection;
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +25,12 @@ use std::time::Duration;
 use super::fleet::{Beat, Fleet};
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
 use crate::kernel::units::Nanos;
+use batch::Calls;
+use call::Share;
 use codec::Answer;
 use connection::{Link, Live};
 
-/// The script that puts one question's hits to their counters; its protocol stands at its top.
+/// The script that puts the hits of questions to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/gcra.lua"),
@@ -51,6 +57,18 @@ pub struct Options {
     pub deadline: Duration,
     /// Any number, another one in every process: where its jitter begins.
     pub jitter: u64,
+    /// Whether questions travel together.
+    pub batching: Batching,
+}
+
+/// Whether questions that come while a call is under way share the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batching {
+    /// They do.
+    #[default]
+    On,
+    /// Every question has a call of its own: only to measure what the other way saves.
+    Off,
 }
 
 /// Where a Redis listens.
@@ -76,31 +94,29 @@ impl fmt::Debug for Password {
 #[derive(Debug)]
 pub struct Redis {
     link: Arc<Link>,
+    calls: Arc<Calls>,
     key_prefix: String,
-    deadline: Duration,
 }
+
+/// A single Redis is one place for all scripts.
+const EVERY_SLOT: u16 = 0;
 
 impl Redis {
     /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let link = Arc::new(Link::default());
-        let redis = Self {
-            link: Arc::clone(&link),
-            key_prefix: options.key_prefix.clone(),
-            deadline: options.deadline,
-        };
+        let lanes = NonZeroU16::MIN;
+        let calls = Calls::new(Arc::clone(&link), options.deadline, options.batching, lanes);
+        let key_prefix = options.key_prefix.clone();
+        let redis = Self { link: Arc::clone(&link), calls, key_prefix };
         (redis, connection::keep(link, options))
     }
 
-    async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
-        let called = live.call(codec::encode(charges, self.key_prefix.as_bytes(), None));
-        let answer = match tokio::time::timeout(self.deadline, called).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => Err(Cause::Late),
-        };
-        self.link.saw(answer.as_ref().err().copied());
-        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
+    async fn ask(&self, charges: &Charges) -> Outcomes {
+        let question = codec::pack(charges, self.key_prefix.as_bytes());
+        let answer = self.calls.ask(EVERY_SLOT, question).await;
+        answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
     }
 }
 
@@ -111,9 +127,9 @@ impl Redis {
     }
 }
 
-/// What `reply` says of `charges`.
-fn outcomes(charges: &Charges, reply: &[i64]) -> Result<Outcomes, Cause> {
-    let answers = codec::decode(charges, reply).map_err(|refused| {
+/// What was `said` of `charges`.
+fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
+    let answers = codec::read(charges, said).map_err(|refused| {
         tracing::error!(error = %refused, "redis answered what the script does not");
         Cause::NotUnderstood
     })?;
@@ -130,8 +146,11 @@ impl Backend for Redis {
         if charges.list.is_empty() {
             return Reply::Now(Outcomes::new());
         }
+        if call::MOST_CHARGES < charges.list.len() {
+            return Reply::Now(failed(charges, Cause::Overloaded));
+        }
         match self.link.live() {
-            Ok(live) => Reply::Later(Box::pin(self.ask(live, charges))),
+            Ok(_) => Reply::Later(Box::pin(self.ask(charges))),
             Err(cause) => Reply::Now(failed(charges, cause)),
         }
     }

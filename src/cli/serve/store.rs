@@ -75,5 +75,6 @@ fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: std::hash::RandomState::new().hash_one(0_u8),
+        batching: redis::Batching::On,
     }
 }

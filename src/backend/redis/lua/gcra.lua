@@ -7,7 +7,7 @@
     local capacity = burst * period
     local at = (now - now % tick) / tick
     local ahead, changed = 0, false
-    local value = try('GET', key)
+    value = value or try('GET', key)
     if value then
       -- An error is a table of no length.
       if #value ~= 37 then return NOT_UNDERSTOOD, 0, 0, 0 end
@@ -32,28 +32,46 @@
       if ahead < 0 then ahead = 0 end
     end
 
-    local room = capacity - ahead
-    local free = (room - room % period) / period
-    local code, remaining, retry = ADMIT, free, 0
-    if act == REFUND then
-      local left = ahead - hits * period
-      if left < 0 then left = 0 end
-      code, changed, ahead = REFUNDED, changed or left ~= ahead, left
-      room = capacity - ahead
-      remaining = (room - room % period) / period
-    elseif hits <= free then
-      remaining = free - hits
-      if hits ~= 0 then ahead, changed = ahead + hits * period, true end
-    elseif burst < hits then
-      code = NEVER
-    else
-      -- In this order no sum passes 2^53.
-      code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
+    while true do
+      local room = capacity - ahead
+      local free = (room - room % period) / period
+      code, remaining, retry = ADMIT, free, 0
+      if act == REFUND then
+        local left = ahead - hits * period
+        if left < 0 then left = 0 end
+        code, changed, ahead = REFUNDED, changed or left ~= ahead, left
+        room = capacity - ahead
+        remaining = (room - room % period) / period
+      elseif hits <= free then
+        remaining = free - hits
+        if hits ~= 0 then ahead, changed = ahead + hits * period, true end
+      elseif burst < hits then
+        code = NEVER
+      else
+        -- In this order no sum passes 2^53.
+        code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
+      end
+      -- Rounded up; a call of `ceil` would cost more than this.
+      local part = ahead % limit
+      reset = (ahead - part) / limit
+      if 0 < part then reset = reset + 1 end
+      if from == last then break end
+
+      say(code, remaining, retry, reset)
+      from = from + 1
+      if plan[from] ~= in_hand then
+        local n, p, b, t = limit, period, burst, tick
+        take(plan[from])
+        act, hits = its_act, its_hits
+        if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
+          capacity, at = burst * period, (now - now % tick) / tick
+          local carried = ceil(ahead / p)
+          if burst < carried then carried = burst end
+          ahead, changed = carried * period, true
+        end
+      end
     end
-    -- Rounded up; a call of `ceil` would cost more than this.
-    local part = ahead % limit
-    local reset = (ahead - part) / limit
-    if 0 < part then reset = reset + 1 end
+
     if act ~= ASK then
       if ahead == 0 then
         if value then call('DEL', key) end

@@ -69,31 +69,50 @@
       end
     end
     local held = total - base
-    local reset = 0
-    if held ~= 0 then reset = (newest < now and newest or now) - past end
+    local stays = 0
+    if held ~= 0 then stays = (newest < now and newest or now) - past end
 
-    -- decide
-    local code, remaining, retry, pushed = ADMIT, limit - held, 0, 0
-    if remaining < 0 then remaining = 0 end
-    if act == REFUND then
-      code, pushed = REFUNDED, hits < held and -hits or -held
-      remaining = limit - held - pushed
-      if remaining < 0 then remaining = 0 end
-    elseif hits <= remaining then
-      remaining, pushed = remaining - hits, hits
-      if hits ~= 0 then reset = period end
-    elseif limit < hits then
-      code = NEVER
-    else -- frees_in
-      local at = run(first(low, nil, base + held + hits - limit - 1))
-      code, retry = DENY, (at < now and at or now) - past
+    -- decide; and what arrives at once under one limit is one run.
+    local pushed, answers, integers = 0, said, length
+    local function strange()
+      while integers < length do
+        reply[length] = nil
+        length = length - 1
+      end
+      said = answers
+      return NOT_UNDERSTOOD, 0, 0, 0
     end
-    if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
+    while true do
+      code, remaining, retry = ADMIT, limit - held - pushed, 0
+      if remaining < 0 then remaining = 0 end
+      if act == REFUND then
+        code, pushed = REFUNDED, hits < held and -hits or -held
+        remaining = limit - held - pushed
+        if remaining < 0 then remaining = 0 end
+      elseif hits <= remaining then
+        remaining, pushed = remaining - hits, pushed + hits
+      elseif limit < hits then
+        code = NEVER
+      else -- frees_in
+        local freed, at = first(low, nil, base + held + pushed + hits - limit - 1), now
+        if freed < size then at = run(freed) end
+        code, retry = DENY, (at < now and at or now) - past
+      end
+      reset = 0 < pushed and period or stays
+      if from == last or act ~= CHARGE then break end
+
+      local its_limit, its_period = limit, period
+      take(plan[from + 1])
+      if its_act ~= CHARGE or limit ~= its_limit or period ~= its_period then break end
+      say(code, remaining, retry, reset)
+      from, hits = from + 1, its_hits
+    end
+    if not understood then return strange() end
     if act == ASK then return code, remaining, retry, reset end
     if low == 0 and base == 0 and pushed == 0 and newest <= now then
       -- Not left as it was: a longer period may have come with this limit.
       if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
-      return code, remaining, retry, reset
+      return code, remaining, retry, reset, from
     end
 
     -- What stays is low to keep - 1, and after it perhaps one run: at, up to total, since `before`.
@@ -122,16 +141,16 @@
       if before < base then before = base end
     end
     if total == base then
-      if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
+      if not understood then return strange() end
       if 0 < size then call('DEL', key) end
-      return code, remaining, retry, 0
+      return code, remaining, retry, 0, from
     end
     local cut, cut_at, cut_total, cut_own = false, 0, 0, 0
     if low < keep and base ~= 0 then
       cut_at, cut_total, cut_own = run(low)
       cut = cut_total - cut_own < base
     end
-    if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
+    if not understood then return strange() end
 
     if keep <= low then
       if 0 < size then call('DEL', key) end
@@ -147,6 +166,6 @@
     end
     reset = newest - past
     call('PEXPIREAT', key, expiry(reset))
-    return code, remaining, retry, reset
+    return code, remaining, retry, reset, from
   end
 
