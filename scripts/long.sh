@@ -30,7 +30,7 @@ check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 # Ten million live GCRA keys, and what each of them takes.
 check_keys() { run keys cargo bench --locked --bench path -- keys; }
 
-# Every bench: the numbers that docs and changes speak of.
+# Every bench: the numbers that docs and changes speak of. `backend` starts a redis-server.
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")

@@ -4,6 +4,7 @@ use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::codec::Answer;
 use sluicegate::backend::{Backend as _, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Group, Standing};
+use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -104,7 +105,10 @@ fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
         let first = small(*kind, None);
         [first, small(*kind, Some(&first))]
     };
-    Kind::ALL.iter().chain(&Kind::ALL).map(&mut both).collect()
+    let ticks = [Nanos::from_secs(60), Nanos::from_secs(946_080_000)]
+        .map(|period| Strategy::Gcra(Gcra::new(149, period, 149).unwrap()));
+    assert_ne!(ticks[0].tick(), ticks[1].tick());
+    Kind::ALL.iter().chain(&Kind::ALL).map(&mut both).chain([ticks]).collect()
 }
 
 /// The questions of one call; often most of them name one key.

@@ -1,6 +1,7 @@
 //! The real binary over a real Redis: exactness between processes, and what is promised when Redis
 //! is slow, gone, or not what it was.
 
+mod batch;
 mod degrade;
 mod exact;
 mod faults;

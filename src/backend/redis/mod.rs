@@ -33,6 +33,7 @@ use connection::{Link, Live};
 /// The script that puts the hits of questions to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
     include_str!("lua/head.lua"),
+    include_str!("lua/plan.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),

@@ -1,136 +1,149 @@
-  -- kernel/rate/fixed_window.rs.
-  --
-  -- State, of a window every `period`: one integer, the window's start in microseconds plus the count, as long
-  -- as the count is below half a period. So INCRBY alone counts, and its answer says which window it
-  -- was: the sum of two halves never reaches the next. Anything larger, and a calendar's count: the
-  -- text start:count. Both forms are read wherever they are met.
-  if strategy == 2 or strategy == 3 then
-    local half, total = period / 2, 0
-    local small = act == CHARGE
-    if small then
-      for i = from, last do
-        if i ~= from then take(plan[i]) end
-        total = total + its_hits
-        small = small and its_act == CHARGE and 0 < its_hits and limit < half
-      end
-      if from ~= last then take(plan[from]) end
-    end
-    if small and total < half then
-      local sum = try('INCRBY', key, total == 1 and '1' or format('%d', total))
-      if type(sum) == 'number' then
-        local start = now - now % period
-        local count = sum - start
-        if count < total or half <= count then
-          if sum < total or EXACT <= sum then
-            call('DECRBY', key, format('%d', total))
-            return NOT_UNDERSTOOD, 0, 0, 0
+    -- kernel/rate/fixed_window.rs.
+    --
+    -- State, of a window every `period`: one integer, the window's start in microseconds plus the count, as long
+    -- as the count is below half a period. So INCRBY alone counts, and its answer says which window it
+    -- was: the sum of two halves never reaches the next. Anything larger, and a calendar's count: the
+    -- text start:count. Both forms are read wherever they are met.
+    if strategy == 2 or strategy == 3 then
+      local half, total, counted = period / 2, hits, false
+      local small = act == CHARGE and limit < half
+      if small and from ~= last then
+        for i = from + 1, last do
+          if plan[i] ~= in_hand then
+            in_hand = plan[i]
+            strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+              unpack(RECORD, ARGV[in_hand + 2])
           end
-          local since = sum - sum % period
-          if since < start then
-            count = total
-            call('SET', key, format('%.0f', start + count), 'PXAT', expiry(start + period - now))
-          else
-            -- The clock stepped back, or the count is no longer small.
-            start, count = since, sum - since
-            if half <= count then
-              local text = format('%.0f:%.0f', start, count)
-              call('SET', key, text, 'PXAT', expiry(start - now + period))
+          total = total + its_hits
+          small = small and its_act == CHARGE and limit < half
+        end
+        in_hand = plan[from]
+        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+          unpack(RECORD, ARGV[in_hand + 2])
+      end
+      if small and 0 < total and total < half then
+        local sum = try('INCRBY', key, total == 1 and '1' or format('%d', total))
+        if type(sum) == 'number' then
+          local start = now - now % period
+          local count = sum - start
+          if count < total or half <= count then
+            if sum < total or EXACT <= sum then
+              call('DECRBY', key, format('%d', total))
+              break
+            end
+            local since = sum - sum % period
+            if since < start then
+              count = total
+              call('SET', key, format('%.0f', start + count), 'PXAT', expiry(start + period - now))
+            else
+              -- The clock stepped back, or the count is no longer small.
+              start, count = since, sum - since
+              if half <= count then
+                local text = format('%.0f:%.0f', start, count)
+                call('SET', key, text, 'PXAT', expiry(start - now + period))
+              end
+            end
+          end
+          counted, count, reset = true, count - total, start - now + period
+          while true do
+            count = count + hits
+            code, remaining, retry = ADMIT, limit - count, 0
+            if remaining < 0 then
+              code, remaining, retry = DENY, 0, reset
+              if limit < hits then code, retry = NEVER, 0 end
+            end
+            if from == last then break end
+            say(code, remaining, retry, reset)
+            from = from + 1
+            if plan[from] ~= in_hand then
+              in_hand = plan[from]
+              strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+                unpack(RECORD, ARGV[in_hand + 2])
+              hits = its_hits
             end
           end
         end
-        count, reset = count - total, start - now + period
-        while true do
-          count = count + hits
-          code, remaining, retry = ADMIT, limit - count, 0
-          if remaining < 0 then
-            code, remaining, retry = DENY, 0, reset
-            if limit < hits then code, retry = NEVER, 0 end
+        -- Whatever INCRBY did not understand, or was not allowed to do, is looked at below.
+      end
+
+      if not counted then
+        local since, count = 0, 0
+        value = try('GET', key)
+        if value then
+          if type(value) ~= 'string' then break end
+          local its_start, its_count = match(value, '^(%d+):(%d+)$')
+          if its_start then
+            since, count = tonumber(its_start), tonumber(its_count)
+          elseif 0 < period and match(value, '^%d+$') then
+            local sum = tonumber(value)
+            if EXACT <= sum then break end
+            count = sum % period
+            since = sum - count
+          else
+            break
           end
-          if from == last then return code, remaining, retry, reset end
+          if EXACT <= since or EXACT <= count or (0 < period and since % period ~= 0) then
+            break
+          end
+        end
+
+        local lives -- microseconds from now on, once there is something to write
+        while true do
+          -- current
+          local at, start = now, nil
+          if at < since then at = since end
+          if 0 < period then
+            start = at - at % period
+            reset = start - now + period
+          else
+            local first, second, third, fourth = unpack('<dddd', ARGV[in_hand + 2], 33)
+            if first <= now and now < fourth then
+              if at < second then start, reset = first, second - now
+              elseif at < third then start, reset = second, third - now
+              else start, reset = third, fourth - now end
+            end
+          end
+          if not start then
+            code, remaining, retry, reset = STALE, 0, now, 0
+          else
+            local fresh = since < start
+            if fresh then since, count = start, 0 end
+            if act == REFUND then
+              code, count = REFUNDED, count - hits
+              if count < 0 then count = 0 end
+            else
+              count = count + hits
+              if EXACT <= count then count = EXACT - 1 end
+              code = (count <= limit and ADMIT) or (limit < hits and NEVER) or DENY
+            end
+            if fresh or hits ~= 0 then lives = reset end
+            remaining, retry = limit - count, code == DENY and reset or 0
+            if remaining < 0 then remaining = 0 end
+            -- A count of nothing is not kept, and with it goes when it began.
+            if count == 0 then since, lives = 0, lives or 0 end
+          end
+          if from == last then break end
           say(code, remaining, retry, reset)
           from = from + 1
-          take(plan[from])
-          hits = its_hits
+          in_hand = plan[from]
+          strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+            unpack(RECORD, ARGV[in_hand + 2])
+          act, hits = its_act, its_hits
         end
-      end
-      -- Whatever INCRBY did not understand, or was not allowed to do, is looked at below.
-    end
 
-    local since, count = 0, 0
-    value = try('GET', key)
-    if value then
-      if type(value) ~= 'string' then return NOT_UNDERSTOOD, 0, 0, 0 end
-      local its_start, its_count = match(value, '^(%d+):(%d+)$')
-      if its_start then
-        since, count = tonumber(its_start), tonumber(its_count)
-      elseif 0 < period and match(value, '^%d+$') then
-        local sum = tonumber(value)
-        if EXACT <= sum then return NOT_UNDERSTOOD, 0, 0, 0 end
-        count = sum % period
-        since = sum - count
-      else
-        return NOT_UNDERSTOOD, 0, 0, 0
-      end
-      if EXACT <= since or EXACT <= count or (0 < period and since % period ~= 0) then
-        return NOT_UNDERSTOOD, 0, 0, 0
-      end
-    end
-
-    local lives -- microseconds from now on, once there is something to write
-    while true do
-      -- current
-      local at, start = now, nil
-      if at < since then at = since end
-      if 0 < period then
-        start = at - at % period
-        reset = start - now + period
-      else
-        local first, second, third, fourth = unpack('<dddd', ARGV[in_hand + 2], 33)
-        if first <= now and now < fourth then
-          if at < second then start, reset = first, second - now
-          elseif at < third then start, reset = second, third - now
-          else start, reset = third, fourth - now end
+        if act ~= ASK and lives then
+          if count == 0 then
+            if value then call('DEL', key) end
+          else
+            local state
+            if count < half then
+              state = format('%.0f', since + count)
+            else
+              state = format('%.0f:%.0f', since, count)
+            end
+            call('SET', key, state, 'PXAT', expiry(lives))
+          end
         end
       end
-      if not start then
-        code, remaining, retry, reset = STALE, 0, now, 0
-      else
-        local fresh = since < start
-        if fresh then since, count = start, 0 end
-        if act == REFUND then
-          code, count = REFUNDED, count - hits
-          if count < 0 then count = 0 end
-        else
-          count = count + hits
-          if EXACT <= count then count = EXACT - 1 end
-          code = (count <= limit and ADMIT) or (limit < hits and NEVER) or DENY
-        end
-        if fresh or hits ~= 0 then lives = reset end
-        remaining, retry = limit - count, code == DENY and reset or 0
-        if remaining < 0 then remaining = 0 end
-        -- A count of nothing is not kept, and with it goes when it began.
-        if count == 0 then since, lives = 0, lives or 0 end
-      end
-      if from == last then break end
-      say(code, remaining, retry, reset)
-      from = from + 1
-      take(plan[from])
-      act, hits = its_act, its_hits
     end
-
-    if act ~= ASK and lives then
-      if count == 0 then
-        if value then call('DEL', key) end
-      else
-        local state
-        if count < half then
-          state = format('%.0f', since + count)
-        else
-          state = format('%.0f:%.0f', since, count)
-        end
-        call('SET', key, state, 'PXAT', expiry(lives))
-      end
-    end
-    return code, remaining, retry, reset
-  end
 

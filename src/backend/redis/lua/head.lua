@@ -34,14 +34,20 @@
 -- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late.
 -- Commands: GET, MGET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
 -- fails fails the whole script. The files of this folder are one script, joined in the order of
--- `mod.rs`. Each strategy is a block of one function: the store makes a script's functions anew at every
--- call, and five of them would cost a lone GCRA a sixth of its time.
+-- `mod.rs`: each strategy is a block in the one loop over what there is to do. The store makes a script's
+-- functions and what they share anew at every call, and five of them would cost a lone GCRA a third
+-- of its time.
 
-local KEYS, ARGV, type, tonumber, spread = KEYS, ARGV, type, tonumber, unpack
+local KEYS, ARGV, type, tonumber = KEYS, ARGV, type, tonumber
 local call, try = redis.call, redis.pcall
 local pack, unpack = struct.pack, struct.unpack
-local floor, ceil, byte = math.floor, math.ceil, string.byte
-local format, match = string.format, string.match
+local floor, ceil, format, match = math.floor, math.ceil, string.format, string.match
+
+-- The codes of the reply, the acts, 2^53, and how a record is packed.
+local ADMIT, NEVER, REFUNDED, NOT_UNDERSTOOD, DENY, STALE = 0, 1, 2, 3, 4, 5
+local CHARGE, REFUND, ASK = 0, 1, 2
+local EXACT = 9007199254740992
+local RECORD = '<BBBBdI4dI4I4'
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -62,36 +68,13 @@ local function expiry(micros)
   return format('%d', expiry_base + millis)
 end
 
--- The plan, and the record in hand.
-local plan, in_hand
-local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick
-local function take(number)
-  if number == in_hand then return end
-  in_hand = number
-  strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-    unpack('<BBBBdI4dI4I4', ARGV[number + 2])
-end
-
 -- The answers so far, and how many integers they are.
 local reply, length, said = {}, 0, 0
-local function say(code, remaining, retry, reset)
-  reply[length + 1], reply[length + 2] = 8 * remaining + code, reset
-  length, said = length + 2, said + 1
-  if 4 <= code then
-    length = length + 1
-    reply[length] = retry
-  end
-end
+-- What there is to do by the plan, how it is said, and what becomes of it; a lone record needs none.
+local following, say, hear
+local plan, keys, held = nil, 0, {}
 
--- Puts to a counter the charges of the records at `from` to `last` in the plan, the first of which is
--- in hand; or asks what `asked` hits would come to. Says all answers but the last, which it returns;
--- what it has not said then is answered like the last. `value`, if any, is what lives under the key.
-local function put(key, from, last, value, asked)
-  -- The codes of the reply, the acts, and 2^53.
-  local ADMIT, NEVER, REFUNDED, NOT_UNDERSTOOD, DENY, STALE = 0, 1, 2, 3, 4, 5
-  local CHARGE, REFUND, ASK = 0, 1, 2
-  local EXACT = 9007199254740992
-  local act, hits = its_act, its_hits
-  if asked then act, hits = ASK, asked end
-  local code, remaining, retry, reset
-
+-- The record in hand.
+local in_hand = 1
+local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+  unpack(RECORD, ARGV[3])
