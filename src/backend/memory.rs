@@ -108,6 +108,13 @@ impl Memory {
         }
     }
 
+    /// Drops every counter, a shard at a time.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            shard.0.lock().clear(&self.counters);
+        }
+    }
+
     /// How many calls of [`Memory::sweep_next`] make a round.
     pub const SHARDS: usize = SHARDS;
 

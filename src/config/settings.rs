@@ -82,7 +82,7 @@ settings! {
     metrics_port: u16 = 9090, "TCP port";
     /// Address that admin listens on; anything but loopback needs `admin_token`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/rlconfig`, `/config`, `/explain`. 0 takes a free port and prints it.
+    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/fleet`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
     /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
     admin_token: Option<Secret> = None, "text";
@@ -108,7 +108,10 @@ settings! {
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
     /// What every key in Redis begins with.
     key_prefix: String = "sluicegate".to_owned(), "text";
-    /// Replicas that share a limit when `on_backend_failure: local` divides it.
+    /// Name of this replica among those that share a Redis, another one for each; empty for the host's
+    /// name and a random end.
+    node_id: String = String::new(), "text";
+    /// Fewest replicas by which `on_backend_failure: local` divides a limit, however few are seen.
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
@@ -167,7 +170,6 @@ pub const LATER: &[&str] = &[
     "hooks",
     "local_deny_cache",
     "max_buckets",
-    "node_id",
     "peer_port",
     "peer_secret",
     "stop_when_over",

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::degrade::{self, Local, Settled};
+use super::degrade::{self, Settled};
 use super::ledgers::{Call, Ledgers, Spent};
+use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status, Statuses, again};
+use super::{Answer, Membership, Refusal, Status, Statuses, again};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -73,6 +74,20 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The fleet, where the backend is one that replicas share.
+    #[must_use]
+    pub fn membership(&self) -> Option<&Membership> {
+        self.local.as_ref().map(|local| &*local.membership)
+    }
+
+    pub(super) const fn local(&self) -> Option<&Local> {
+        self.local.as_ref()
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
     }
 
     /// Why the backend does not answer just now, if it does not.

@@ -8,6 +8,10 @@ mod again;
 mod decide;
 mod degrade;
 mod ledgers;
+mod local;
+pub mod membership;
+mod owed;
+pub mod parts;
 mod plan;
 
 use std::sync::Arc;
@@ -18,7 +22,8 @@ use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
 pub use decide::{Deciding, Engine, Policy};
-pub use degrade::{Local, part};
+pub use local::Local;
+pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.

@@ -35,7 +35,7 @@ fn a_user_a_password_and_a_database_are_used_and_the_password_is_shown_nowhere()
     assert_eq!(ask(&service, "error", "k"), 200);
     assert!(service.said.contains(&format!("counters in redis://gate:***@127.0.0.1:{port}/3")));
     let space = store.tell(&["INFO", "keyspace"]).text();
-    assert!(space.contains("db3:keys=1") && !space.contains("db0:"), "{space}");
+    assert!(space.contains("db3:keys=") && !space.contains("db0:"), "{space}");
     store.tell(&["ACL", "SETUSER", "gate", "off"]);
     store.tell(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let refused = || match ready(&service).text() {

@@ -147,6 +147,12 @@ impl Shard {
         counters.give_back(before - self.len());
     }
 
+    /// Drops every counter.
+    pub(super) fn clear(&mut self, counters: &Counters) {
+        counters.give_back(self.len());
+        *self = Self { swept: self.swept, ..Self::default() };
+    }
+
     fn len(&self) -> usize {
         self.gcra.len()
             + self.fixed_window.len()

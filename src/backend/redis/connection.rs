@@ -154,6 +154,19 @@ impl Live {
     }
 }
 
+impl Live {
+    /// Runs a script that is seldom run, whole.
+    pub(super) async fn eval<const N: usize>(
+        &self,
+        script: &str,
+        key: String,
+        args: [String; N],
+    ) -> Result<Value, Cause> {
+        let answer = self.client.eval(script, vec![key], args.to_vec()).await;
+        answer.map_err(|error| cause(&error))
+    }
+}
+
 /// A list of integers, and nothing that only looks like one.
 fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
     let Value::Array(values) = reply else { return Err(Cause::NotUnderstood) };

@@ -11,6 +11,7 @@
 //! connection to one process, which Redis' one thread would not answer faster.
 
 mod batch;
+pub mod beat;
 mod breaker;
 pub mod call;
 mod client;
@@ -33,11 +34,13 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
+use super::fleet::{Beat, Fleet};
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
 use codec::Answer;
+use connection::Live;
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
 use route::Route;
 
@@ -99,6 +102,13 @@ impl Redis {
     }
 }
 
+impl Redis {
+    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+        let key = beat::key(&self.key_prefix);
+        beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
+    }
+}
+
 /// What was `said` of `charges`.
 fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
     let answers = codec::read(charges, said).map_err(|refused| {
@@ -134,6 +144,13 @@ impl Backend for Redis {
                 Reply::Later(Box::pin(async move { self.ask_each(charges, &slots).await }))
             }
             Rule::AllOrNothing { .. } => Reply::Now(failed(charges, Cause::Failing)),
+        }
+    }
+
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
+            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Err(cause) => Reply::Now(Err(cause)),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis};
 use crate::clock::Clock;
 use crate::config::settings::{Address, Backend, CounterKeys, Place, Secret, Settings};
-use crate::engine::{Engine, Local, Policy};
+use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
 /// Settings of the store that do not go together.
@@ -41,10 +41,28 @@ pub(super) fn engine(
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
     let (redis, connection) = Redis::new(options);
-    let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
-    let engine = Engine::new(Clock::system(), Arc::new(redis), policy).with_local(local);
-    (engine, Some(connection))
+    let clock = Clock::system();
+    // Another one in every life: no two begin in one nanosecond.
+    let incarnation = clock.now().0;
+    let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
+    let local = Local::new(memory.clone(), Arc::new(membership));
+    (Engine::new(clock, Arc::new(redis), policy).with_local(local), Some(connection))
 }
+
+/// The name of this replica.
+fn node(settings: &Settings) -> String {
+    if !settings.node_id.is_empty() {
+        return settings.node_id.clone();
+    }
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let sound = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let host: String = told.chars().filter(sound).take(HOST_AT_MOST).collect();
+    let random = std::hash::RandomState::new().hash_one(0_u8);
+    format!("{host}-{:08x}", random >> 32)
+}
+
+/// Characters of the host's name that are kept: with the random end, as long as `node_id` may be.
+const HOST_AT_MOST: usize = 55;
 
 /// How the Redis that the settings name is spoken to, if they name one.
 pub(in crate::cli) fn options(settings: &Settings) -> Option<redis::Options> {
