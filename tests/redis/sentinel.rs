@@ -36,18 +36,18 @@ fn used_up(service: &Service, value: &str) -> Result<(), String> {
 /// Waits until the replica counts, and nobody else.
 fn the_replica_counts(watched: &Watched, service: &Service) {
     let counts = || {
-        let before = commands(&watched.replica);
+        let before = commands(&watched.replica)?;
         ask(service, "many", "counts");
-        if before < commands(&watched.replica) { Ok(()) } else { Err(service.log()) }
+        if before < commands(&watched.replica)? { Ok(()) } else { Err(service.log()) }
     };
     until("the new primary counts", counts).unwrap();
 }
 
 /// Scripts that this Redis ran for others than its primary.
-fn commands(redis: &Process) -> u64 {
-    let stats = redis.tell(&["INFO", "commandstats"]).text();
+fn commands(redis: &Process) -> Result<u64, String> {
+    let stats = redis.try_tell(&["INFO", "commandstats"])?.text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    Ok(line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap()))
 }
 
 /// A primary is lost by `lose`, another takes over, and every question is answered in time.

@@ -107,6 +107,12 @@ impl Process {
         Client::connect(&self.socket()).unwrap().call(parts)
     }
 
+    /// As [`Process::tell`], of one that may drop its clients just then, as a new primary does.
+    pub fn try_tell(&self, parts: &[impl AsRef<[u8]>]) -> Result<Value, String> {
+        let answer = Client::connect(&self.socket()).and_then(|mut client| client.try_call(parts));
+        answer.map_err(|error| error.to_string())
+    }
+
     /// As [`Process::tell`], and it must be done.
     pub fn order(&self, parts: &[impl AsRef<[u8]>]) {
         let shown: Vec<_> = parts.iter().map(|part| part.as_ref().escape_ascii()).collect();

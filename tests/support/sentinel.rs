@@ -46,8 +46,7 @@ impl Watched {
 
     /// Waits until the one that was the primary follows the other.
     pub fn wait_until_swapped(&self) {
-        // Asked of the new one: the old one drops its clients as it is told.
-        let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
+        let follows = || match self.replica.try_tell(&["INFO", "replication"])?.text() {
             text if text.contains("role:master") && text.contains("state=online") => Ok(()),
             text => Err(text),
         };
