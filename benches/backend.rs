@@ -28,7 +28,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use sluicegate::backend::redis::{self, Batching, Redis};
-use sluicegate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -199,6 +199,7 @@ fn asked(number: u64, way: Way) -> Charges {
     let key = CounterKey::injective("shop", [("api_key", &*value)].into_iter(), counting);
     let charge = Charge {
         key,
+        home: Home::default(),
         strategy: strategy.unwrap(),
         cost: Cost::Charge(Hits(1)),
         standing: Standing::default(),

@@ -7,8 +7,10 @@
 pub mod memory;
 pub mod redis;
 
+use std::hash::Hasher as _;
 use std::pin::Pin;
 
+use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
 pub use crate::kernel::decision::Cause;
@@ -59,12 +61,39 @@ pub struct Charges {
 pub struct Charge {
     /// Which counter.
     pub key: CounterKey,
+    /// Where it lives in a store of several nodes.
+    pub home: Home,
     /// How it counts.
     pub strategy: Strategy,
     /// What is put to it or given back.
     pub cost: Cost,
     /// How its denial bears on the question.
     pub standing: Standing,
+}
+
+/// Where a counter lives in a store of several nodes. A counter has one home for ever: it must
+/// follow from what its key is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Home {
+    /// By its own key: counters spread over all nodes.
+    #[default]
+    Itself,
+    /// Beside all that have this number.
+    Beside(u64),
+}
+
+impl Home {
+    /// Beside the counters of `domain` whose descriptors have `value` too.
+    #[must_use]
+    pub fn beside(domain: &str, value: &str) -> Self {
+        // No secret: every replica must come to the same place. A collision only makes neighbours.
+        let mut hasher = SipHasher24::new();
+        hasher.write(domain.as_bytes());
+        // No byte of UTF-8: where the one ends and the other begins.
+        hasher.write(&[0xff]);
+        hasher.write(value.as_bytes());
+        Self::Beside(hasher.finish())
+    }
 }
 
 /// Whether one denial spares the other counters.

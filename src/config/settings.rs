@@ -131,7 +131,7 @@ settings! {
     /// Time between `NOT_SERVING` and GOAWAY, for load balancers to look elsewhere.
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
     /// Time after GOAWAY that calls in flight have to finish.
-    drain_timeout: Nanos = Nanos::from_secs(30), "duration";
+    drain_timeout: Nanos = Nanos::from_secs(20), "duration";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::degrade::{self, Local, Settled};
+use super::ledgers::{Call, Ledgers, Spent};
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status, again};
-use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use super::{Answer, Refusal, Status, Statuses, again};
+use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::decision::{
@@ -25,8 +26,19 @@ pub struct Engine {
     config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     policy: Policy,
+    /// What is known without asking the backend.
+    ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
+}
+
+/// A question under way: what it lives under, and until when it waits.
+#[derive(Clone, Copy)]
+struct Asking<'a, 'q> {
+    config: &'a Config,
+    question: &'a Question<'q>,
+    now: Nanos,
+    end: Option<Nanos>,
 }
 
 /// What the settings say about every answer.
@@ -50,7 +62,8 @@ impl Engine {
     /// An engine without limits; it refuses every question until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        Self { clock, config: ArcSwapOption::empty(), backend, policy, local: None }
+        let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
+        Self { clock, config, backend, policy, ledgers, local: None }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -88,8 +101,11 @@ impl Engine {
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
     /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
-    pub async fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
-        self.decide_within(question, None).await
+    pub fn decide(
+        &self,
+        question: &Question<'_>,
+    ) -> impl Future<Output = Result<Answer, Refusal>> + Send {
+        self.decide_within(question, None)
     }
 
     /// Answers `question` within `patience`, if the caller has an end to it: what the backend has
@@ -111,13 +127,17 @@ impl Engine {
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
+        check(question)?;
+        let config = self.config.load();
+        let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
-        let revision = self.plan(&mut plan, question, now)?;
-        let outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(_) => failed(&plan.charges, Cause::Late),
-        };
-        self.finish(&mut plan, outcomes, revision, now)
+        plan.fill(config, question, self.policy.planning, now);
+        match &self.backend.charge(now, &plan.charges) {
+            Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
+            Reply::Later(_) => {
+                self.finish(&plan, &failed(&plan.charges, Cause::Late), config.revision, now)
+            }
+        }
     }
 
     async fn decide_later(
@@ -126,41 +146,67 @@ impl Engine {
         now: Nanos,
         patience: Option<Nanos>,
     ) -> Result<Answer, Refusal> {
+        check(question)?;
+        // Whole, because it outlives waits: `load` lends from a few places per thread.
+        let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
-        let revision = self.plan(&mut plan, question, now)?;
+        plan.fill(&config, question, self.policy.planning, now);
         let end = patience.map(|patience| now.plus(patience));
-        let mut outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
-        };
-        if let Some(store_now) = again::store_now(&outcomes) {
-            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
+        let asking = Asking { config: &config, question, now, end };
+        if self.ledgers.concern(&plan) {
+            // Boxed: a question of strict limits does not carry about what this takes.
+            return Box::pin(self.decide_with_ledgers(plan, asking)).await;
         }
-        self.finish(&mut plan, outcomes, revision, now)
+        let mut outcomes = self.charge(now, &plan.charges, end).await;
+        self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
+        self.finish(&plan, &outcomes, config.revision, now)
+    }
+
+    /// Answers what is known, asks the rest, and learns from it.
+    async fn decide_with_ledgers<'c>(
+        &self,
+        mut plan: Plan<'c>,
+        asking: Asking<'c, '_>,
+    ) -> Result<Answer, Refusal> {
+        let Asking { config: &Config { revision, .. }, now, end, .. } = asking;
+        let mut rest = match self.ledgers.spend(&plan, revision, now) {
+            Spent::All(settled) => {
+                return Ok(self.answer(&plan, &mut settled.into_iter(), revision, now));
+            }
+            Spent::Rest(rest) => rest,
+        };
+        if !rest.missing.charges.list.is_empty() {
+            let answered = self.charge(now, &rest.missing.charges, end).await;
+            rest.missing.put(answered, &mut rest.outcomes);
+            self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
+            let call = Call { sent: now, answered: self.clock.now(), revision };
+            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
+        }
+        self.finish(&plan, &rest.outcomes, revision, now)
+    }
+
+    /// Asks the backend, until `end` if there is one.
+    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+        match self.backend.charge(now, charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(reply) => self.wait(reply, charges, end).await,
+        }
     }
 
     /// From outcomes to the answer, and what is told of it.
     fn finish(
         &self,
-        plan: &mut Plan,
-        outcomes: Outcomes,
+        plan: &Plan<'_>,
+        outcomes: &[Outcome],
         revision: Revision,
         now: Nanos,
     ) -> Result<Answer, Refusal> {
-        let answer = if degrade::is_needed(&outcomes) {
+        if degrade::is_needed(outcomes) {
             let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
-            self.answer(plan, settled.into_iter(), revision, now)
-        } else {
-            self.answer(plan, outcomes.into_iter().map(Settled::Answered), revision, now)
-        };
-        Decided {
-            verdict: answer.verdict,
-            shadowed: answer.shadowed,
-            reasons: answer.statuses.iter().map(|status| status.finding.reason),
-            near: self.near(&answer),
+            return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
         }
-        .emit();
-        Ok(answer)
+        let mut settled = outcomes.iter().copied().map(Settled::Answered);
+        Ok(self.answer(plan, &mut settled, revision, now))
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -178,88 +224,69 @@ impl Engine {
     }
 
     /// Asks once more for what was planned around another time than the store's.
-    async fn ask_again(
+    async fn ask_stale_again<'c>(
         &self,
-        plan: &mut Plan,
+        plan: &mut Plan<'c>,
         outcomes: &mut Outcomes,
-        question: &Question<'_>,
-        store_now: Nanos,
-        end: Option<Nanos>,
+        asking: Asking<'c, '_>,
     ) {
+        let Some(store_now) = again::store_now(outcomes) else { return };
         let mut later = Plan::default();
-        let planned = self.plan(&mut later, question, store_now);
-        // A configuration that was replaced meanwhile has other charges; what is stale then fails.
-        if planned.is_ok() && again::same(&plan.charges, &later.charges) {
-            let missing = again::missing(&plan.charges, outcomes, &later.charges);
-            let answered = match self.backend.charge(store_now, &missing.charges) {
-                Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => self.wait(reply, &missing.charges, end).await,
-            };
-            missing.put(answered, outcomes);
-            plan.charges.list = later.charges.list;
-        }
+        later.fill(asking.config, asking.question, self.policy.planning, store_now);
+        let missing = again::missing(&plan.charges, outcomes, &later.charges);
+        let answered = self.charge(store_now, &missing.charges, asking.end).await;
+        missing.put(answered, outcomes);
+        plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);
     }
 
-    /// How many limits are nearly used up by what they admitted.
-    fn near(&self, answer: &Answer) -> u64 {
-        let near = |finding: &Finding| {
-            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
-            finding.reason == Reason::WithinLimit
-                && near_from(limit, self.policy.near_limit_ratio)
-                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
-        };
-        answer.statuses.iter().filter(|status| near(&status.finding)).map(|_| 1).sum()
-    }
-
-    fn plan(
-        &self,
-        plan: &mut Plan,
-        question: &Question<'_>,
-        now: Nanos,
-    ) -> Result<Revision, Refusal> {
-        if question.domain.is_empty() {
-            return Err(Refusal::EmptyDomain);
-        }
-        if question.descriptors.is_empty() {
-            return Err(Refusal::NoDescriptors);
-        }
-        let config = self.config.load();
-        let config = config.as_deref().ok_or(Refusal::NoConfig)?;
-        plan.fill(config, question, self.policy.planning, now);
-        Ok(config.revision)
-    }
-
-    /// Takes the parts out of `plan`, which is too large to be moved here.
+    /// The answer to what was planned and came of it; counted.
     fn answer(
         &self,
-        plan: &mut Plan,
-        settled: impl Iterator<Item = Settled>,
+        plan: &Plan<'_>,
+        settled: &mut dyn Iterator<Item = Settled>,
         revision: Revision,
         now: Nanos,
     ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
-        let Plan { parts, charges } = plan;
-        let mut charged = charges.list.iter().zip(settled);
-        let statuses = parts.drain(..).map(|part| {
-            status(part, || charged.next().map(|(charge, settled)| (charge.standing, settled)))
-        });
-        let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
+        let mut statuses = Statuses::new();
+        let mut charged = plan.charges.list.iter().zip(settled);
+        for part in &plan.parts {
+            statuses.push(status(part, || charged.next()));
+        }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
         let denied = decided == Verdict::Deny;
         let shadowed = self.policy.shadow && denied;
         let retry_after = if denied && !shadowed { wait(findings(), quota_for_all) } else { None };
-        Answer {
-            verdict: if shadowed { Verdict::Admit } else { decided },
-            binding: binding(findings(), quota_for_all),
-            retry_after,
-            shadowed,
-            revision,
-            now,
-            statuses,
-        }
+        let verdict = if shadowed { Verdict::Admit } else { decided };
+        let binding = binding(findings(), quota_for_all);
+        let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
+        Decided { verdict, shadowed, reasons, near }.emit();
+        Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
     }
+
+    /// How many limits are nearly used up by what they admitted.
+    fn near<'f>(&self, findings: impl Iterator<Item = &'f Finding>) -> u64 {
+        let near = |finding: &&Finding| {
+            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
+            finding.reason == Reason::WithinLimit
+                && near_from(limit, self.policy.near_limit_ratio)
+                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
+        };
+        findings.filter(near).map(|_| 1).sum()
+    }
+}
+
+/// What no configuration can answer.
+fn check(question: &Question<'_>) -> Result<(), Refusal> {
+    if question.domain.is_empty() {
+        return Err(Refusal::EmptyDomain);
+    }
+    if question.descriptors.is_empty() {
+        return Err(Refusal::NoDescriptors);
+    }
+    Ok(())
 }
 
 /// Every charge unanswered.
@@ -278,22 +305,26 @@ fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio).floor() as u64
 }
 
-/// The status of one descriptor; `next` is the outcome of its charge.
-fn status(part: Part, next: impl FnOnce() -> Option<(Standing, Settled)>) -> Status {
-    let (shown, metadata) = match part {
-        Part::Settled(reason, group) => {
-            return Status { finding: Finding::settled(reason, group), metadata: None };
-        }
-        Part::Charged { shown, metadata, .. } => (shown, metadata),
+/// The status of one descriptor; `next` is its charge and what became of that.
+fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settled)>) -> Status {
+    let none = |reason, group| Status { finding: Finding::settled(reason, group), metadata: None };
+    let metadata = match part {
+        Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
+        Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
+        Part::Replaced => return none(Reason::Replaced, Group::Enforced),
+        Part::Charged(rule, _) => rule.metadata.clone(),
+        Part::Override(_) => None,
     };
-    let Some((standing, settled)) = next() else {
+    let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
         return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
     };
     let finding = match settled {
-        Settled::Answered(outcome) => finding(outcome, shown, standing),
-        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, standing),
+        Settled::Answered(outcome) => finding(outcome, shown, charge.standing),
+        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, charge.standing),
+        Settled::NotAsked => Finding::settled(Reason::NotAsked, charge.standing.group),
         Settled::Local(outcome) => {
-            Finding { reason: Reason::BackendDownLocal, ..finding(outcome, shown, standing) }
+            let finding = finding(outcome, shown, charge.standing);
+            Finding { reason: Reason::BackendDownLocal, ..finding }
         }
     };
     Status { finding, metadata }

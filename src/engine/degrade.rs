@@ -45,6 +45,8 @@ pub(super) enum Settled {
     Ruled(Verdict, Reason),
     /// This replica's part.
     Local(Outcome),
+    /// Nobody: another limit of the question was known to deny it.
+    NotAsked,
 }
 
 /// Whether the store left any charge unanswered.
@@ -58,16 +60,16 @@ pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
 /// [`Refusal::BackendDown`] where a charge was not answered and its limit says `error`.
 #[cold]
 pub(super) fn settle(
-    plan: &Plan,
-    outcomes: Outcomes,
+    plan: &Plan<'_>,
+    outcomes: &[Outcome],
     local: Option<&Local>,
     now: Nanos,
 ) -> Result<SmallVec<[Settled; 2]>, Refusal> {
-    let rules = || plan.parts.iter().filter_map(on_failure);
+    let rules = || plan.parts.iter().filter_map(Part::on_failure);
     for cause in outcomes.iter().filter_map(|outcome| cause(*outcome)) {
         BackendFailed { cause, charges: 1 }.emit();
     }
-    for (rule, outcome) in rules().zip(&outcomes) {
+    for (rule, outcome) in rules().zip(outcomes) {
         let refuses =
             rule == OnBackendFailure::Error || rule == OnBackendFailure::Local && local.is_none();
         if let (true, Some(cause)) = (refuses, cause(*outcome)) {
@@ -81,13 +83,13 @@ pub(super) fn settle(
         .charges
         .list
         .iter()
-        .zip(rules().zip(&outcomes))
+        .zip(rules().zip(outcomes))
         .filter_map(|(charge, each)| counts(each).then_some(charge))
         .collect();
     let counted = local.map(|local| local.charge(&ours, plan, now)).unwrap_or_default();
     let mut counted = counted.into_iter();
-    let settled = rules().zip(outcomes).map(|(rule, outcome)| match (cause(outcome), rule) {
-        (None, _) => Settled::Answered(outcome),
+    let settled = rules().zip(outcomes).map(|(rule, outcome)| match (cause(*outcome), rule) {
+        (None, _) => Settled::Answered(*outcome),
         (_, OnBackendFailure::Allow) => Settled::Ruled(Verdict::Admit, Reason::BackendDownAllowed),
         (_, OnBackendFailure::Deny | OnBackendFailure::Error) => {
             Settled::Ruled(Verdict::Deny, Reason::BackendDownDenied)
@@ -103,13 +105,6 @@ const NOTHING: Outcome = Outcome::Stepped(Step::Never(Room {
     reset_after: Nanos(0),
 }));
 
-const fn on_failure(part: &Part) -> Option<OnBackendFailure> {
-    match part {
-        Part::Settled(..) => None,
-        Part::Charged { on_failure, .. } => Some(*on_failure),
-    }
-}
-
 const fn cause(outcome: Outcome) -> Option<Cause> {
     match outcome {
         Outcome::Failed(cause) => Some(cause),
@@ -120,7 +115,7 @@ const fn cause(outcome: Outcome) -> Option<Cause> {
 
 impl Local {
     /// Puts `charges` to their parts; one outcome each, in order.
-    fn charge(&self, charges: &[&Charge], plan: &Plan, now: Nanos) -> Outcomes {
+    fn charge(&self, charges: &[&Charge], plan: &Plan<'_>, now: Nanos) -> Outcomes {
         let part_of = |charge: &&Charge| part(&charge.strategy, self.replicas);
         let parts: SmallVec<[Option<Strategy>; 2]> = charges.iter().map(part_of).collect();
         let list = charges.iter().zip(&parts).filter_map(|(charge, part)| {

@@ -7,6 +7,7 @@
 mod again;
 mod decide;
 mod degrade;
+mod ledgers;
 mod plan;
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub struct Answer {
     /// The verdict of the whole question, global shadow mode applied.
     pub verdict: Verdict,
     /// One per descriptor, in the question's order.
-    pub statuses: SmallVec<[Status; 2]>,
+    pub statuses: Statuses,
     /// The status that headers describe.
     pub binding: Option<usize>,
     /// On a denial: the wait after which the whole question would pass if nobody else came. `None`
@@ -39,6 +40,9 @@ pub struct Answer {
     /// The instant that decided.
     pub now: Nanos,
 }
+
+/// One per descriptor.
+pub type Statuses = SmallVec<[Status; 2]>;
 
 /// What was decided for one descriptor.
 #[derive(Debug)]

@@ -230,6 +230,25 @@ impl StoreFull {
     }
 }
 
+/// Denials were answered from memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Remembered {
+    /// How many.
+    pub denials: u64,
+}
+
+impl Remembered {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.remembered(self.denials);
+    }
+}
+
 /// The store of counters did not answer a charge.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {

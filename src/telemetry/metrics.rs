@@ -62,6 +62,7 @@ struct Shard {
     asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
     full: [AtomicU64; 2],
     failed: [AtomicU64; Cause::ALL.len()],
+    remembered: AtomicU64,
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
@@ -162,6 +163,11 @@ impl Metrics {
         mine.add(&mine.shard.failed[failed.cause as usize], failed.charges);
     }
 
+    pub(super) fn remembered(&self, denials: u64) {
+        let mine = self.mine();
+        mine.add(&mine.shard.remembered, denials);
+    }
+
     pub(super) fn called(&self, called: Called) {
         let (mine, questions) = (self.mine(), u64::try_from(called.questions).unwrap_or(u64::MAX));
         let bucket = QUESTIONS.iter().position(|bound| questions <= *bound);
@@ -210,6 +216,7 @@ impl Shard {
                 Protocol::ALL.len()],
             full: [const { AtomicU64::new(0) }; 2],
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
+            remembered: AtomicU64::new(0),
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
@@ -328,6 +335,9 @@ impl Metrics {
             let n = self.sum(|shard| &shard.failed[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
+        let name = "sluicegate_denials_remembered_total";
+        head(page, name, "counter", "Denials answered from memory, without asking the store")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.remembered))?;
         self.write_called(page)?;
         let name = "sluicegate_backend_up";
         head(page, name, "gauge", "1 while the store of counters answers, 0 while it does not")?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{self, Redis};
-use sluicegate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -100,6 +100,7 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     };
     Charge {
         key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
+        home: Home::default(),
         strategy,
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),

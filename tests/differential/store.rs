@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use sluicegate::backend::redis::CHARGE;
 use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, key};
-use sluicegate::backend::{Charges, Outcome, Rule};
+use sluicegate::backend::{Charges, Home, Outcome, Rule};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -61,7 +61,7 @@ fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
             scripted.client.queue(&["MULTI"]);
             scripted.client.queue(&["TIME"]);
             scripted.queue(&charges, None);
-            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, PREFIX)];
+            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
             scripted.client.queue(&expiry);
             scripted.client.queue(&["TIME"]);
             scripted.client.queue(&["EXEC"]);
@@ -134,7 +134,7 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
             .map(|cost| (*limit, cost))
     }) {
         let strange = charge("strange", strategy, cost);
-        let name = key(&strange.key, PREFIX);
+        let name = key(&strange.key, Home::Itself, PREFIX);
         for (number, stranger) in strangers(&name).into_iter().enumerate() {
             // A start that is no minute's, which is one of a calendar's.
             if number == 6 && strategy == calendar {
@@ -170,7 +170,7 @@ fn a_log_has_a_run_an_instant_and_no_more_than_its_limit() {
     {
         let charges = each([("a", limit, 1)]);
         scripted.charge(&charges, Some(NOW.plus(Nanos(millis * 1_000_000))));
-        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, PREFIX)];
+        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
         assert_eq!(scripted.client.call(&length), Value::Int(runs), "{limit:?} at {millis}");
     }
 }
@@ -192,7 +192,8 @@ fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
     let long = "x".repeat(LONGEST_KEY);
     let longer = "x".repeat(LONGEST_KEY + 1);
     let mut names = HashSet::new();
-    let mut slots = HashSet::new();
+    let (mut apart, mut beside) = (HashSet::new(), HashSet::new());
+    let together = Home::beside("shop", "b");
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut client = redis.connect();
     for entries in [
@@ -205,24 +206,29 @@ fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
     ] {
         for counting in [Counting::Gcra, Counting::FixedWindow(Nanos::SECOND)] {
             let counter = CounterKey::injective("shop", entries.iter().copied(), counting);
-            let name = key(&counter, PREFIX);
-            assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
-            slots.insert(
-                client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()]).int(),
-            );
-            assert!(names.insert(name), "{entries:?}");
+            for (home, slots) in [(Home::Itself, &mut apart), (together, &mut beside)] {
+                let name = key(&counter, home, PREFIX);
+                assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
+                let slot = [b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()];
+                slots.insert(client.call(&slot).int());
+                assert!(names.insert(name), "{entries:?}");
+            }
         }
     }
-    assert_eq!(slots.len(), 1);
+    assert_eq!(beside.len(), 1);
+    // Of twelve keys over 16,384 slots hardly two share one.
+    assert!(6 < apart.len(), "{apart:?}");
 }
 
 #[test]
 fn a_name_is_the_same_in_every_process() {
     let counter =
         |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
-    // SipHash-2-4 of `shop` under the key 0, by another implementation.
-    let short = b"p:sg:{657dbca5b2424c08}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
-    assert_eq!(key(&counter("v"), b"p:"), short);
+    // SipHash-2-4 under the key 0, by another implementation.
+    let itself = b"p:sg:{a3e0a8da6e827a85}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
+    assert_eq!(key(&counter("v"), Home::Itself, b"p:"), itself);
+    let beside = b"p:sg:{9bb241b59431bc48}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
+    assert_eq!(key(&counter("v"), Home::beside("shop", "v"), b"p:"), beside);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use sluicegate::edge::http::metrics::router;
 use sluicegate::kernel::decision::{Cause, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
+    Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol,
+    StoreFull,
 };
 use sluicegate::telemetry::metrics::{Gauges, Metrics};
 use tonic::codegen::Service as _;

@@ -10,7 +10,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sluicegate::backend::redis::{Batching, Options, Place, Redis};
-use sluicegate::backend::{Backend as _, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use sluicegate::backend::{
+    Backend as _, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule,
+};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -59,7 +61,8 @@ fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     };
     let key = CounterKey::injective("d", [("k", name)].into_iter(), counting);
     let cost = Cost::Charge(Hits(1));
-    let charge = Charge { key, strategy, cost, standing: Standing::default() };
+    let charge =
+        Charge { key, home: Home::default(), strategy, cost, standing: Standing::default() };
     Charges { list: [charge].into_iter().collect(), rule }
 }
 

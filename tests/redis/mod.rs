@@ -6,6 +6,7 @@ mod degrade;
 mod exact;
 mod faults;
 mod places;
+mod remembered;
 mod stale;
 
 use std::fmt::Write as _;

@@ -1,13 +1,13 @@
 //! One question as [`super::CHARGE`] takes it, and what the script says as outcomes.
 //!
-//! Guarantees: pure; distinct counters have distinct keys, and those of one domain share a Cluster
+//! Guarantees: pure; distinct counters have distinct keys, and those of one [`Home`] share a Cluster
 //! slot; an answer that the script could not have given is refused with its whole question.
 //! Leaves out: several questions in one call (`call`), sending, deadlines, and what is done about a
 //! charge that got no outcome.
 //!
 //! A key is `{prefix}sg:{tag}:` and the counter's own bytes, or `#` and their SHA-256 where they
-//! are more than [`LONGEST_KEY`]. The tag is a 64-bit hash of the domain in hexadecimal: a
-//! collision there only makes two domains share a slot. The digest has to be a cryptographic one:
+//! are more than [`LONGEST_KEY`]. The tag is the home, a 64-bit number in hexadecimal: a
+//! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
 
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Outcome, Rule};
+use crate::backend::{Charge, Charges, Home, Outcome, Rule};
 use crate::kernel::decision::{Cost, Group};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::fixed_window::Windows;
@@ -95,8 +95,10 @@ pub struct NotUnderstood {
 /// `charges` as they travel. Hits of 2^53 and more are that less one.
 #[must_use]
 pub fn pack(charges: &Charges, prefix: &[u8]) -> Packed {
-    let packed =
-        |charge: &Charge| PackedCharge { key: key(&charge.key, prefix), record: record(charge) };
+    let packed = |charge: &Charge| PackedCharge {
+        key: key(&charge.key, charge.home, prefix),
+        record: record(charge),
+    };
     Packed { rule: rule(charges.rule), charges: charges.list.iter().map(packed).collect() }
 }
 
@@ -146,14 +148,17 @@ impl NotUnderstood {
 
 /// The key of a counter in the store.
 #[must_use]
-pub fn key(counter: &CounterKey, prefix: &[u8]) -> Vec<u8> {
+pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
     let mut key = Vec::with_capacity(prefix.len() + TAG + bytes.len().min(LONGEST_KEY));
     key.extend(prefix);
-    // The key of the hash is no secret: every replica must come to the same slot.
-    let tag = SipHasher24::new().hash(counter.domain());
+    let place = match home {
+        // The key of the hash is no secret: every replica must come to the same slot.
+        Home::Itself => SipHasher24::new().hash(bytes),
+        Home::Beside(place) => place,
+    };
     // Writing to a vector does not fail.
-    drop(write!(key, "sg:{{{tag:016x}}}:"));
+    drop(write!(key, "sg:{{{place:016x}}}:"));
     if bytes.len() <= LONGEST_KEY {
         key.extend(bytes);
     } else {

@@ -56,7 +56,7 @@ pub enum Windows {
 }
 
 /// The state: one window and its count. The default is rested.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Count {
     /// When the window began. Never moves back.
     pub start: Nanos,

@@ -46,7 +46,7 @@ pub struct SlidingWindow {
 }
 
 /// The state: two windows and their counts. The default is rested.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pair {
     /// When the current window began. Never moves back.
     pub start: Nanos,
