@@ -4,6 +4,7 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+pub mod admit;
 mod again;
 mod decide;
 mod degrade;
