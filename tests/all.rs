@@ -22,4 +22,5 @@ mod settings;
 mod source;
 mod support;
 mod tidy;
+mod twin;
 mod waiting;
