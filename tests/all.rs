@@ -25,4 +25,5 @@ mod simulation;
 mod source;
 mod support;
 mod tidy;
+mod twin;
 mod waiting;
