@@ -223,7 +223,7 @@ impl Store {
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
-            .expect("REDIS IS MISSING: no redis-server here");
+            .unwrap_or_else(|error| panic!("REDIS IS MISSING: no redis-server here: {error}"));
         let store = Self { process, dir };
         let patience = Instant::now();
         while resp::Client::connect(&store.socket()).is_err() {
@@ -262,14 +262,9 @@ impl Store {
 
     fn backend(&self, runtime: &Runtime, batching: Batching) -> Redis {
         let (backend, connection) = Redis::new(redis::Options {
-            place: redis::Place::Unix(self.socket()),
-            user: None,
-            password: None,
-            database: 0,
-            key_prefix: "bench".to_owned(),
-            deadline: Duration::from_secs(10),
-            jitter: 7,
             batching,
+            deadline: Duration::from_secs(20),
+            ..redis::Options::at(redis::Place::Unix(self.socket()))
         });
         runtime.spawn(connection);
         while backend.trouble().is_some() {
@@ -300,7 +295,9 @@ fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questio
         })
     };
     let askers: Vec<_> = (0..IN_FLIGHT).map(|_| asker()).collect();
-    askers.into_iter().for_each(|asker| runtime.block_on(asker).unwrap());
+    for asker in askers {
+        runtime.block_on(asker).unwrap();
+    }
 }
 
 async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {

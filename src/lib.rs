@@ -41,6 +41,10 @@
 //! 8. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
 //!
 //! `/json` enters at 2 with a first and a last step of its own.
+//!
+//! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
+//! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
+//! which the ceiling is inferred. No protocol asks it yet.
 
 pub mod backend;
 pub mod cli;

@@ -108,6 +108,13 @@ impl Memory {
         }
     }
 
+    /// Drops every counter, a shard at a time.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            shard.0.lock().clear(&self.counters);
+        }
+    }
+
     /// How many calls of [`Memory::sweep_next`] make a round.
     pub const SHARDS: usize = SHARDS;
 
@@ -135,13 +142,20 @@ impl Memory {
     }
 
     fn put(&self, shard: &mut Shard, hash: KeyHash, now: Nanos, charge: &Charge) -> Outcome {
-        let outcome = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
-        outcome.unwrap_or_else(|_full| {
-            let verdict = self.when_full.verdict();
-            self.refused.fetch_add(1, Relaxed);
-            StoreFull { verdict }.emit();
-            Outcome::Full(verdict)
-        })
+        let step = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
+        match (step, charge.cost) {
+            (Ok(step), Cost::Charge(_)) => Outcome::Stepped(step),
+            (Ok(step), Cost::Refund(_)) => Outcome::Refunded(step),
+            (Err(_full), _) => self.full(),
+        }
+    }
+
+    #[cold]
+    fn full(&self) -> Outcome {
+        let verdict = self.when_full.verdict();
+        self.refused.fetch_add(1, Relaxed);
+        StoreFull { verdict }.emit();
+        Outcome::Full(verdict)
     }
 
     /// Charges all if `admits` says so of what each would come to, else none.

@@ -82,7 +82,7 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
 }
 
 /// Whether the store saw these outcomes as a denial of the whole question.
-fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
+pub(super) fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
     let Rule::AllOrNothing { quota_for_all, rescued } = asked.rule else { return false };
     let votes = asked.list.iter().zip(outcomes).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.verdict(outcome.denies()))

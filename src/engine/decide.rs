@@ -1,14 +1,17 @@
 //! The decision path: one instant, one configuration, one answer.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::degrade::{self, Local, Settled};
+use super::degrade::{self, Settled};
 use super::ledgers::{Call, Ledgers, Spent};
+use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status, Statuses, again};
+use super::{Answer, Membership, Refusal, Status, Statuses, again};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -73,6 +76,20 @@ impl Engine {
         Self { local: Some(local), ..self }
     }
 
+    /// The fleet, where the backend is one that replicas share.
+    #[must_use]
+    pub fn membership(&self) -> Option<&Membership> {
+        self.local.as_ref().map(|local| &*local.membership)
+    }
+
+    pub(super) const fn local(&self) -> Option<&Local> {
+        self.local.as_ref()
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
     /// Why the backend does not answer just now, if it does not.
     #[must_use]
     pub fn trouble(&self) -> Option<Cause> {
@@ -101,10 +118,7 @@ impl Engine {
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
     /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
-    pub fn decide(
-        &self,
-        question: &Question<'_>,
-    ) -> impl Future<Output = Result<Answer, Refusal>> + Send {
+    pub const fn decide<'a, 'q>(&'a self, question: &'a Question<'q>) -> Deciding<'a, 'q> {
         self.decide_within(question, None)
     }
 
@@ -113,17 +127,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::decide`].
-    pub async fn decide_within(
-        &self,
-        question: &Question<'_>,
+    pub const fn decide_within<'a, 'q>(
+        &'a self,
+        question: &'a Question<'q>,
         patience: Option<Nanos>,
-    ) -> Result<Answer, Refusal> {
-        let now = self.clock.now();
-        if self.backend.is_at_hand() {
-            return self.decide_at_once(question, now);
-        }
-        // Boxed: who is answered at once does not carry about what waiting takes.
-        Box::pin(self.decide_later(question, now, patience)).await
+    ) -> Deciding<'a, 'q> {
+        Deciding { engine: self, question, patience, later: None }
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
@@ -280,6 +289,36 @@ impl Engine {
     }
 }
 
+/// A question on its way to its answer; ready at once where the backend is at hand.
+// By hand: an `async fn` moves its answer, which is large, twice more than this.
+#[allow(missing_debug_implementations)]
+#[must_use = "a question is decided by awaiting this"]
+pub struct Deciding<'a, 'q> {
+    engine: &'a Engine,
+    question: &'a Question<'q>,
+    patience: Option<Nanos>,
+    /// What is waited for.
+    later: Option<Later<'a>>,
+}
+
+type Later<'a> = Pin<Box<dyn Future<Output = Result<Answer, Refusal>> + Send + 'a>>;
+
+impl Future for Deciding<'_, '_> {
+    type Output = Result<Answer, Refusal>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { engine, question, patience, later } = self.get_mut();
+        if let Some(later) = later {
+            return later.as_mut().poll(cx);
+        }
+        let now = engine.clock.now();
+        if engine.backend.is_at_hand() {
+            return Poll::Ready(engine.decide_at_once(question, now));
+        }
+        later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
+    }
+}
+
 /// What no configuration can answer.
 fn check(question: &Question<'_>) -> Result<(), Refusal> {
     if question.domain.is_empty() {
@@ -301,10 +340,10 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
-    reason = "as the reference rounds; a ratio is 0 to 1"
+    reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
 fn near_from(limit: u32, ratio: f32) -> u64 {
-    (limit as f32 * ratio).floor() as u64
+    (limit as f32 * ratio) as u64
 }
 
 /// The status of one descriptor; `next` is its charge and what became of that.

@@ -4,10 +4,15 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+pub mod admit;
 mod again;
 mod decide;
 mod degrade;
 mod ledgers;
+mod local;
+pub mod membership;
+mod owed;
+pub mod parts;
 mod plan;
 
 use std::sync::Arc;
@@ -17,8 +22,9 @@ use smallvec::SmallVec;
 use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
-pub use decide::{Engine, Policy};
-pub use degrade::{Local, part};
+pub use decide::{Deciding, Engine, Policy};
+pub use local::Local;
+pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.

@@ -6,7 +6,7 @@
 
 use super::metrics::{METRICS, Metrics};
 use crate::kernel::decision::{Cause, Reason, Verdict};
-use crate::kernel::units::{Nanos, Revision};
+use crate::kernel::units::{Hits, Nanos, Revision};
 
 /// A question was decided.
 #[derive(Clone, Copy, Debug)]
@@ -246,6 +246,53 @@ impl Remembered {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.remembered(self.denials);
+    }
+}
+
+/// Hits that were admitted here in an outage came to an end.
+#[derive(Clone, Copy, Debug)]
+pub struct HitsOwed {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub outcome: OwedOutcome,
+}
+
+/// What became of hits that were owed to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwedOutcome {
+    /// The store was charged with them.
+    Charged,
+    /// Their window was over, their debt had drained, or the store's counter was full.
+    Rested,
+    /// There was no room to remember them, or the store's answer did not come.
+    Lost,
+}
+
+impl OwedOutcome {
+    /// Every outcome, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Charged, Self::Rested, Self::Lost];
+
+    /// The outcome as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Charged => "charged",
+            Self::Rested => "rested",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+impl HitsOwed {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.hits_owed(self);
     }
 }
 

@@ -9,7 +9,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::event::{Asked, BackendFailed, Called, Loaded, Outcome, Protocol};
+use super::event::{
+    Asked, BackendFailed, Called, HitsOwed, Loaded, Outcome, OwedOutcome, Protocol,
+};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
@@ -63,6 +65,7 @@ struct Shard {
     full: [AtomicU64; 2],
     failed: [AtomicU64; Cause::ALL.len()],
     remembered: AtomicU64,
+    owed: [AtomicU64; OwedOutcome::ALL.len()],
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
@@ -168,6 +171,11 @@ impl Metrics {
         mine.add(&mine.shard.remembered, denials);
     }
 
+    pub(super) fn hits_owed(&self, owed: HitsOwed) {
+        let mine = self.mine();
+        mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
+    }
+
     pub(super) fn called(&self, called: Called) {
         let (mine, questions) = (self.mine(), u64::try_from(called.questions).unwrap_or(u64::MAX));
         let bucket = QUESTIONS.iter().position(|bound| questions <= *bound);
@@ -217,6 +225,7 @@ impl Shard {
             full: [const { AtomicU64::new(0) }; 2],
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             remembered: AtomicU64::new(0),
+            owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
@@ -338,6 +347,13 @@ impl Metrics {
         let name = "sluicegate_denials_remembered_total";
         head(page, name, "counter", "Denials answered from memory, without asking the store")?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.remembered))?;
+        let name = "sluicegate_local_hits_total";
+        head(page, name, "counter", "Hits admitted while the store was away, by their end")?;
+        // Bound: `OwedOutcome::ALL`.
+        for outcome in OwedOutcome::ALL {
+            let n = self.sum(|shard| &shard.owed[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
+        }
         self.write_called(page)?;
         let name = "sluicegate_backend_up";
         head(page, name, "gauge", "1 while the store of counters answers, 0 while it does not")?;

@@ -20,6 +20,9 @@ const JITTER: i64 = 300;
 /// Seconds that may pass between a hit and the look at its counter.
 const PATIENCE: i64 = 60;
 
+/// Where the service tells others that it lives.
+const FLEET: &str = "sluicegatesg:{fleet}:members";
+
 /// A database of its own.
 pub struct Store {
     socket: PathBuf,
@@ -123,8 +126,10 @@ impl Ear {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}
                 [echo, text] if echo == "ECHO" && *text == mark => return heard,
                 // The look that a service takes at its store once.
-                [.., last] if last.ends_with("sg:doctor") => {}
-                [_, key, ..] if key.ends_with("sg:doctor") => {}
+                [.., last] if last.ends_with("}:doctor") => {}
+                [_, key, ..] if key.ends_with("}:doctor") => {}
+                // That it lives.
+                words if words.iter().any(|word| word == FLEET) => {}
                 [name, ..] if COUNTING.contains(&&**name) => heard.push(command),
                 _ => {}
             }
@@ -180,12 +185,13 @@ fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
 
 fn counters(client: &mut Client) -> BTreeMap<String, String> {
     let keys = client.call(&["KEYS", "*"]);
-    let one = |key: &Value| {
-        let key = key.text();
+    let one = |key: String| {
         let value = client.call(&["GET", &key]).text();
         (key, value)
     };
-    keys.array().iter().map(one).collect()
+    // No counter: the replica's own record.
+    let keys = keys.array().iter().map(Value::text).filter(|key| key != FLEET);
+    keys.map(one).collect()
 }
 
 /// A counter's name with the start of its window.

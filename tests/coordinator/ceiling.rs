@@ -2,7 +2,6 @@
 
 use sluicegate::kernel::coordinator::aggregate::{self, Aggregate, Inference, Level, Ratio};
 use sluicegate::kernel::coordinator::member::Load;
-use sluicegate::kernel::coordinator::message::Demand;
 use sluicegate::kernel::coordinator::{Law, Member};
 use sluicegate::kernel::units::{Nanos, Share};
 
@@ -54,8 +53,7 @@ fn infers(store: &mut Store, now: u64, member: &mut Member, capacity: u64) {
     let ceiling = grant.map_or(Share(1), |grant| grant.ceiling);
     let estimate = sees(capacity, ceiling, allowed);
     let vote = aggregate::vote(&Inference { estimate, allowed, peak: allowed, samples: 100 });
-    let demand = Demand { peak: allowed, refused: true };
-    store.round(now, member, &Load { in_flight: allowed, demand, vote });
+    store.round(now, member, &Load { in_flight: allowed, wanted: Share(1_000), vote });
 }
 
 /// Where the ceiling of a fleet of that size comes to rest.

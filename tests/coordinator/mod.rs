@@ -5,7 +5,6 @@ mod handoff;
 mod split;
 
 use sluicegate::kernel::coordinator::member::Load;
-use sluicegate::kernel::coordinator::message::Demand;
 use sluicegate::kernel::coordinator::{
     Coordinator, Grant, Heartbeat, Law, Life, Member, Reply, Terms,
 };
@@ -32,14 +31,12 @@ pub fn member(id: u64, life: u64) -> Member {
 
 /// A member with so much in flight that could use all there is.
 pub fn hungry(in_flight: u64) -> Load {
-    let demand = Demand { peak: Share(in_flight), refused: true };
-    Load { in_flight: Share(in_flight), demand, vote: None }
+    Load { in_flight: Share(in_flight), wanted: Share(1_000), vote: None }
 }
 
 /// A member that used so much and turned nobody away.
 pub fn uses(in_flight: u64) -> Load {
-    let demand = Demand { peak: Share(in_flight), refused: false };
-    Load { in_flight: Share(in_flight), demand, vote: None }
+    Load { in_flight: Share(in_flight), wanted: Share(in_flight), vote: None }
 }
 
 /// One ceiling and its store.

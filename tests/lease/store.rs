@@ -11,7 +11,7 @@ use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 /// A limit with its state.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Counted {
     Gcra(Gcra, Tat),
     Fixed(FixedWindow, Count),
@@ -21,7 +21,7 @@ pub enum Counted {
     Log(SlidingLog, Log),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Store {
     pub counted: Counted,
     pub book: Book,

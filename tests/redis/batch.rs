@@ -61,14 +61,8 @@ fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     };
     let key = CounterKey::injective("d", [("k", name)].into_iter(), counting);
     let cost = Cost::Charge(Hits(1));
-    let charge = Charge {
-        key,
-        home: Home::default(),
-        strategy,
-        cost,
-        standing: Standing::default(),
-        per_second: false,
-    };
+    let (home, standing) = (Home::Itself, Standing::default());
+    let charge = Charge { key, home, strategy, cost, standing, per_second: false };
     Charges { list: [charge].into_iter().collect(), rule }
 }
 

@@ -5,14 +5,18 @@ use std::ffi::OsString;
 use sluicegate::cli::{self, Outcome, Terminal};
 
 use super::{Store, limits, serve, wait_until_whole};
+use crate::support::cluster::Cluster;
 use crate::support::resp::Value;
 use crate::waiting::until;
 
 /// The outcome, standard output and standard error of `doctor` with these flags.
 fn doctor(store: &Store, more: &[&str]) -> (Outcome, String, String) {
+    doctor_at(&store.url(), more)
+}
+
+fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
     // A crowded machine is no far Redis.
-    let url = store.url();
-    let line = ["sluicegate", "doctor", "--backend", &url, "--backend-deadline", "10s"];
+    let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(argv, [], &mut Terminal { out: &mut out, err: &mut err });
@@ -74,6 +78,19 @@ fn what_makes_a_store_unfit_is_told_with_its_cure() {
 fn a_cluster_without_its_slots_is_unfit() {
     let store = running(&["--appendonly", "yes", "--cluster-enabled", "yes", "--port", "0"]);
     assert!(codes(&store).contains(&"!slots".to_owned()), "{:?}", codes(&store));
+}
+
+#[test]
+fn every_primary_of_a_cluster_is_looked_at_and_takes_the_scripts() {
+    let cluster = Cluster::start();
+    let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
+    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""), "{out}");
+    assert_eq!(out.matches(": looked at").count(), 3, "{out}");
+    cluster.primaries[1].order(&["ACL", "SETUSER", "default", "-eval"]);
+    let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
+    assert_eq!(outcome, Outcome::No);
+    let said = format!("error[scripts]: {}", cluster.primaries[1].address());
+    assert!(out.contains(&said) && out.matches("error[").count() == 1, "{out}");
 }
 
 #[test]

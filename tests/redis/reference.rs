@@ -33,7 +33,7 @@ use crate::support::dice::{Dice, seed};
 use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 
-const DAY: Nanos = Nanos::from_secs(86_400);
+pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
 
 /// Stores over one or two servers, and what keeps them connected.
 struct Connected {
@@ -80,11 +80,11 @@ fn over(
     stores
 }
 
-fn now() -> Nanos {
+pub(super) fn now() -> Nanos {
     Nanos::from_secs(unix_seconds())
 }
 
-async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+pub(super) async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     match backend.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(reply) => reply.await,
@@ -92,7 +92,7 @@ async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
 }
 
 /// So many a day under the reference's key `d_k_<name>_`.
-fn charge(name: &str, limit: u32, hits: u64) -> Charge {
+pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
     let entries = [("k", name)].into_iter();
     Charge {
         key: CounterKey::joined("d", entries, Counting::FixedWindow(DAY)),
@@ -105,7 +105,7 @@ fn charge(name: &str, limit: u32, hits: u64) -> Charge {
 }
 
 /// The same limit by a key and a strategy of ours.
-fn ours(name: &str, limit: u32, hits: u64) -> Charge {
+pub(super) fn ours(name: &str, limit: u32, hits: u64) -> Charge {
     let gcra = name.len().is_multiple_of(2);
     let counting = if gcra { Counting::Gcra } else { Counting::SlidingLog };
     Charge {
@@ -118,18 +118,18 @@ fn ours(name: &str, limit: u32, hits: u64) -> Charge {
     }
 }
 
-fn charges(list: impl IntoIterator<Item = Charge>, rule: Rule) -> Charges {
+pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: Rule) -> Charges {
     Charges { list: list.into_iter().collect(), rule }
 }
 
-const ALL: Rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+pub(super) const ALL: Rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
 
-fn any_standing(dice: &mut Dice) -> Standing {
+pub(super) fn any_standing(dice: &mut Dice) -> Standing {
     let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
     Standing { group, shadow: dice.once_in(5) }
 }
 
-fn any_rule(dice: &mut Dice) -> Rule {
+pub(super) fn any_rule(dice: &mut Dice) -> Rule {
     match dice.up_to(5) {
         0 => Rule::Ask,
         1 | 2 => Rule::Each,
@@ -171,7 +171,7 @@ async fn every_rule_answers_as_memory_does() {
 }
 
 /// What of an outcome does not depend on the clocks of two machines.
-fn gist(outcome: Outcome) -> (bool, Option<u64>) {
+pub(super) fn gist(outcome: Outcome) -> (bool, Option<u64>) {
     match outcome {
         Outcome::Stepped(Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. }) => {
             (outcome.denies(), Some(room.remaining.0))

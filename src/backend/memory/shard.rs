@@ -3,7 +3,6 @@
 //! Guarantees: a counter is in its table exactly when it is not rested, or has not been swept since;
 //! the shard's share of the live count is exact.
 
-use super::Outcome;
 use super::counters::Counters;
 use super::shapes::{ShapeId, Shapes};
 use super::table::{Hashed, KeyHash, Table};
@@ -78,35 +77,31 @@ impl Shard {
         strategy: &Strategy,
         cost: Cost,
         counters: &Counters,
-    ) -> Result<Outcome, Full> {
+    ) -> Result<Step, Full> {
         if counters.live() >= counters.most() && self.swept.plus(SWEEP_PAUSE) <= now {
             self.sweep(now, counters);
         }
-        let step = match strategy {
-            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, counters)?,
+        match strategy {
+            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, counters),
             Strategy::FixedWindow(window) => {
                 windowed(&mut self.fixed_window, hash, now, cost, counters, |state| match cost {
                     Cost::Charge(hits) => window.step(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
-                })?
+                })
             }
             Strategy::SlidingWindow(window) => {
                 windowed(&mut self.sliding_window, hash, now, cost, counters, |state| match cost {
                     Cost::Charge(hits) => window.step(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
-                })?
+                })
             }
             Strategy::SlidingLog(log) => {
                 windowed(&mut self.sliding_log, hash, now, cost, counters, |state| match cost {
                     Cost::Charge(hits) => log.step(state, now, hits),
                     Cost::Refund(hits) => log.refund(state, now, hits),
-                })?
+                })
             }
-        };
-        Ok(match cost {
-            Cost::Charge(_) => Outcome::Stepped(step),
-            Cost::Refund(_) => Outcome::Refunded(step),
-        })
+        }
     }
 
     /// What charging `hits` would come to; changes nothing.
@@ -150,6 +145,12 @@ impl Shard {
         drop_rested(&mut self.sliding_log, now);
         self.swept = now;
         counters.give_back(before - self.len());
+    }
+
+    /// Drops every counter.
+    pub(super) fn clear(&mut self, counters: &Counters) {
+        counters.give_back(self.len());
+        *self = Self { swept: self.swept, ..Self::default() };
     }
 
     fn len(&self) -> usize {

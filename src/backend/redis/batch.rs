@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::mem::take;
-use std::num::NonZeroU16;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use tokio::time::timeout;
 
 use super::call::{Call, Share};
 use super::codec::Packed;
-use super::connection::Link;
+use super::route::Route;
 use super::{Batching, Cause};
 use crate::telemetry::event::Called;
 
@@ -41,10 +40,13 @@ const MOST_UNDER_WAY: usize = 32;
 /// What may wait in one lane, in microseconds of script: more than any deadline leaves time for.
 const MOST_WAITING: usize = 64 * LONGEST_SCRIPT;
 
+/// Slots of a Cluster.
+const SLOTS: u16 = 16_384;
+
 /// Everything that is asked of a Redis.
 #[derive(Debug)]
 pub(super) struct Calls {
-    link: Arc<Link>,
+    route: Route,
     deadline: Duration,
     batching: Batching,
     lanes: Box<[Mutex<Lane>]>,
@@ -90,15 +92,11 @@ enum Arrival {
 }
 
 impl Calls {
-    /// No calls yet, to `lanes` places; a slot's lane is the rest of a division by their number.
-    pub(super) fn new(
-        link: Arc<Link>,
-        deadline: Duration,
-        batching: Batching,
-        lanes: NonZeroU16,
-    ) -> Arc<Self> {
-        let lanes = (0..lanes.get()).map(|_| Mutex::default()).collect();
-        Arc::new(Self { link, deadline, batching, lanes })
+    /// No calls yet.
+    pub(super) fn new(route: Route, deadline: Duration, batching: Batching) -> Arc<Self> {
+        let lanes = if route.is_clustered() { SLOTS } else { 1 };
+        let lanes = (0..lanes).map(|_| Mutex::default()).collect();
+        Arc::new(Self { route, deadline, batching, lanes })
     }
 
     /// Asks the place of `slot`.
@@ -106,7 +104,7 @@ impl Calls {
         match self.arrive(slot, question)? {
             Arrival::Alone(question, turn) => {
                 let shares = turn.run(vec![question]).await;
-                self.link.saw(shares.as_ref().err().copied());
+                self.route.saw(slot, shares.as_ref().err().copied());
                 shares.and_then(|mut shares| shares.pop().ok_or(Cause::NotUnderstood))
             }
             Arrival::Waits(answer, full) => {
@@ -115,7 +113,7 @@ impl Calls {
                 }
                 let answer = Waiter { calls: self, slot, answer, is_told: false }.wait().await;
                 if matches!(answer, Err(Cause::Late)) {
-                    self.link.saw(Some(Cause::Late));
+                    self.route.saw(slot, Some(Cause::Late));
                 }
                 answer
             }
@@ -232,7 +230,7 @@ impl Turn {
             let shares = self.run(questions).await;
             // Who is late says so.
             if !matches!(shares, Err(Cause::Late)) {
-                self.calls.link.saw(shares.as_ref().err().copied());
+                self.calls.route.saw(self.slot, shares.as_ref().err().copied());
             }
             tell(askers, shares);
             let Some((next, number)) = self.end() else { return };
@@ -242,7 +240,7 @@ impl Turn {
 
     /// One call, given up at the deadline.
     async fn run(&self, questions: Vec<Packed>) -> Result<Vec<Share>, Cause> {
-        let live = self.calls.link.live()?;
+        let live = self.calls.route.live(self.slot)?;
         let mut call = Call::of(questions, None);
         Called { questions: call.questions() }.emit();
         let mut called = pin!(live.call(take(&mut call.keys), take(&mut call.args)));

@@ -169,6 +169,12 @@ pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     key
 }
 
+/// The slot of a key in a Cluster, from 0 to 16383.
+#[must_use]
+pub fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
 fn rule(rule: Rule) -> u16 {
     match rule {
         Rule::Each => 0,

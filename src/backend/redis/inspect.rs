@@ -4,29 +4,24 @@
 //! a second; nothing is retried.
 //! Leaves out: charging, and what the answers mean.
 
-use std::fmt;
+use std::sync::Arc;
 
-use fred::clients::Client;
-use fred::interfaces::ClientLike as _;
-use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
-use tokio::time::timeout;
+use fred::error::Error;
+use fred::types::Value;
+use tokio::task::JoinSet;
 
-use super::connection::{self, PATIENCE};
-use super::{Options, Place};
+use super::client::{At, Opened, run};
+use super::options::{Options, Place};
+use super::pauses::Pauses;
+use super::sentinel::Watchers;
+use super::slots;
 
 /// One process that is connected.
 #[derive(Debug)]
 pub struct Node {
     /// Its address, or its socket's path.
     pub at: String,
-    client: Client,
-    driver: ConnectHandle,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
+    opened: Opened,
 }
 
 /// What it says.
@@ -47,16 +42,54 @@ pub enum Said {
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Connects to every process that holds counters.
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Connects to every process that holds counters: one, or the primaries of a Cluster.
 ///
 /// # Errors
 /// Why one of them cannot be reached, within a few seconds.
 pub async fn open(options: &Options) -> Result<Vec<Node>, Refused> {
-    let at = options.place.to_string();
-    match connection::dial(options).await {
-        Ok((client, driver)) => Ok(vec![Node { at, client, driver }]),
-        Err(error) => Err(Refused(format!("{at}: {error}"))),
+    let options = Arc::new(options.clone());
+    let places = match &options.place {
+        Place::Tcp(address) => vec![At::Tcp(address.clone())],
+        Place::Unix(path) => vec![At::Unix(path.clone())],
+        Place::Sentinel(sentinels) => {
+            let watchers = Watchers::new(Arc::clone(&options), sentinels.clone());
+            vec![At::Tcp(watchers.primary().await?)]
+        }
+        Place::Cluster(seeds) => {
+            let mut pauses = Pauses::new(options.jitter);
+            let slots = slots::look(Vec::new(), seeds, &options, &mut pauses).await?;
+            let mut owners: Vec<_> = slots.owners().cloned().collect();
+            owners.sort();
+            owners.dedup();
+            owners.into_iter().map(At::Tcp).collect()
+        }
+    };
+    connect(places, options).await
+}
+
+/// In the order of `places`.
+async fn connect(places: Vec<At>, options: Arc<Options>) -> Result<Vec<Node>, Refused> {
+    let mut opening = JoinSet::new();
+    for (number, at) in places.into_iter().enumerate() {
+        let options = Arc::clone(&options);
+        opening.spawn(async move {
+            let opened = Opened::new(&at, options.login()).await;
+            let opened = opened.map_err(|error| Refused(format!("{at}: {error}")))?;
+            Ok::<_, Refused>((number, Node { at: at.to_string(), opened }))
+        });
     }
+    let mut nodes = Vec::new();
+    while let Some(node) = opening.join_next().await {
+        nodes.push(node.map_err(|_| Refused("stopping".to_owned()))??);
+    }
+    nodes.sort_by_key(|(number, _)| *number);
+    Ok(nodes.into_iter().map(|(_, node)| node).collect())
 }
 
 impl Node {
@@ -65,13 +98,7 @@ impl Node {
     /// # Errors
     /// What Redis refused it with, or that it was silent for a second.
     pub async fn ask(&self, command: &[&str]) -> Result<Said, Refused> {
-        let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
-        let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
-        let args: Vec<Value> = args.iter().map(|&arg| Value::from(arg)).collect();
-        match timeout(PATIENCE, self.client.custom::<Value, _>(command, args)).await {
-            Ok(answer) => Ok(said(answer.map_err(|error| Refused(error.to_string()))?)),
-            Err(_elapsed) => Err(Refused("no answer within a second".to_owned())),
-        }
+        Ok(said(run(self.opened.client(), command).await?))
     }
 }
 
@@ -82,15 +109,5 @@ fn said(value: Value) -> Said {
         Value::Array(values) => Said::List(values.into_iter().map(said).collect()),
         Value::Bytes(bytes) => Said::Text(String::from_utf8_lossy(&bytes).into_owned()),
         other => Said::Text(other.as_string().unwrap_or_default()),
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => path.display().fmt(f),
-        }
     }
 }

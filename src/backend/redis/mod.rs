@@ -6,30 +6,49 @@
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
-//! Cluster; more than one connection, which Redis' one thread would not answer faster.
+//! In a Cluster that is one call per slot, and each slot has its own; what several slots decide together
+//! is asked first and charged then, and each of these two steps has the deadline.
+//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
+//! connection to one process, which Redis' one thread would not answer faster.
 
 mod batch;
+pub mod beat;
 mod breaker;
 pub mod call;
+mod client;
+mod cluster;
 pub mod codec;
 mod connection;
+mod files;
 pub mod inspect;
+mod keep;
+mod options;
+mod pauses;
 pub mod reference;
+mod route;
+mod sentinel;
+mod slots;
+mod spread;
+mod steps;
 mod stores;
+mod tls;
 
-use std::fmt;
-use std::num::NonZeroU16;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::fleet::{Beat, Fleet};
+use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
 use codec::Answer;
-use connection::Link;
+use connection::Live;
+pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
+use route::Route;
+use steps::Together;
 pub use stores::Stores;
 
 /// The script that puts the hits of questions to their counters; its protocol stands at its top.
@@ -43,100 +62,85 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// Which Redis, as whom, and how long to wait for it.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where it listens.
-    pub place: Place,
-    /// The ACL user.
-    pub user: Option<String>,
-    /// Its password.
-    pub password: Option<Password>,
-    /// The number of the database.
-    pub database: u8,
-    /// What every key begins with.
-    pub key_prefix: String,
-    /// How long one call may take. At least a millisecond, which is what timers can tell.
-    pub deadline: Duration,
-    /// Any number, another one in every process: where its jitter begins.
-    pub jitter: u64,
-    /// Whether questions travel together.
-    pub batching: Batching,
-}
-
-/// Whether questions that come while a call is under way share the next one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Batching {
-    /// They do.
-    #[default]
-    On,
-    /// Every question has a call of its own: only to measure what the other way saves.
-    Off,
-}
-
-/// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A host's name or address, and a port.
-    Tcp(String, u16),
-    /// A socket in the file system.
-    Unix(PathBuf),
-}
-
-/// A password; its debug form is blank.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub String);
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(…)")
-    }
-}
-
 /// The shared backend.
 #[derive(Debug)]
 pub struct Redis {
-    link: Arc<Link>,
+    route: Route,
     calls: Arc<Calls>,
     key_prefix: String,
     deadline: Duration,
 }
 
-/// A single Redis is one place for all scripts.
-const EVERY_SLOT: u16 = 0;
-
 impl Redis {
     /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let link = Arc::new(Link::default());
-        let lanes = NonZeroU16::MIN;
-        let calls = Calls::new(Arc::clone(&link), options.deadline, options.batching, lanes);
-        let key_prefix = options.key_prefix.clone();
-        let deadline = options.deadline;
-        let redis = Self { link: Arc::clone(&link), calls, key_prefix, deadline };
-        (redis, connection::keep(link, options))
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
+        let batching = options.batching;
+        let (route, kept) = Route::new(options);
+        let calls = Calls::new(route.clone(), deadline, batching);
+        (Self { route, calls, key_prefix, deadline }, kept)
     }
 
-    async fn ask(&self, charges: &Charges) -> Outcomes {
+    /// The slot of each charge's key; the one slot of all outside a Cluster.
+    fn slots(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+        if !self.route.is_clustered() {
+            return SmallVec::from_elem(0, 1);
+        }
+        let prefix = self.key_prefix.as_bytes();
+        let key = |charge: &super::Charge| codec::key(&charge.key, charge.home, prefix);
+        charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
+    }
+
+    async fn ask(&self, slot: u16, charges: &Charges) -> Outcomes {
         let question = codec::pack(charges, self.key_prefix.as_bytes());
-        let answer = self.calls.ask(EVERY_SLOT, question).await;
+        let answer = self.calls.ask(slot, question).await;
         answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
     }
 
-    /// Whether keys of one question may live on several nodes.
-    fn is_cluster(&self) -> bool {
-        self.link.live().is_ok_and(|live| live.is_cluster())
+    /// Asks each slot for its own charges, all at one time; each slot decides for itself.
+    async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = spread::by_slot(charges, slots);
+        let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
+        let mut outcomes = failed(charges, Cause::NotUnderstood);
+        for (part, answered) in parts.iter().zip(join_all(asked).await) {
+            part.put(answered, &mut outcomes);
+        }
+        outcomes
     }
 
-    /// What a call comes to within the deadline, the breaker being told.
-    async fn within<T>(&self, called: impl Future<Output = Result<T, Cause>>) -> Result<T, Cause> {
-        let answer = match tokio::time::timeout(self.deadline, called).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => Err(Cause::Late),
-        };
-        self.link.saw(answer.as_ref().err().copied());
+    /// Asks all slots, and charges then what they decide together.
+    async fn in_two_steps(&self, charges: &Charges, slots: &[u16], together: Together) -> Outcomes {
+        let asking = Charges { list: charges.list.clone(), rule: Rule::Ask };
+        let mut outcomes = self.ask_each(&asking, slots).await;
+        let places: SmallVec<[usize; 2]> = (0..slots.len()).collect();
+        let second = together.second(&charges.list, &places, &outcomes);
+        let (places, list): (SmallVec<[usize; 2]>, _) = second.into_iter().unzip();
+        let slots: SmallVec<[u16; 2]> = places.iter().map(|&place| slots[place]).collect();
+        let answered = self.ask_each(&Charges { list, rule: Rule::Each }, &slots).await;
+        for (place, outcome) in places.into_iter().zip(answered) {
+            outcomes[place] = outcome;
+        }
+        outcomes
+    }
+
+    /// What a call for a slot's keys comes to within the deadline, the breaker being told.
+    async fn within<T>(
+        &self,
+        slot: u16,
+        called: impl Future<Output = Result<T, Cause>>,
+    ) -> Result<T, Cause> {
+        let answer = tokio::time::timeout(self.deadline, called).await;
+        let answer = answer.unwrap_or(Err(Cause::Late));
+        self.route.saw(slot, answer.as_ref().err().copied());
         answer
+    }
+}
+
+impl Redis {
+    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+        let key = beat::key(&self.key_prefix);
+        beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
     }
 }
 
@@ -162,14 +166,32 @@ impl Backend for Redis {
         if call::MOST_CHARGES < charges.list.len() {
             return Reply::Now(failed(charges, Cause::Overloaded));
         }
-        match self.link.live() {
-            Ok(_) => Reply::Later(Box::pin(self.ask(charges))),
-            Err(cause) => Reply::Now(failed(charges, cause)),
+        let slots = self.slots(charges);
+        let first = slots.first().copied().unwrap_or_default();
+        if slots.iter().all(|slot| *slot == first) {
+            return match self.route.live(first) {
+                Ok(_) => Reply::Later(Box::pin(self.ask(first, charges))),
+                Err(cause) => Reply::Now(failed(charges, cause)),
+            };
+        }
+        let together = Together::of(charges.rule);
+        Reply::Later(Box::pin(async move {
+            match together {
+                Some(together) => self.in_two_steps(charges, &slots, together).await,
+                None => self.ask_each(charges, &slots).await,
+            }
+        }))
+    }
+
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
+            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Err(cause) => Reply::Now(Err(cause)),
         }
     }
 
     fn trouble(&self) -> Option<Cause> {
-        self.link.live().err()
+        self.route.trouble()
     }
 }
 

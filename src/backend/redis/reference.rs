@@ -2,40 +2,35 @@
 //!
 //! Guarantees: keys, increments and expiries are the reference's byte for byte (`reference` §2.5 and
 //! §2.6): the window's start stands in the key, by this replica's clock, and `INCRBY` and `EXPIRE`
-//! go out in one pipeline; the answer is the kernel's for the count that came back. On one node
-//! `all_or_nothing` and `stop_when_over` are one script and atomic.
-//! Leaves out: dividing a question among stores and between these keys and ours (`stores`), and
-//! deciding for several nodes at once, which it does in two steps.
+//! go out in one pipeline, or one per slot of a Cluster, each with the deadline and breaker of its
+//! own; the answer is the kernel's for the count that came back. On one node `all_or_nothing` and
+//! `stop_when_over` are one script and atomic.
+//! Leaves out: dividing a question among stores and between these keys and ours, and deciding for
+//! several slots at once (`stores`, in two steps).
 //!
 //! Three things differ on purpose. Hits beyond what a counter can hold are denied, where the
 //! reference fails the call. A limit in shadow mode stops no charge of others. The quota group
 //! does so only as a whole.
 
 mod denied;
+mod question;
+mod send;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fred::bytes::Bytes;
-use fred::clients::Pipeline;
-use fred::error::Error;
-use fred::interfaces::{KeysInterface as _, LuaInterface as _};
-use fred::prelude::Client;
-use fred::types::Value;
 use smallvec::SmallVec;
 
-use super::connection::{Live, cause};
 use super::{Cause, Redis};
-use crate::backend::{Charge, Charges, Outcome, Outcomes, Rule};
-use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use crate::backend::{Charge, Charges, Outcome, Outcomes};
+use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use denied::Denied;
-
-/// The script for what must be decided in one step; its protocol stands at its top.
-const SCRIPT: &str = include_str!("lua/reference.lua");
+use question::Question;
 
 /// How the reference's keys are kept.
 #[derive(Clone, Debug, Default)]
@@ -190,21 +185,6 @@ impl Counter {
     }
 }
 
-/// What the store says of one charge.
-#[derive(Clone, Copy)]
-enum Reply {
-    /// Charged; it holds this then.
-    Charged(u64),
-    /// Not charged; it holds this.
-    Spared(u64),
-    /// Not charged, and more than the limit by itself; it holds this.
-    Over(u64),
-    /// Given back; it holds this then.
-    GivenBack(u64),
-    /// It did not say.
-    Failed(Cause),
-}
-
 /// Where it is decided what of a question is charged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decided {
@@ -212,310 +192,4 @@ pub(super) enum Decided {
     Here,
     /// In an earlier step: everything is to be charged.
     Before,
-}
-
-/// How a question is put.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Charged in a pipeline, as the reference does.
-    Each,
-    /// The same with no hits: something that is known to be over denies the question.
-    Stopped,
-    /// Looked at in a pipeline.
-    Ask,
-    /// Decided by the script, under a rule that it knows.
-    Together(&'static str),
-}
-
-/// One question to one store.
-struct Question<'q> {
-    reference: &'q Reference,
-    redis: &'q Redis,
-    now: Nanos,
-    charges: &'q Charges,
-    counters: &'q [Counter],
-    decided: Decided,
-}
-
-/// Places of charges in the question.
-type Places = SmallVec<[usize; 2]>;
-
-/// One for each place.
-type Replies = SmallVec<[Reply; 2]>;
-
-impl Question<'_> {
-    async fn answer(&self) -> Outcomes {
-        let known: SmallVec<[bool; 2]> = self.counters.iter().map(|it| self.is_known(it)).collect();
-        let places: Places = (0..known.len()).filter(|&place| !known[place]).collect();
-        let mut outcomes: Outcomes = self.counters.iter().map(|it| it.over(self.now)).collect();
-        if places.is_empty() {
-            return outcomes;
-        }
-        let replies = match self.redis.link.live() {
-            Ok(live) => self.redis.within(self.send(&live, &places, self.way(&known))).await,
-            Err(cause) => Err(cause),
-        };
-        let replies = replies.unwrap_or_else(|cause| failed(&places, cause));
-        for (&place, reply) in places.iter().zip(replies) {
-            outcomes[place] = self.outcome(place, reply);
-        }
-        outcomes
-    }
-
-    fn is_known(&self, counter: &Counter) -> bool {
-        if counter.is_refund {
-            self.reference.denied.forget(&counter.key);
-            return false;
-        }
-        self.reference.denied.holds(&counter.key, self.now)
-    }
-
-    /// How what is not known is asked for.
-    fn way(&self, known: &[bool]) -> Way {
-        let stops = self.reference.options.stop_when_over;
-        let is_denied = known.contains(&true) && self.is_denied_by(known);
-        match self.charges.rule {
-            Rule::Ask => Way::Ask,
-            Rule::Each if !stops || self.decided == Decided::Before => Way::Each,
-            Rule::Each if is_denied => Way::Stopped,
-            // There is nobody to be spared.
-            Rule::Each if self.charges.list.len() == 1 => Way::Each,
-            Rule::AllOrNothing { .. } if is_denied => Way::Ask,
-            Rule::Each | Rule::AllOrNothing { .. } => Way::Together(self.letters(known)),
-        }
-    }
-
-    /// Whether what is known denies the question, whatever the rest is.
-    fn is_denied_by(&self, known: &[bool]) -> bool {
-        let votes = self
-            .charges
-            .list
-            .iter()
-            .zip(known)
-            .map(|(charge, known)| (charge.standing.group, charge.standing.verdict(*known)));
-        let (quota_for_all, rescued) = self.quota();
-        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
-        combine(votes.chain(passed), quota_for_all) == Verdict::Deny
-    }
-
-    /// Whether every limit is in the quota group, and whether something keeps that from denying.
-    const fn quota(&self) -> (bool, bool) {
-        match self.charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
-            Rule::Each | Rule::Ask => (self.reference.options.quota_for_all, false),
-        }
-    }
-
-    /// The rule as the script spells it.
-    fn letters(&self, known: &[bool]) -> &'static str {
-        let (quota_for_all, rescued) = self.quota();
-        // Of what is known and denies nothing the script does not hear.
-        let passes = |(charge, known): (&Charge, &bool)| {
-            let in_group = quota_for_all || charge.standing.group == Group::Quota;
-            *known && in_group && charge.standing.shadow
-        };
-        let rescued = rescued || self.charges.list.iter().zip(known).any(passes);
-        match (self.charges.rule, quota_for_all, rescued) {
-            (Rule::AllOrNothing { .. }, false, false) => "a",
-            (Rule::AllOrNothing { .. }, false, true) => "ar",
-            (Rule::AllOrNothing { .. }, true, false) => "aq",
-            (Rule::AllOrNothing { .. }, true, true) => "aqr",
-            (Rule::Each | Rule::Ask, false, false) => "s",
-            (Rule::Each | Rule::Ask, false, true) => "sr",
-            (Rule::Each | Rule::Ask, true, false) => "sq",
-            (Rule::Each | Rule::Ask, true, true) => "sqr",
-        }
-    }
-
-    fn outcome(&self, place: usize, reply: Reply) -> Outcome {
-        let (counter, now) = (&self.counters[place], self.now);
-        if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
-            && u64::from(counter.window.limit()) < held
-        {
-            self.reference.denied.remember(&counter.key, counter.end);
-        }
-        match reply {
-            Reply::Charged(held) => Outcome::Stepped(counter.counted(held, now)),
-            Reply::Spared(held) => Outcome::Stepped(counter.step(held, now, Hits(0))),
-            Reply::Over(held) => Outcome::Stepped(counter.step(held, now, self.together(place))),
-            Reply::GivenBack(held) => Outcome::Refunded(Step::Admit(counter.room(held, now))),
-            Reply::Failed(cause) => Outcome::Failed(cause),
-        }
-    }
-
-    /// The hits of a charge and of those before it to the same counter.
-    fn together(&self, place: usize) -> Hits {
-        let own = &self.counters[place];
-        let earlier = self.counters.iter().take(place);
-        let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
-        same.fold(own.hits, |sum, it| sum.plus(it.hits))
-    }
-}
-
-/// Putting it.
-impl Question<'_> {
-    async fn send(&self, live: &Live, places: &[usize], way: Way) -> Result<Replies, Cause> {
-        let gives_back = |place: &usize| self.counters[*place].is_refund;
-        match way {
-            Way::Together(rule) => self.script(live, rule, places).await,
-            _ if !places.iter().any(gives_back) => self.pipeline(live, places, way).await,
-            // One script gives back and charges in order; of several nodes each has its own.
-            Way::Each if !live.is_cluster() => self.script(live, "e", places).await,
-            Way::Ask if !live.is_cluster() => self.script(live, "n", places).await,
-            _ => {
-                let all = places.iter().copied();
-                let (back, rest): (Places, Places) = all.partition(|it| gives_back(it));
-                let mut replies = self.pipeline(live, &rest, way).await?;
-                for place in back {
-                    let at = places.iter().position(|it| *it == place).unwrap_or(replies.len());
-                    let given = self.script(live, "e", &[place]).await;
-                    let given = given.map_or_else(Reply::Failed, |replies| replies[0]);
-                    replies.insert(at.min(replies.len()), given);
-                }
-                Ok(replies)
-            }
-        }
-    }
-
-    async fn pipeline(&self, live: &Live, places: &[usize], way: Way) -> Result<Replies, Cause> {
-        let pipeline = live.client().pipeline();
-        for &place in places {
-            queue(&pipeline, &self.counters[place], way).await.map_err(|error| cause(&error))?;
-        }
-        let answers = pipeline.try_all::<Value>().await;
-        let per_charge = if way == Way::Ask { 1 } else { 2 };
-        if answers.len() != places.len() * per_charge {
-            let error = answers.into_iter().find_map(Result::err);
-            return Err(error.map_or(Cause::NotUnderstood, |error| cause(&error)));
-        }
-        let replies = places.iter().zip(answers.into_iter().step_by(per_charge));
-        let replies = replies.map(|(&place, answer)| self.piped(place, answer, way)).collect();
-        self.learn(&replies).map(|()| replies)
-    }
-
-    /// What the answer to one command of a pipeline says.
-    fn piped(&self, place: usize, answer: Result<Value, Error>, way: Way) -> Reply {
-        let held = match answer.map(natural) {
-            Ok(Some(held)) => held,
-            Ok(None) => return Reply::Failed(Cause::WrongType),
-            // More than the counter can hold is more than any limit, and is not counted.
-            Err(error) if error.details().contains("overflow") => EXACT,
-            Err(error) if error.details().contains("not an integer") => {
-                return Reply::Failed(Cause::WrongType);
-            }
-            Err(error) => return Reply::Failed(cause(&error)),
-        };
-        let limit = Hits(u64::from(self.counters[place].window.limit()));
-        match way {
-            Way::Ask if limit < Hits(held).plus(self.together(place)) => Reply::Over(held),
-            Way::Ask | Way::Stopped => Reply::Spared(held),
-            Way::Each | Way::Together(_) => Reply::Charged(held),
-        }
-    }
-
-    /// A cause that is not one key's own is the connection's.
-    fn learn(&self, replies: &Replies) -> Result<(), Cause> {
-        let failed = |reply: &Reply| match reply {
-            Reply::Failed(Cause::WrongType) => None,
-            Reply::Failed(cause) => Some(*cause),
-            _ => None,
-        };
-        let Some(cause) = replies.iter().find_map(failed) else { return Ok(()) };
-        if replies.iter().all(|reply| failed(reply).is_some()) {
-            return Err(cause);
-        }
-        self.redis.link.saw(Some(cause));
-        Ok(())
-    }
-
-    async fn script(&self, live: &Live, rule: &str, places: &[usize]) -> Result<Replies, Cause> {
-        let keys: Vec<Bytes> = places.iter().map(|&it| self.counters[it].key.clone()).collect();
-        let records = places.iter().flat_map(|&place| self.record(place));
-        let args: Vec<String> = std::iter::once(rule.to_owned()).chain(records).collect();
-        let answer = self.reference.run(live.client(), keys, args).await;
-        scripted(answer.map_err(|error| cause(&error))?, places.len())
-    }
-
-    /// A charge as the script reads it.
-    fn record(&self, place: usize) -> [String; 5] {
-        let (counter, standing) = (&self.counters[place], self.charges.list[place].standing);
-        let group = match standing.group {
-            Group::Enforced => 0,
-            Group::Quota => 1,
-            Group::Aside => 2,
-        };
-        [
-            if counter.is_refund { "r" } else { "c" }.to_owned(),
-            counter.addend().to_string(),
-            counter.window.limit().to_string(),
-            counter.seconds.to_string(),
-            format!("{group}{}", u8::from(standing.shadow)),
-        ]
-    }
-}
-
-impl Reference {
-    async fn run(
-        &self,
-        client: &Client,
-        keys: Vec<Bytes>,
-        args: Vec<String>,
-    ) -> Result<Value, Error> {
-        if let Some(digest) = self.digest.get() {
-            match client.evalsha(digest.as_str(), keys.clone(), args.clone()).await {
-                Err(error) if error.details().starts_with("NOSCRIPT") => {}
-                answer => return answer,
-            }
-        } else {
-            let digest: String = client.script_load(SCRIPT).await?;
-            // Whoever was first: all of them are told the same.
-            drop(self.digest.set(digest));
-        }
-        client.eval(SCRIPT, keys, args).await
-    }
-}
-
-async fn queue(pipeline: &Pipeline<Client>, counter: &Counter, way: Way) -> Result<(), Error> {
-    if way == Way::Ask {
-        return pipeline.get::<(), _>(counter.key.clone()).await;
-    }
-    let hits = if way == Way::Stopped { 0 } else { counter.addend() };
-    pipeline.incr_by::<(), _>(counter.key.clone(), hits).await?;
-    pipeline.expire(counter.key.clone(), counter.seconds, None).await
-}
-
-/// A count, or nothing at all for one that is not there yet.
-fn natural(value: Value) -> Option<u64> {
-    match value {
-        Value::Null => Some(0),
-        Value::Integer(held) => u64::try_from(held).ok(),
-        Value::String(text) => text.parse().ok(),
-        Value::Bytes(bytes) => std::str::from_utf8(&bytes).ok()?.parse().ok(),
-        _ => None,
-    }
-}
-
-/// What the script says of so many charges.
-fn scripted(answer: Value, charges: usize) -> Result<Replies, Cause> {
-    let numbers: Vec<u64> = match answer {
-        Value::Array(values) => values.into_iter().filter_map(natural).collect(),
-        _ => return Err(Cause::NotUnderstood),
-    };
-    let (pairs, rest) = numbers.as_chunks::<2>();
-    if pairs.len() != charges || !rest.is_empty() {
-        return Err(Cause::NotUnderstood);
-    }
-    let reply = |&[code, held]: &[u64; 2]| match code {
-        0 => Ok(Reply::Charged(held)),
-        1 => Ok(Reply::Spared(held)),
-        2 => Ok(Reply::Over(held)),
-        3 => Ok(Reply::Failed(Cause::WrongType)),
-        4 => Ok(Reply::GivenBack(held)),
-        _ => Err(Cause::NotUnderstood),
-    };
-    pairs.iter().map(reply).collect()
-}
-
-fn failed(places: &[usize], cause: Cause) -> Replies {
-    places.iter().map(|_| Reply::Failed(cause)).collect()
 }

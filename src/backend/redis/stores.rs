@@ -3,16 +3,22 @@
 //!
 //! Guarantees: one answer per charge, in the question's order; parts are asked at the same time,
 //! each with its own deadline and breaker; a part that fails leaves the others as they are.
-//! What all parts must decide together is asked first and charged then: between the two another
-//! question may come, so that only a question within one part is atomic.
+//! What all parts must decide together is asked first and charged then ([`super::steps`]): only a
+//! question within one part is atomic. Of one that is denied only when it is charged, hits under the
+//! reference's keys are given back: these keys name their window, so that they get back to where they were taken.
+//! All other hits stay charged, for a late refund could open the next window above its limit.
 //! Leaves out: counting, which is for [`Redis`] and [`Reference`].
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::reference::{self, Decided, Reference};
+use super::steps::{Spared, Together};
 use super::{Cause, Redis};
+use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
-use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use crate::kernel::decision::Cost;
+use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 
 /// All places where the counters of one process live.
@@ -33,33 +39,11 @@ struct Part {
 
 type Parts = SmallVec<[Part; 2]>;
 
-impl Part {
-    /// Its charges, with their places in the question.
-    fn all(&self) -> impl Iterator<Item = (usize, Charge)> {
-        self.at.iter().copied().zip(self.charges.list.iter().cloned())
-    }
-
-    /// The same place with these charges under `rule`.
-    fn with(&self, rule: Rule, charges: impl Iterator<Item = (usize, Charge)>) -> Self {
-        let (at, list) = charges.unzip();
-        Self { place: self.place, at, charges: Charges { list, rule } }
-    }
-}
-
 /// A store and a kind of keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     per_second: bool,
     reference: bool,
-}
-
-impl Place {
-    const ALL: [Self; 4] = [
-        Self { per_second: false, reference: false },
-        Self { per_second: false, reference: true },
-        Self { per_second: true, reference: false },
-        Self { per_second: true, reference: true },
-    ];
 }
 
 impl Stores {
@@ -92,30 +76,35 @@ impl Stores {
         self.per_second.as_ref().filter(|_| place.per_second).unwrap_or(&self.main)
     }
 
-    /// The parts that have a charge.
-    fn parts(&self, charges: &Charges) -> Parts {
-        let part = |place: Place| {
-            let all = charges.list.iter().enumerate();
-            let (at, list): (SmallVec<_>, SmallVec<_>) = all
-                .filter(|(_, it)| self.place(it) == place)
-                .map(|(i, it)| (i, it.clone()))
-                .unzip();
-            let charges = Charges { list, rule: charges.rule };
-            (!at.is_empty()).then_some(Part { place, at, charges })
-        };
-        Place::ALL.into_iter().filter_map(part).collect()
+    /// The parts that have one of `all`, each of which stands beside its place in the question.
+    fn parts<'c>(&self, all: impl Iterator<Item = (usize, &'c Charge)>, rule: Rule) -> Parts {
+        let mut parts = Parts::new();
+        for (at, charge) in all {
+            let place = self.place(charge);
+            let known = parts.iter().position(|part: &Part| part.place == place);
+            let number = known.unwrap_or_else(|| {
+                let charges = Charges { rule, ..Charges::default() };
+                parts.push(Part { place, at: SmallVec::new(), charges });
+                parts.len() - 1
+            });
+            parts[number].at.push(at);
+            parts[number].charges.list.push(charge.clone());
+        }
+        parts
     }
 
     async fn divide(&self, now: Nanos, charges: &Charges) -> Outcomes {
-        let parts = self.parts(charges);
+        let parts = self.parts(charges.list.iter().enumerate(), charges.rule);
         let mut outcomes = super::failed(charges, Cause::NotUnderstood);
-        let (bound, free) = self.split(parts, charges.rule);
-        let asked = bound.iter().map(|part| part.with(Rule::Ask, part.all()));
-        let first: SmallVec<[Part; 2]> = asked.chain(free).collect();
+        let (mut bound, free) = self.split(parts, charges.rule);
+        let places: SmallVec<[usize; 2]> = bound.iter().flat_map(|part| part.at.clone()).collect();
+        for part in &mut bound {
+            part.charges.rule = Rule::Ask;
+        }
+        let first: Parts = bound.into_iter().chain(free).collect();
         self.ask(now, &first, Decided::Here, &mut outcomes).await;
-        if !bound.is_empty() {
-            let second = self.second(charges, &bound, &outcomes);
-            self.ask(now, &second, Decided::Before, &mut outcomes).await;
+        if !places.is_empty() {
+            self.charge_together(now, charges, &places, &mut outcomes).await;
         }
         outcomes
     }
@@ -130,62 +119,72 @@ impl Stores {
         };
         let (bound, free): (Parts, Parts) = parts.into_iter().partition(is_bound);
         match &bound[..] {
-            [one] if self.is_atomic(one.place, &one.charges) => {
+            [one] if self.is_whole(one.place, &one.charges) => {
                 (Parts::new(), free.into_iter().chain(bound).collect())
             }
             _ => (bound, free),
         }
     }
 
-    /// Whether these charges of one place need no second step, whatever their rule.
-    fn is_atomic(&self, place: Place, charges: &Charges) -> bool {
-        !place.reference || charges.list.len() == 1 || !self.store(place).is_cluster()
+    /// Whether these charges of one place need no second step here, whatever their rule.
+    fn is_whole(&self, place: Place, charges: &Charges) -> bool {
+        !place.reference || charges.list.len() == 1 || !self.store(place).route.is_clustered()
     }
 
-    /// What is charged of `bound` now that every part was asked.
-    fn second(&self, charges: &Charges, bound: &[Part], asked: &Outcomes) -> Parts {
-        let reference = self.reference.as_ref();
-        let (quota_for_all, rescued) = match charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
-            Rule::Each | Rule::Ask => (reference.is_some_and(Reference::quota_for_all), false),
+    /// The second step for those at `places`, now that all of them were asked.
+    async fn charge_together(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        places: &[usize],
+        outcomes: &mut Outcomes,
+    ) {
+        let stopping = || Together {
+            quota_for_all: self.reference.as_ref().is_some_and(Reference::quota_for_all),
+            rescued: false,
+            spared: Spared::Others,
         };
-        let votes = bound.iter().flat_map(|part| &part.at).map(|&at| {
-            let standing = charges.list[at].standing;
-            (standing.group, standing.verdict(asked[at].denies()))
+        let together = Together::of(charges.rule).unwrap_or_else(stopping);
+        let asked = outcomes.clone();
+        let second = together.second(&charges.list, places, &asked);
+        let parts = self.parts(second.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
+        self.ask(now, &parts, Decided::Before, outcomes).await;
+        if together.spared == Spared::All && together.deny(&charges.list, places, outcomes) {
+            self.give_back(now, &second, &asked, outcomes).await;
+        }
+    }
+
+    /// Gives back what was `charged` under the reference's keys, as if only asked.
+    async fn give_back(
+        &self,
+        now: Nanos,
+        charged: &[(usize, Charge)],
+        asked: &Outcomes,
+        outcomes: &mut Outcomes,
+    ) {
+        let taken = charged.iter().filter_map(|(at, charge)| {
+            // What denied was perhaps not charged: it is not asked when it is known to be over.
+            let is_taken = matches!(outcomes[*at], Outcome::Stepped(Step::Admit(_)));
+            let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
+            let is_ours = !self.place(charge).reference;
+            let cost = Cost::Refund(hits);
+            (is_taken && !is_ours).then(|| (*at, Charge { cost, ..charge.clone() }))
         });
-        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
-        let denied = combine(votes.chain(passed), quota_for_all) == Verdict::Deny;
-        let hits = |at: usize, hits: Hits| match charges.rule {
-            // Refunds were made, and who did not answer is not asked again.
-            _ if matches!(asked[at], Outcome::Failed(_) | Outcome::Refunded(_)) => None,
-            _ if !denied => Some(hits),
-            Rule::AllOrNothing { .. } => None,
-            Rule::Each | Rule::Ask => Some(if asked[at].denies() { hits } else { Hits(0) }),
-        };
-        let again = bound.iter().map(|part| {
-            let left = part.all().filter_map(|(at, charge)| match charge.cost {
-                Cost::Charge(its) => {
-                    let cost = Cost::Charge(hits(at, its)?);
-                    Some((at, Charge { cost, ..charge }))
-                }
-                Cost::Refund(_) => None,
-            });
-            part.with(Rule::Each, left)
-        });
-        again.filter(|part| !part.at.is_empty()).collect()
+        let taken: SmallVec<[(usize, Charge); 2]> = taken.collect();
+        let parts = self.parts(taken.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
+        let mut given = outcomes.clone();
+        self.ask(now, &parts, Decided::Before, &mut given).await;
+        for (at, _) in taken {
+            if let Outcome::Refunded(_) = given[at] {
+                outcomes[at] = asked[at];
+            }
+        }
     }
 
     /// Asks all of `parts` at the same time and puts the answers where they belong.
     async fn ask(&self, now: Nanos, parts: &[Part], decided: Decided, outcomes: &mut Outcomes) {
-        let one = |n: usize| async move {
-            match parts.get(n) {
-                // Boxed: four of them side by side, of which most are not there.
-                Some(part) => Box::pin(self.charge_part(now, part, decided)).await,
-                None => Outcomes::new(),
-            }
-        };
-        let (a, b, c, d) = tokio::join!(one(0), one(1), one(2), one(3));
-        for (part, answered) in parts.iter().zip([a, b, c, d]) {
+        let asked = join_all(parts.iter().map(|part| self.charge_part(now, part, decided))).await;
+        for (part, answered) in parts.iter().zip(asked) {
             for (&at, outcome) in part.at.iter().zip(answered) {
                 outcomes[at] = outcome;
             }
@@ -211,7 +210,7 @@ impl Backend for Stores {
         let Some(first) = charges.list.first() else { return Reply::Now(Outcomes::new()) };
         let place = self.place(first);
         let is_whole = charges.list[1..].iter().all(|charge| self.place(charge) == place);
-        let is_whole = is_whole && self.is_atomic(place, charges);
+        let is_whole = is_whole && self.is_whole(place, charges);
         match &self.reference {
             _ if !is_whole => Reply::Later(Box::pin(self.divide(now, charges))),
             Some(reference) if place.reference => {
@@ -220,6 +219,10 @@ impl Backend for Stores {
             }
             _ => self.store(place).charge(now, charges),
         }
+    }
+
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        self.main.beat(beat)
     }
 
     fn trouble(&self) -> Option<Cause> {

@@ -1,13 +1,14 @@
 //! The engine over the store of counters that the settings name.
 
 use std::hash::BuildHasher as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis, Stores, reference};
 use crate::clock::Clock;
-use crate::config::settings::{Backend, CounterKeys, Place, RedisUrl, Settings};
-use crate::engine::{Engine, Local, Policy};
+use crate::config::settings::{Address, Backend, CounterKeys, Place, RedisUrl, Secret, Settings};
+use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
 /// Settings of the store that do not go together.
@@ -35,6 +36,20 @@ pub(super) fn engine(
     let Backend::Redis(url) = &settings.backend else {
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
+    let (stores, connections) = stores(settings, url);
+    let clock = Clock::system();
+    // Another one in every life: no two begin in one nanosecond.
+    let incarnation = clock.now().0;
+    let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
+    let local = Local::new(memory.clone(), Arc::new(membership));
+    (Engine::new(clock, Arc::new(stores), policy).with_local(local), Some(connections))
+}
+
+/// The stores, and what keeps their connections.
+fn stores(
+    settings: &Settings,
+    url: &RedisUrl,
+) -> (Stores, impl Future<Output = ()> + Send + 'static) {
     let (redis, connection) = Redis::new(options(settings, url));
     let mut stores = Stores::new(redis);
     let mut second = None;
@@ -46,15 +61,13 @@ pub(super) fn engine(
     if settings.counter_keys == CounterKeys::Envoyproxy {
         stores = stores.with_reference(reference_of(settings));
     }
-    let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
-    let engine = Engine::new(Clock::system(), Arc::new(stores), policy).with_local(local);
-    let both = async move {
+    let connections = async move {
         match second {
             Some(second) => drop(tokio::join!(connection, second)),
             None => connection.await,
         }
     };
-    (engine, Some(both))
+    (stores, connections)
 }
 
 fn reference_of(settings: &Settings) -> reference::Options {
@@ -74,6 +87,20 @@ fn random() -> u64 {
     std::hash::RandomState::new().hash_one(0_u8)
 }
 
+/// The name of this replica.
+fn node(settings: &Settings) -> String {
+    if !settings.node_id.is_empty() {
+        return settings.node_id.clone();
+    }
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let sound = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let host: String = told.chars().filter(sound).take(HOST_AT_MOST).collect();
+    format!("{host}-{:08x}", random() >> 32)
+}
+
+/// Characters of the host's name that are kept: with the random end, as long as `node_id` may be.
+const HOST_AT_MOST: usize = 55;
+
 /// How each Redis that `settings` name is spoken to.
 pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
     let main = match &settings.backend {
@@ -83,18 +110,57 @@ pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
     main.into_iter().chain(&settings.backend_per_second).map(|url| options(settings, url)).collect()
 }
 
+/// How the Redis at `url` is spoken to.
 fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
     redis::Options {
-        place: match &url.place {
-            Place::Tcp(host, port) => redis::Place::Tcp(host.clone(), *port),
-            Place::Unix(path) => redis::Place::Unix(path.clone()),
-        },
         user: url.user.clone(),
-        password: url.password.clone().map(redis::Password),
+        password: password(url.password.as_deref(), settings.backend_password_file.as_deref()),
         database: url.database,
+        tls: url.tls.then(|| tls(settings)),
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: random(),
-        batching: redis::Batching::On,
+        ..redis::Options::at(place(settings, &url.place))
+    }
+}
+
+fn place(settings: &Settings, place: &Place) -> redis::Place {
+    let addresses = |list: &[Address]| list.iter().map(address).collect();
+    match place {
+        Place::Tcp(at) => redis::Place::Tcp(address(at)),
+        Place::Unix(path) => redis::Place::Unix(path.clone()),
+        Place::Cluster(nodes) => redis::Place::Cluster(addresses(nodes)),
+        Place::Sentinel(sentinels, primary) => redis::Place::Sentinel(redis::Sentinels {
+            addresses: addresses(sentinels),
+            primary: primary.clone(),
+            user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
+            password: password(
+                settings.backend_sentinel_password.as_ref().map(Secret::reveal),
+                settings.backend_sentinel_password_file.as_deref(),
+            ),
+        }),
+    }
+}
+
+fn address(of: &Address) -> redis::Address {
+    redis::Address { host: of.host.clone(), port: of.port }
+}
+
+fn password(plain: Option<&str>, file: Option<&Path>) -> Option<redis::Password> {
+    let plain = plain.map(|text| redis::Password::Plain(text.to_owned()));
+    plain.or_else(|| file.map(|path| redis::Password::File(path.to_owned())))
+}
+
+fn tls(settings: &Settings) -> redis::Tls {
+    let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
+    redis::Tls {
+        ca: settings.backend_tls_ca_file.clone(),
+        identity: match files {
+            (Some(certificate), Some(key)) => {
+                Some(redis::Identity { certificate: certificate.clone(), key: key.clone() })
+            }
+            _ => None,
+        },
+        server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
     }
 }

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::{Call, Denial, Ledger, Shard, WAYS};
+use super::{Call, Denial, Ledger, Ledgers, Shard, WAYS};
+use crate::backend::{Charge, Home};
+use crate::kernel::decision::{Cost, Standing};
+use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
 use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::sliding_log::{Log, SlidingLog};
@@ -152,4 +155,32 @@ fn of_two_denials_of_one_counter_that_for_fewer_hits_is_kept_while_it_lasts() {
     assert_eq!(known(&shard), [(1, 2)]);
     shard.put(ledger(1, 5, 300), Nanos(150));
     assert_eq!(known(&shard), [(1, 5)]);
+}
+
+#[test]
+fn a_denial_that_may_be_of_before_a_refund_is_not_remembered() {
+    let ledgers = Ledgers::new();
+    let strategy = ledger(0, 1, 0).under.1;
+    let key = CounterKey::injective("d", std::iter::empty(), Counting::Gcra);
+    let charge = Charge {
+        key: key.clone(),
+        home: Home::Itself,
+        strategy,
+        cost: Cost::Charge(Hits(1)),
+        standing: Standing::default(),
+        per_second: false,
+    };
+    let learn = |sent: u64, answered: u64| {
+        let call = Call { sent: Nanos(sent), answered: Nanos(answered), revision: Revision(1) };
+        let denial = Denial::new(Hits(1), Nanos(1_000), Room::default(), call);
+        ledgers.remember(&charge, denial, call);
+        known(&ledgers.shard(ledgers.hash(&key))).len()
+    };
+    assert_eq!(learn(1, 2), 1);
+    ledgers.forget(&key, Nanos(10));
+    assert_eq!(learn(9, 11), 0, "sent before the refund was made");
+    assert_eq!(learn(10, 11), 0);
+    assert_eq!(learn(11, 12), 1);
+    ledgers.forget(&key, Nanos(20));
+    assert_eq!(learn(21, 1_021), 0, "over before it came");
 }

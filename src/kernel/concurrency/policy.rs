@@ -3,6 +3,7 @@
 //! | policy | law | acts |
 //! |---|---|---|
 //! | static | the configured number | never |
+//! | [`gradient`] | 1.3 × the capacity that latency shows, by Little's law; the default | once a window |
 //! | [`aimd`] | +1 while latency is near the minimum, × 0.9 when it is not | once a round trip |
 //! | [`gradient2`] | limit · tolerance · minRTT / RTT + √limit, smoothed; as published | at every sample |
 //!
@@ -12,12 +13,15 @@
 //! Leaves out: the clock, and the fleet's share, which comes as a number.
 
 pub mod aimd;
+pub mod gradient;
 pub mod gradient2;
 mod level;
 mod min_rtt;
 mod round;
+mod tally;
 
 use aimd::Aimd;
+use gradient::Gradient;
 use gradient2::Gradient2;
 use level::Level;
 
@@ -36,8 +40,11 @@ pub struct Adaptive {
 }
 
 /// The laws of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Law {
+    /// `gradient`, the default.
+    #[default]
+    Gradient,
     /// `aimd`.
     Aimd,
     /// `gradient2`.
@@ -63,6 +70,7 @@ pub struct Policy {
     bounds: Bounds,
     estimate: Level,
     learnt: Learnt,
+    jitter: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,14 +82,16 @@ struct Bounds {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Learnt {
     Static,
+    Gradient(Box<Gradient>),
     Aimd(Aimd),
     Gradient2(Gradient2),
 }
 
 impl Learnt {
-    fn new(adaptive: Option<Adaptive>) -> Self {
+    fn new(limit: Level, adaptive: Option<Adaptive>, jitter: u64) -> Self {
         match adaptive.map(|adaptive| adaptive.law) {
             None => Self::Static,
+            Some(Law::Gradient) => Self::Gradient(Box::new(Gradient::new(limit, jitter))),
             Some(Law::Aimd) => Self::Aimd(Aimd::default()),
             Some(Law::Gradient2) => Self::Gradient2(Gradient2::default()),
         }
@@ -90,6 +100,7 @@ impl Learnt {
     const fn law(&self) -> Option<Law> {
         match self {
             Self::Static => None,
+            Self::Gradient(_) => Some(Law::Gradient),
             Self::Aimd(_) => Some(Law::Aimd),
             Self::Gradient2(_) => Some(Law::Gradient2),
         }
@@ -99,10 +110,10 @@ impl Learnt {
 impl Policy {
     /// A policy that has learnt nothing and starts at `limit`.
     #[must_use]
-    pub fn new(limit: u32, adaptive: Option<Adaptive>, _jitter: u64) -> Self {
+    pub fn new(limit: u32, adaptive: Option<Adaptive>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
         let estimate = Level::whole(limit).within(bounds.min, bounds.max);
-        Self { bounds, estimate, learnt: Learnt::new(adaptive) }
+        Self { bounds, estimate, learnt: Learnt::new(estimate, adaptive, jitter), jitter }
     }
 
     /// The ceiling it holds to be right.
@@ -114,12 +125,12 @@ impl Policy {
     /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy
     /// thinks: use is judged against the smaller of both.
     pub fn step(&mut self, sample: &Sample, share: u32) {
-        if sample.outcome == Outcome::Ignored {
-            return;
-        }
-        let Self { bounds, estimate, learnt } = self;
+        let ignored = sample.outcome == Outcome::Ignored;
+        let Self { bounds, estimate, learnt, .. } = self;
         let next = match learnt {
             Learnt::Static => return,
+            Learnt::Gradient(gradient) => gradient.step(*estimate, sample, share, bounds.min),
+            Learnt::Aimd(_) | Learnt::Gradient2(_) if ignored => return,
             Learnt::Aimd(aimd) => aimd.step(*estimate, sample, share),
             Learnt::Gradient2(gradient2) => gradient2.step(*estimate, sample),
         };
@@ -132,8 +143,8 @@ impl Policy {
         self.bounds = bounds(limit, adaptive);
         let law = adaptive.map(|adaptive| adaptive.law);
         if law.is_none() || law != self.learnt.law() {
-            self.learnt = Learnt::new(adaptive);
             self.estimate = Level::whole(limit);
+            self.learnt = Learnt::new(self.estimate, adaptive, self.jitter);
         }
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
     }

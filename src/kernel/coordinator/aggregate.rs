@@ -52,6 +52,12 @@ impl Level {
         Share(self.0 / FINE)
     }
 
+    /// The permits in it, rounded up.
+    #[must_use]
+    pub const fn up(self) -> Share {
+        Share(self.0.div_ceil(FINE))
+    }
+
     /// This level times `ratio`, at most doubled, between `min` and `max`.
     #[must_use]
     pub fn scaled(self, ratio: Ratio, min: Share, max: Share) -> Self {

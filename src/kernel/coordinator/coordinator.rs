@@ -10,7 +10,7 @@
 
 use super::aggregate::{Level, Ratio};
 use super::life::Life;
-use super::message::{Demand, Grant, Heartbeat, Holding};
+use super::message::{Grant, Heartbeat, Holding};
 use super::seat::{Granted, Seat};
 use super::split::{Split, Want};
 use super::terms::Law;
@@ -127,8 +127,9 @@ impl Coordinator {
             held,
             // Void since this heartbeat was sent; kept until the answer, to tell whether it waits.
             granted: before.filter(|_| !beat.leaves).map_or(held, |seat| seat.granted),
+            told: before.map_or(Share(0), |seat| seat.told),
             in_flight: beat.in_flight,
-            demand: beat.demand,
+            wanted: beat.wanted,
             vote: self.vote(before, beat),
             until: if beat.leaves { now } else { now.plus(law.terms.term) },
             since: before.map_or(now, |seat| seat.since),
@@ -157,7 +158,7 @@ impl Coordinator {
     /// What counts of the member's vote: what it inferred under another ceiling was about that one.
     fn vote(&self, before: Option<Seat>, beat: &Heartbeat) -> Option<Ratio> {
         let under = beat.holds.is_some_and(|holds| holds.ceiling == self.ceiling());
-        let hungry = beat.demand != Demand::default();
+        let hungry = Share(0) < beat.wanted;
         let kept = before.and_then(|seat| seat.vote);
         beat.vote.or(kept).filter(|_| under && hungry)
     }
@@ -213,7 +214,9 @@ impl Coordinator {
         let turned = (share == Share(0)) != (seat.granted.share == Share(0));
         let since = if turned { now } else { seat.since };
         if let Some(kept) = self.seats.get_mut(at) {
-            *kept = Seat { granted: Granted { generation, share }, since, ..seat };
+            let granted = Granted { generation, share };
+            *kept =
+                Seat { granted, told: self.level.map_or(Share(0), Level::whole), since, ..seat };
         }
         Grant {
             member: seat.member,
@@ -229,17 +232,12 @@ impl Coordinator {
         }
     }
 
-    /// What a member would use of the ceiling: what it used and an eighth, or all it can get.
     fn want(&self, seat: &Seat) -> Want {
-        let peak = seat.demand.peak;
-        let need = match (seat.demand.refused, peak) {
-            (true, _) => self.ceiling(),
-            (false, Share(0)) => Share(0),
-            (false, _) => peak.plus(Share((peak.0 / 8).max(1))).min(self.ceiling()),
-        };
+        let need = seat.wanted.min(self.ceiling());
         Want { need, waits: seat.granted.share == Share(0), since: seat.since }
     }
 
+    /// Its part of the ceiling, whether there is room for it yet or not.
     fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> Share {
         let wants: Vec<Want> = live.iter().map(|(_, want)| *want).collect();
         let me = live.iter().position(|(seat, _)| *seat == at);
@@ -256,19 +254,42 @@ impl Coordinator {
         fair: Share,
         grace: bool,
     ) -> Share {
-        let others = self.seats.iter().enumerate().filter(|(seat, _)| *seat != at);
-        let reserved = others.fold(Share(0), |sum, (_, seat)| sum.plus(seat.exposure()));
-        let free = self.ceiling().less(reserved);
+        let others = self.others(at);
+        let free =
+            self.ceiling().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
         let own = self.seats.get(at).map_or(Share(0), |seat| seat.held.share);
+        if free < own {
+            // The ceiling fell below what is out. Lowering all to nothing until each has heard of it
+            // would help nobody: what it holds it may be granted again, as long as all that
+            // were granted since the fall fit below it together.
+            return fair.min(own).min(self.left_by_the_lowered(live, at));
+        }
+        let floor =
+            Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.ceiling().0)));
         let short = |(other, want): &(usize, Want)| {
             let granted = self.seats.get(*other).map_or(Share(0), |seat| seat.granted.share);
-            *other != at && granted < want.need
+            *other != at && granted < want.need.max(floor)
         };
         // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
         let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
-        let goal = if keeps && own <= free { fair.max(own) } else { fair };
-        // What it holds already may be granted again even above a ceiling that fell: the sum does
-        // not grow by it, and a share of nothing until all others have heard would help nobody.
-        goal.min(if grace { own } else { own.max(free) })
+        let goal = if keeps { fair.max(own) } else { fair };
+        goal.min(if grace { own } else { free })
+    }
+
+    /// What is left of the ceiling by those who know it, and by those who are not heard any more.
+    fn left_by_the_lowered(&self, live: &[(usize, Want)], at: usize) -> Share {
+        let ceiling = self.ceiling();
+        let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
+        let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
+            false => seat.exposure(),
+            true if seat.told <= ceiling => seat.granted.share,
+            true => Share(0),
+        };
+        let others = self.seats.iter().enumerate().filter(|(other, _)| *other != at);
+        ceiling.less(others.map(taken).fold(Share(0), Share::plus))
+    }
+
+    fn others(&self, at: usize) -> impl Iterator<Item = &Seat> {
+        self.seats.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, seat)| seat)
     }
 }

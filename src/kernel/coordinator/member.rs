@@ -7,17 +7,20 @@
 //! Leaves out: admitting. Requests already admitted go on when the share falls, and count.
 
 use super::aggregate::Ratio;
-use super::message::{Demand, Grant, Heartbeat, Holding};
+use super::message::{Grant, Heartbeat, Holding};
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+
+/// Heartbeats in vain before the pauses grow: two usual ones' time, in which a live member lets go.
+const PROMPT: u32 = 40;
 
 /// What a heartbeat reports, taken in one instant, the one in which it is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Load {
     /// Requests admitted and not ended.
     pub in_flight: Share,
-    /// What would have been used since the last heartbeat.
-    pub demand: Demand,
+    /// Permits it would use, see [`super::split::wanted`].
+    pub wanted: Share,
     /// The factor by which it would change what it is allowed.
     pub vote: Option<Ratio>,
 }
@@ -127,7 +130,7 @@ impl Member {
             number: self.number,
             holds: self.in_force.map(|held| Holding::from(held.grant)),
             in_flight: load.in_flight,
-            demand: load.demand,
+            wanted: load.wanted,
             vote: load.vote,
             leaves: self.left,
         }
@@ -190,8 +193,8 @@ impl Member {
         let told = self.owes || self.drained(now, load);
         let pause = match (told, self.capped(now, load)) {
             (true, _) => self.terms.debounce(),
-            // Twice as long each time: what it waits for may take a request's whole life.
-            (false, true) => backed_off(self.terms.debounce(), self.fruitless.saturating_sub(1)),
+            // Longer each time in the end: what it waits for may take a request's whole life.
+            (false, true) => backed_off(self.terms.debounce(), self.fruitless),
             (false, false) => self.terms.heartbeat,
         };
         last.plus(pause).min(usual)
@@ -221,7 +224,7 @@ impl Member {
     /// Others still hold what would be fair, and it is wanted here.
     fn capped(&self, now: Nanos, load: &Load) -> bool {
         let Some(held) = self.holding(now) else { return wants(load) };
-        let full = held.grant.share <= load.in_flight || load.demand.refused;
+        let full = held.grant.share <= load.in_flight || held.grant.share < load.wanted;
         held.grant.share < held.grant.fair && full && wants(load) && !held.grant.recovering
     }
 }
@@ -234,10 +237,11 @@ impl From<Grant> for Holding {
 }
 
 fn wants(load: &Load) -> bool {
-    load.demand != Demand::default() || Share(0) < load.in_flight
+    Share(0) < load.wanted.max(load.in_flight)
 }
 
-/// `pause`, doubled `times` times.
+/// `pause`, doubled with each of the `times` beyond the prompt ones.
 fn backed_off(pause: Nanos, times: u32) -> Nanos {
+    let times = times.saturating_sub(PROMPT);
     Nanos(pause.0.saturating_mul(1_u64.checked_shl(times).unwrap_or(u64::MAX)))
 }

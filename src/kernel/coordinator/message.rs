@@ -20,8 +20,8 @@ pub struct Heartbeat {
     pub holds: Option<Holding>,
     /// Requests admitted and not ended.
     pub in_flight: Share,
-    /// What it would use.
-    pub demand: Demand,
+    /// Permits it would use, see [`super::split::wanted`].
+    pub wanted: Share,
     /// What it infers, if it has enough to infer from.
     pub vote: Option<Ratio>,
     /// It admits nothing any more and applies no further grant.
@@ -47,15 +47,6 @@ pub struct Holding {
     pub share: Share,
     /// The whole ceiling, as far as the member was told. Read as `share` is.
     pub ceiling: Share,
-}
-
-/// What a member would use, since its last heartbeat.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Demand {
-    /// The most that were in flight or queued at once.
-    pub peak: Share,
-    /// Some were turned away or had to queue: it would use all it can get.
-    pub refused: bool,
 }
 
 /// The coordinator answers one heartbeat.

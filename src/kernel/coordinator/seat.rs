@@ -4,7 +4,6 @@
 //! Leaves out: what it should use; that is [`super::split`].
 
 use super::aggregate::Ratio;
-use super::message::Demand;
 use super::terms::Terms;
 use crate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
@@ -33,10 +32,12 @@ pub struct Seat {
     pub held: Granted,
     /// What it was answered.
     pub granted: Granted,
+    /// The ceiling that answer was a part of.
+    pub told: Share,
     /// Its requests in flight then.
     pub in_flight: Share,
-    /// What it would use.
-    pub demand: Demand,
+    /// Permits it would use.
+    pub wanted: Share,
     /// What it infers; taken away when it is counted.
     pub vote: Option<Ratio>,
     /// When its term ends, on the store's clock.

@@ -7,6 +7,8 @@
 
 use std::num::NonZeroU64;
 
+use super::aggregate::Level;
+use super::terms::MOST;
 use crate::kernel::units::{Nanos, Share};
 
 /// By what a ceiling is divided.
@@ -29,6 +31,50 @@ pub struct Want {
     pub waits: bool,
     /// Since when it is.
     pub since: Nanos,
+}
+
+/// What came to a member lately, over about one heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Usage {
+    /// For how long this was watched.
+    pub window: Nanos,
+    /// The mean of requests in flight and queued.
+    pub mean: Level,
+    /// Requests that came.
+    pub arrived: u64,
+    /// Requests that were turned away.
+    pub refused: u64,
+    /// How long those took that ended, on average.
+    pub lasted: Option<Nanos>,
+}
+
+/// Permits that a member would use, had it all it wants: by Little's law, and no fewer than it uses.
+/// Not its peak: what each keeps for its own peak is missing where it could be used.
+///
+/// | 30 came in 1 s, each lasts 90 ms | worked row |
+/// |---|---|
+/// | ⌈arrived·lasted / window⌉ | ⌈30·90 / 1,000⌉ = 3 |
+///
+/// ```
+/// use sluicegate::kernel::coordinator::aggregate::Level;
+/// use sluicegate::kernel::coordinator::split::{wanted, Usage};
+/// use sluicegate::kernel::units::{Nanos, Share};
+///
+/// let lasted = Some(Nanos(90_000_000));
+/// let mean = Level::of(Share(2));
+/// let usage = Usage { window: Nanos::SECOND, mean, arrived: 30, refused: 9, lasted };
+/// assert_eq!(wanted(&usage), Share(3));
+/// ```
+#[must_use]
+pub fn wanted(usage: &Usage) -> Share {
+    let used = usage.mean.up();
+    let Some(lasted) = usage.lasted else {
+        // Nothing to measure by yet: all it can get, if it could not get what it asked for.
+        return if usage.refused == 0 { used } else { MOST };
+    };
+    let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
+    let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
+    u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).min(MOST))
 }
 
 impl Split {

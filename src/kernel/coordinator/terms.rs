@@ -114,10 +114,10 @@ impl Terms {
         self.term.plus(self.max_duration)
     }
 
-    /// The least pause between two heartbeats, however urgent: a tenth of the usual.
+    /// The least pause between two heartbeats, however urgent: a twentieth of the usual.
     #[must_use]
     pub const fn debounce(&self) -> Nanos {
-        Nanos(self.heartbeat.0.div_ceil(10))
+        Nanos(self.heartbeat.0.div_ceil(20))
     }
 
     /// How long a member keeps its turn where the ceiling is smaller than the fleet.

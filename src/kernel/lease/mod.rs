@@ -69,7 +69,7 @@ pub struct Member(pub u64);
 pub struct Number(pub u64);
 
 /// What a member tells and asks the store about one key. Sent again unchanged, it counts once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Borrow {
     /// Supersedes every message of this member with a smaller one.
     pub number: Number,

@@ -35,14 +35,14 @@ use crate::kernel::units::{Hits, Nanos};
 pub const SHORTEST: Nanos = Nanos::MILLI;
 
 /// A limit with one count per window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u32,
     windows: Windows,
 }
 
 /// Where windows start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windows {
     /// Windows of this length, aligned to the Unix epoch; at least [`SHORTEST`], whole
     /// microseconds.

@@ -39,7 +39,7 @@ use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over every interval of one period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingLog {
     limit: u32,
     /// In microseconds.

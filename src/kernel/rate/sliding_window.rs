@@ -38,7 +38,7 @@ use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over two interpolated windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u32,
     period: NonZeroU64,

@@ -31,7 +31,8 @@ impl Default for Aimd {
 
 impl Aimd {
     pub(super) fn step(&mut self, estimate: Level, sample: &Sample, share: u32) -> Level {
-        let Some(round) = self.round.push(sample) else { return estimate };
+        let allowed = estimate.floor().min(share);
+        let Some(round) = self.round.push(sample, allowed) else { return estimate };
         if self.is_late(&round) {
             return estimate.times(BACK_OFF);
         }

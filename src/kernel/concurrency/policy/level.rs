@@ -4,6 +4,8 @@
 //! is downward. Floats would have done, but not bit by bit the same everywhere.
 //! Leaves out: bounds, which are the policy's.
 
+use crate::kernel::units::Nanos;
+
 /// One, in fixed point.
 const ONE: u64 = 1 << 16;
 
@@ -21,6 +23,10 @@ pub(super) struct Ratio {
 impl Ratio {
     pub(super) const fn percent(times: u64) -> Self {
         Self { times, per: 100 }
+    }
+
+    pub(super) const fn inverse(self) -> Self {
+        Self { times: self.per, per: self.times }
     }
 
     /// `value` times this, rounded down; the largest number where that is infinite.
@@ -47,6 +53,14 @@ impl Ratio {
     }
 }
 
+impl Nanos {
+    /// This, moved to `goal` by `part` of the way.
+    pub(super) fn toward(self, goal: Self, part: Ratio) -> Self {
+        let way = part.of(self.0.abs_diff(goal.0));
+        if self < goal { self.plus(Self(way)) } else { self.since(Self(way)) }
+    }
+}
+
 impl Level {
     pub(super) fn whole(limit: u32) -> Self {
         Self(u64::from(limit).saturating_mul(ONE))
@@ -54,6 +68,17 @@ impl Level {
 
     pub(super) fn floor(self) -> u32 {
         u32::try_from(self.0 / ONE).unwrap_or(u32::MAX)
+    }
+
+    /// Without the fraction: what is in force.
+    pub(super) fn floored(self) -> Self {
+        Self::whole(self.floor())
+    }
+
+    /// How far apart two levels are, in millionths of the larger.
+    pub(super) fn apart(self, other: Self) -> u64 {
+        let apart = self.0.abs_diff(other.0);
+        Ratio { times: 1_000_000, per: self.max(other).0.max(1) }.of(apart)
     }
 
     pub(super) fn times(self, ratio: Ratio) -> Self {

@@ -1,8 +1,8 @@
 //! One round trip: the samples that were admitted since the limit last moved.
 //!
-//! A change of the limit shows only in those admitted after it. A round ends with the first sample
-//! that began within it, so that a policy acts once for each answer to its last act, not once for
-//! each of the many samples that still tell of the act before.
+//! A change of the limit shows only in those admitted after it. A round takes only those, and ends
+//! with half as many as may be in flight, so that a policy acts once for each answer to its last
+//! act, not once for each of the many samples that still tell of the act before.
 //!
 //! Guarantees: a round has at least one sample; its mean is exact to a nanosecond.
 //! Leaves out: what follows from it.
@@ -32,8 +32,11 @@ pub(super) struct Finished {
 }
 
 impl Round {
-    /// Takes note of `sample`; the round, when it ends with it.
-    pub(super) fn push(&mut self, sample: &Sample) -> Option<Finished> {
+    /// Takes note of `sample`; the round, when it ends with it. `allowed` may be in flight.
+    pub(super) fn push(&mut self, sample: &Sample, allowed: u32) -> Option<Finished> {
+        if sample.at.since(sample.rtt) < self.began {
+            return None;
+        }
         self.most = self.most.max(sample.in_flight);
         if sample.outcome == Outcome::Dropped {
             self.dropped = self.dropped.saturating_add(1);
@@ -41,8 +44,8 @@ impl Round {
             self.successes = self.successes.saturating_add(1);
             self.latency = self.latency.plus(sample.rtt);
         }
-        let admitted = Nanos(sample.at.0.saturating_sub(sample.rtt.0));
-        (self.began <= admitted).then(|| self.finish(sample.at))
+        let count = self.successes.saturating_add(self.dropped);
+        (u64::from(allowed.div_ceil(2)) <= count).then(|| self.finish(sample.at))
     }
 
     fn finish(&mut self, at: Nanos) -> Finished {
