@@ -6,9 +6,11 @@
 
 mod bad_input;
 mod compat;
+mod concurrency;
 mod config;
 mod config_meaning;
 mod conformance;
+mod coordinator;
 mod differential;
 mod docs;
 mod e2e;
@@ -19,6 +21,7 @@ mod lease;
 mod redis;
 mod service;
 mod settings;
+mod simulation;
 mod source;
 mod support;
 mod tidy;
