@@ -23,4 +23,5 @@ mod simulation;
 mod source;
 mod support;
 mod tidy;
+mod twin_coordinator;
 mod waiting;
