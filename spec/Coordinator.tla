@@ -22,10 +22,10 @@ CONSTANTS
     Beats,      \* heartbeats of a life of member 1, at most
     Others,     \* heartbeats of a life of any other, at most
     Requests,   \* requests are admitted and end; else it is shares alone that count
-    Lives,      \* lives of a member, at most
+    Lives,      \* lives of member 1, at most; the others have one
     Losses,     \* how often the coordinator forgets, at most
     Moves,      \* how often the ceiling is set, at most
-    Leaving,    \* members may leave in order
+    Leaving,    \* member 1 may leave in order
     Late,       \* messages stay in the network
     Clocks,     \* time passes
     Term, Margin, MaxDuration, Drift,
@@ -95,7 +95,7 @@ End(m) ==
 
 \* A fence lets go of the share and voids the heartbeat under way.
 Fenced(r) == IF Clocks /\ r.c # 0 /\ r.left = 0
-             THEN [r EXCEPT !.c = 0, !.g = 0, !.s = 0, !.e = 0, !.awaits = FALSE, !.lag = 0]
+             THEN [r EXCEPT !.c = 0, !.g = 0, !.s = 0, !.e = 0, !.awaits = FALSE]
              ELSE r
 
 \* Without what can change nothing any more: answers to older heartbeats, and with no lateness
@@ -109,6 +109,7 @@ Send(m) ==
     /\ \E r \in {Fenced(mem[m])} :
         /\ mem' = [mem EXCEPT ![m] = [r EXCEPT !.num = r.num + 1, !.awaits = ~r.leaves,
                                                !.pend = IF Clocks THEN Usable ELSE 0, !.plag = 0,
+                                               !.lag = IF r.c = 0 /\ r.i = 0 THEN 0 ELSE r.lag,
                                                !.snap = IF Variant = "torn" THEN r.i ELSE 0]]
         /\ net' = Kept(net, m, r.life, r.num + 1) \cup
             {[t |-> "b", m |-> m, life |-> r.life, n |-> r.num + 1, c |-> r.c, g |-> r.g,
@@ -127,14 +128,14 @@ Apply(m, msg) ==
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan>>
 
 Leave(m) ==
-    /\ Leaving /\ mem[m].up /\ ~mem[m].leaves
+    /\ m = 1 /\ Leaving /\ mem[m].up /\ ~mem[m].leaves
     /\ mem' = [mem EXCEPT ![m].leaves = TRUE, ![m].c = 0, ![m].g = 0, ![m].s = 0,
                           ![m].e = 0, ![m].awaits = FALSE]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
 \* Its requests go on in the proxy.
 Crash(m) ==
-    /\ mem[m].up /\ mem[m].life < Lives
+    /\ m = 1 /\ mem[m].up /\ mem[m].life < Lives
     /\ orphan[m].n = 0
     /\ orphan' = [orphan EXCEPT ![m] = [n |-> mem[m].i, tail |-> mem[m].tail]]
     /\ mem' = [mem EXCEPT ![m] = [Cold(mem[m].life + 1) EXCEPT !.up = FALSE]]
