@@ -36,7 +36,7 @@ check_ceilings() {
         no_schedule_of_faults_brings_the_fleet_above_its_ceiling
 }
 
-# Every bench: the numbers that docs and changes speak of.
+# Every bench: the numbers that docs and changes speak of. `backend` starts a redis-server.
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")

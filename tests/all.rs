@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod compat;
+mod concurrency;
 mod config;
 mod config_meaning;
 mod conformance;
@@ -16,6 +17,7 @@ mod e2e;
 mod edge;
 mod http1;
 mod law;
+mod lease;
 mod redis;
 mod service;
 mod settings;
@@ -23,5 +25,6 @@ mod simulation;
 mod source;
 mod support;
 mod tidy;
+mod twin;
 mod twin_coordinator;
 mod waiting;

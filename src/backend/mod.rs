@@ -4,11 +4,14 @@
 //! a store that does not answer is an outcome, [`Outcome::Failed`], and never waited for.
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
+pub mod fleet;
 pub mod memory;
 pub mod redis;
 
+use std::hash::Hasher as _;
 use std::pin::Pin;
 
+use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
 pub use crate::kernel::decision::Cause;
@@ -16,6 +19,7 @@ use crate::kernel::decision::{Cost, Standing, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
+use fleet::{Beat, Fleet};
 
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -28,6 +32,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// with.
     fn is_at_hand(&self) -> bool {
         false
+    }
+
+    /// Tells the other replicas that this one lives, or that it leaves; answers with those that live.
+    ///
+    /// # Errors
+    /// The store did not answer.
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        Reply::Now(Ok(beat.alone()))
     }
 
     /// Why charges are not answered just now, if they are not.
@@ -59,12 +71,39 @@ pub struct Charges {
 pub struct Charge {
     /// Which counter.
     pub key: CounterKey,
+    /// Where it lives in a store of several nodes.
+    pub home: Home,
     /// How it counts.
     pub strategy: Strategy,
     /// What is put to it or given back.
     pub cost: Cost,
     /// How its denial bears on the question.
     pub standing: Standing,
+}
+
+/// Where a counter lives in a store of several nodes. A counter has one home for ever: it must
+/// follow from what its key is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Home {
+    /// By its own key: counters spread over all nodes.
+    #[default]
+    Itself,
+    /// Beside all that have this number.
+    Beside(u64),
+}
+
+impl Home {
+    /// Beside the counters of `domain` whose descriptors have `value` too.
+    #[must_use]
+    pub fn beside(domain: &str, value: &str) -> Self {
+        // No secret: every replica must come to the same place. A collision only makes neighbours.
+        let mut hasher = SipHasher24::new();
+        hasher.write(domain.as_bytes());
+        // No byte of UTF-8: where the one ends and the other begins.
+        hasher.write(&[0xff]);
+        hasher.write(value.as_bytes());
+        Self::Beside(hasher.finish())
+    }
 }
 
 /// Whether one denial spares the other counters.

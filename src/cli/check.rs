@@ -36,7 +36,7 @@ pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Out
         Format::Sarif => writeln!(terminal.out, "{:#}", checked.sarif())?,
     }
     let bad = checked.count(Severity::Error) > 0;
-    let bad = bad || (args.warnings_as_errors && !checked.found.is_empty());
+    let bad = bad || (args.warnings_as_errors && checked.count(Severity::Warning) > 0);
     Ok(if bad { Outcome::No } else { Outcome::Yes })
 }
 
@@ -54,13 +54,15 @@ impl Checked {
         for one in &self.found {
             writeln!(out, "{one}")?;
         }
+        let notes = self.count(Severity::Note);
         writeln!(
             out,
-            "{} in {}: {}, {}",
-            counted(self.found.len(), "finding"),
+            "{} in {}: {}, {}{}",
+            counted(self.found.len() - notes, "finding"),
             counted(self.files, "file"),
             counted(self.count(Severity::Error), "error"),
             counted(self.count(Severity::Warning), "warning"),
+            if notes == 0 { String::new() } else { format!("; {}", counted(notes, "note")) },
         )
     }
 
@@ -69,6 +71,7 @@ impl Checked {
             "files": self.files,
             "errors": self.count(Severity::Error),
             "warnings": self.count(Severity::Warning),
+            "notes": self.count(Severity::Note),
             "findings": self.found,
         })
     }

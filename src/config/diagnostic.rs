@@ -135,6 +135,8 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
+    /// Loads and is sound; says what it comes to.
+    Note,
     /// Loads, but is probably not what was meant.
     Warning,
     /// Does not load.
@@ -144,6 +146,7 @@ pub enum Severity {
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Note => "note",
             Self::Warning => "warning",
             Self::Error => "error",
         })
@@ -289,6 +292,9 @@ codes! {
     NoEffect = W26 "a word without effect where it stands",
     UnknownReplaces = W27 "`replaces` names a rule that the domain does not have",
     DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
+    UnknownColocate = W29 "`colocate` names a key that the domain does not have",
+
+    SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
 }
 
 impl Code {
@@ -296,6 +302,7 @@ impl Code {
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self.name().as_bytes() {
+            [b'N', ..] => Severity::Note,
             [b'W', ..] => Severity::Warning,
             _ => Severity::Error,
         }
@@ -304,11 +311,12 @@ impl Code {
 
 /// Findings of one text while it is being read: spans now, places when all is known.
 ///
-/// Of very many, the first thousand errors and the first thousand warnings are kept.
+/// Of very many, the first thousand of each severity are kept.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
+    notes: Vec<Finding>,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -347,6 +355,7 @@ impl Findings {
         let kept = match finding.code.severity() {
             Severity::Error => &mut self.errors,
             Severity::Warning => &mut self.warnings,
+            Severity::Note => &mut self.notes,
         };
         if kept.len() < KEPT {
             kept.push(finding);
@@ -366,16 +375,16 @@ impl Findings {
     }
 
     /// The findings in the order of the text, each once; of very many the first two hundred, errors
-    /// before warnings.
+    /// before warnings before notes.
     #[must_use]
     pub fn into_diagnostics(self, source: &Source) -> Vec<Diagnostic> {
-        let Self { mut errors, mut warnings } = self;
-        for found in [&mut errors, &mut warnings] {
+        let Self { mut errors, mut warnings, mut notes } = self;
+        for found in [&mut errors, &mut warnings, &mut notes] {
             found.sort_unstable();
             found.dedup();
         }
         let mut shown: Vec<_> =
-            errors.into_iter().chain(warnings).take(SHOWN_OF_ONE_FILE).collect();
+            errors.into_iter().chain(warnings).chain(notes).take(SHOWN_OF_ONE_FILE).collect();
         shown.sort_unstable();
         shown.into_iter().map(|finding| finding.at(source)).collect()
     }

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::Charging;
 use super::diagnostic::Code;
 use super::raw::Descriptor;
 use super::resolve::Origin;
@@ -23,7 +24,14 @@ pub(super) struct Lint<'r, 'f, 'a> {
     pub(super) tree: &'r DescriptorTree,
     pub(super) origins: &'r [Origin],
     pub(super) replaces: &'r [(At, Arc<str>)],
+    pub(super) slots: Slots<'r>,
     pub(super) findings: &'f mut Findings<'a>,
+}
+
+/// What the domain says about charging several counters at once, and where.
+pub(super) struct Slots<'r> {
+    pub(super) charge: Option<(Charging, At)>,
+    pub(super) colocate: Option<&'r (Box<str>, At)>,
 }
 
 /// What one descriptor says in vain, or with another reach than it looks.
@@ -63,6 +71,54 @@ impl Lint<'_, '_, '_> {
             self.shadowed_patterns(level);
         }
         self.unknown_replaces();
+        self.several_slots();
+    }
+
+    /// How a store of several nodes charges what is charged as one.
+    fn several_slots(&mut self) {
+        let as_one = self.slots.charge.filter(|(charge, _)| *charge == Charging::AllOrNothing);
+        match (as_one, self.slots.colocate) {
+            (_, Some((key, at))) if !self.has_key(key) => {
+                let message = format!("no descriptor of this domain has the key `{key}`");
+                let cure = "name the key of an entry that the domain's descriptors have";
+                self.findings.add(Code::UnknownColocate, *at, message, cure);
+            }
+            (Some(_), Some((key, _))) => self.apart_from(key),
+            (Some((_, at)), None) => {
+                let message = "in a Redis Cluster one node has all counters of this domain, and \
+                               charges a question in one step"
+                    .to_owned();
+                let cure = "`colocate: KEY`, an entry that all its descriptors have, spreads them";
+                self.findings.add(Code::SeveralSlots, at, message, cure);
+            }
+            (None, _) => {}
+        }
+    }
+
+    fn has_key(&self, key: &str) -> bool {
+        self.tree.nodes().any(|node| self.tree.parts(node).0 == key)
+    }
+
+    /// Rules whose descriptors need not have an entry `key`.
+    fn apart_from(&mut self, key: &str) {
+        for node in self
+            .tree
+            .nodes()
+            .filter(|&node| self.tree.rule(node).is_some_and(|rule| rule.limit.is_some()))
+        {
+            let mut path = std::iter::successors(Some(node), |&node| {
+                Some(self.tree.node(node).parent).filter(|&parent| parent != NodeId::ROOT)
+            });
+            if path.any(|node| self.tree.parts(node).0 == key) {
+                continue;
+            }
+            let message = format!(
+                "in a Redis Cluster this limit is charged in two steps with others: its descriptors \
+                 have no entry `{key}`"
+            );
+            let cure = "in memory and on a single Redis all is charged in one step";
+            self.findings.add(Code::SeveralSlots, self.at(node), message, cure);
+        }
     }
 
     fn shadowed_patterns(&mut self, level: NodeId) {

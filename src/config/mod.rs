@@ -49,6 +49,8 @@ pub struct Domain {
     pub name: Box<str>,
     /// Which of a question's limits are charged when one denies.
     pub charge: Charging,
+    /// The key of the entry whose value says where counters live in a store of several nodes.
+    pub colocate: Option<Box<str>>,
     /// The rules.
     pub tree: DescriptorTree,
 }
@@ -100,6 +102,8 @@ pub struct Limit {
     pub window: Window,
     /// How hits are counted, with its numbers.
     pub strategy: Strategy,
+    /// What may be answered without asking the store.
+    pub mode: Mode,
     /// What a failing backend means for this limit.
     pub on_backend_failure: OnBackendFailure,
 }
@@ -124,6 +128,16 @@ pub struct Calendar {
     pub starts: calendar::Starts,
     /// The windows last asked for.
     pub(crate) latest: calendar::Latest,
+}
+
+/// What may be answered without asking the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    #[default]
+    Strict,
+    /// What a denial that is not over yet denies.
+    CachedDeny,
 }
 
 /// What the caller gets when the backend fails.

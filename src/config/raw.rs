@@ -58,6 +58,10 @@ pub struct File {
     /// none unless all admit.
     #[schemars(schema_with = "schema::charge")]
     pub charge: Option<Spanned<String>>,
+    /// The key of the entry whose value says where in a Redis Cluster counters live: those of one
+    /// value live side by side, so that one step can charge them.
+    #[schemars(schema_with = "schema::text")]
+    pub colocate: Option<Spanned<String>>,
     /// What every limit of the domain is that does not say otherwise.
     pub defaults: Option<Defaults>,
 }

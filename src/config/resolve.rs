@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::diagnostic::{Code, Diagnostic, Source, Span, Spanned};
-use super::lint::{self, Lint};
+use super::lint::{self, Lint, Slots};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{Builder, Refused};
 use super::tree::{Marks, NodeId};
@@ -138,7 +138,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn read(mut self) -> Domain {
-        let charge = self.charge();
+        let (charge, colocate) = (self.charge(), self.colocate());
         self.defaults = self.defaults();
         let first = self.group.files.iter().map(|&file| Level {
             file,
@@ -159,40 +159,58 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         // A tree that nobody will see, with a node left out, would only be accused of what it lacks.
         if !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
-            Lint { tree: &tree, origins, replaces, findings: self.findings }.run();
+            let slots = Slots { charge, colocate: colocate.as_ref() };
+            Lint { tree: &tree, origins, replaces, slots, findings: self.findings }.run();
         }
-        Domain { name: self.group.domain.into(), charge, tree }
+        Domain {
+            name: self.group.domain.into(),
+            charge: charge.map(|(charge, _)| charge).unwrap_or_default(),
+            colocate: colocate.map(|(key, _)| key),
+            tree,
+        }
     }
 
-    fn charge(&mut self) -> Charging {
-        let mut said: Option<(Charging, At)> = None;
-        for &file in &self.group.files {
-            let Some(word) = &self.files[file].0.charge else { continue };
-            let mut ask = Ask { file, findings: self.findings };
-            let Some(charge) = ask.word(words::CHARGES, "charge", Some(word)) else { continue };
-            let at = At { file, span: word.span };
-            match said {
-                Some((first, first_at)) if first != charge => self.disagree("charge", at, first_at),
-                _ => said = Some((charge, at)),
-            }
-        }
-        said.map(|(charge, _)| charge).unwrap_or_default()
+    fn charge(&mut self) -> Option<(Charging, At)> {
+        self.agreed("charge", |file, at, findings| {
+            let word = file.charge.as_ref()?;
+            let charge = Ask { file: at, findings }.word(words::CHARGES, "charge", Some(word))?;
+            Some((charge, word.span))
+        })
+    }
+
+    fn colocate(&mut self) -> Option<(Box<str>, At)> {
+        self.agreed("colocate", |file, _, _| {
+            let key = file.colocate.as_ref().filter(|key| !key.value.is_empty())?;
+            Some((key.value.as_str().into(), key.span))
+        })
     }
 
     fn defaults(&mut self) -> Defaults {
-        let mut said: Option<(Defaults, At)> = None;
+        let said = self.agreed("defaults", |file, at, findings| {
+            let raw = file.defaults.as_ref()?;
+            Some((limit::defaults(raw, at, findings), raw.span))
+        });
+        said.map(|(defaults, _)| defaults).unwrap_or_default()
+    }
+
+    /// What the files of the domain say of something that they must not say differently, and where.
+    fn agreed<T: PartialEq>(
+        &mut self,
+        word: &str,
+        read: impl Fn(&File, usize, &mut Findings<'a>) -> Option<(T, Span)>,
+    ) -> Option<(T, At)> {
+        let mut said: Option<(T, At)> = None;
         for &file in &self.group.files {
-            let Some(raw) = &self.files[file].0.defaults else { continue };
-            let defaults = limit::defaults(raw, file, self.findings);
-            let at = At { file, span: raw.span };
-            match said {
-                Some((first, first_at)) if first != defaults => {
-                    self.disagree("defaults", at, first_at);
-                }
-                _ => said = Some((defaults, at)),
+            let Some((value, span)) = read(&self.files[file].0, file, self.findings) else {
+                continue;
+            };
+            let at = At { file, span };
+            match &said {
+                Some((first, first_at)) if *first != value => self.disagree(word, at, *first_at),
+                _ => said = Some((value, at)),
             }
         }
-        said.map(|(defaults, _)| defaults).unwrap_or_default()
+        said
     }
 
     fn disagree(&mut self, word: &str, at: At, first: At) {

@@ -153,11 +153,12 @@ fn merged_files_are_one_first_level() {
 
 #[test]
 fn merged_files_agree_on_what_is_said_of_the_domain() {
-    let one = "domain: d\ncharge: each\ndefaults: {strategy: gcra}\n";
-    let other = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: sliding_log}\n";
+    let one = "domain: d\ncharge: each\ncolocate: a\ndefaults: {strategy: gcra}\n";
+    let other =
+        "domain: d\ncharge: all_or_nothing\ncolocate: b\ndefaults: {strategy: sliding_log}\n";
     let said = load(&[("a.yaml", one), ("b.yaml", other)], true).unwrap_err();
     let said: Vec<String> = said.iter().map(line).collect();
-    assert_eq!(said.len(), 2, "{said:?}");
+    assert_eq!(said.len(), 3, "{said:?}");
     assert!(said.iter().all(|said| said.contains(" E32 ")), "{said:?}");
     assert!(load(&[("a.yaml", one), ("b.yaml", one), ("c.yaml", "domain: d\n")], true).is_ok());
 }

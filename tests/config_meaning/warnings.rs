@@ -1,6 +1,6 @@
 //! What loads and is probably not what was meant; and what must not be warned of.
 
-use super::{said, said_of};
+use super::{line, load, said, said_of};
 
 fn warned(descriptors: &str, expected: &[&str]) {
     let said = said(descriptors);
@@ -116,4 +116,28 @@ fn a_limit_without_a_number() {
         said_of("unit: day")
     );
     assert_eq!(said_of("unit: day, requests_per_unit: 0"), Vec::<String>::new());
+}
+
+fn said_of_domain(text: &str) -> Vec<String> {
+    let (_, said) = load(&[("a.yaml", text)], false).unwrap();
+    said.iter().map(line).collect()
+}
+
+#[test]
+fn how_a_cluster_charges_what_is_charged_as_one_is_noted() {
+    let rules = "descriptors:\n\
+                 - key: tenant\n  rate_limit: {unit: day, requests_per_unit: 1}\n  \
+                 descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n\
+                 - key: user\n  rate_limit: {unit: day, requests_per_unit: 1}\n";
+    let said = |head: &str| said_of_domain(&format!("domain: d\n{head}{rules}"));
+    assert_eq!(said(""), [] as [&str; 0]);
+    assert_eq!(said("charge: each\ncolocate: user\n"), [] as [&str; 0]);
+    let found = said("charge: all_or_nothing\n");
+    assert!(found.len() == 1 && found[0].contains("2:9 N40"), "{found:?}");
+    // `user` alone has no tenant, and lives by itself.
+    let found = said("charge: all_or_nothing\ncolocate: tenant\n");
+    assert!(found.len() == 1 && found[0].contains("8:8 N40"), "{found:?}");
+    assert_eq!(said("charge: all_or_nothing\ncolocate: user\n").len(), 1, "tenant has no user");
+    let found = said("colocate: tenent\n");
+    assert!(found.len() == 1 && found[0].contains("2:11 W29"), "{found:?}");
 }

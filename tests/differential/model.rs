@@ -1,7 +1,7 @@
 //! One counter as the kernel has it.
 
 use sluicegate::backend::redis::codec::Answer;
-use sluicegate::backend::{Charge, Outcome};
+use sluicegate::backend::{Charge, Home, Outcome};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{Count, Windows};
@@ -116,5 +116,5 @@ pub(super) fn charge(name: &str, strategy: Strategy, cost: Cost) -> Charge {
         Strategy::SlidingLog(_) => Counting::SlidingLog,
     };
     let key = CounterKey::injective("shop", [("k", name)].into_iter(), counting);
-    Charge { key, strategy, cost, standing: Standing::default() }
+    Charge { key, home: Home::default(), strategy, cost, standing: Standing::default() }
 }

@@ -1,7 +1,7 @@
 //! One counter at a time, against the kernel's own step.
 
 use sluicegate::backend::redis::codec::{Answer, key};
-use sluicegate::backend::{Charge, Charges, Rule};
+use sluicegate::backend::{Charge, Charges, Home, Rule};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -150,7 +150,9 @@ fn same_answers(kind: Kind) {
         let trace = trace(kind, &name, dice);
         for asked in &trace {
             scripted.queue(&asked.charges, Some(asked.now));
-            scripted.client.queue(&[b"PTTL".to_vec(), key(&asked.charges.list[0].key, PREFIX)]);
+            scripted
+                .client
+                .queue(&[b"PTTL".to_vec(), key(&asked.charges.list[0].key, Home::Itself, PREFIX)]);
         }
         scripted.client.flush();
         for (step, asked) in trace.iter().enumerate() {

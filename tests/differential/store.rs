@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluicegate::backend::redis::CHARGE;
-use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, decode, encode, key};
-use sluicegate::backend::{Charges, Outcome, Rule};
+use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, key};
+use sluicegate::backend::{Charges, Home, Outcome, Rule};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -15,7 +15,7 @@ use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::model::charge;
-use super::{PREFIX, Scripted, answers};
+use super::{PREFIX, Scripted, answers, call, decode};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
@@ -61,7 +61,7 @@ fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
             scripted.client.queue(&["MULTI"]);
             scripted.client.queue(&["TIME"]);
             scripted.queue(&charges, None);
-            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, PREFIX)];
+            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
             scripted.client.queue(&expiry);
             scripted.client.queue(&["TIME"]);
             scripted.client.queue(&["EXEC"]);
@@ -134,7 +134,7 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
             .map(|cost| (*limit, cost))
     }) {
         let strange = charge("strange", strategy, cost);
-        let name = key(&strange.key, PREFIX);
+        let name = key(&strange.key, Home::Itself, PREFIX);
         for (number, stranger) in strangers(&name).into_iter().enumerate() {
             // A start that is no minute's, which is one of a calendar's.
             if number == 6 && strategy == calendar {
@@ -170,7 +170,7 @@ fn a_log_has_a_run_an_instant_and_no_more_than_its_limit() {
     {
         let charges = each([("a", limit, 1)]);
         scripted.charge(&charges, Some(NOW.plus(Nanos(millis * 1_000_000))));
-        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, PREFIX)];
+        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
         assert_eq!(scripted.client.call(&length), Value::Int(runs), "{limit:?} at {millis}");
     }
 }
@@ -192,7 +192,8 @@ fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
     let long = "x".repeat(LONGEST_KEY);
     let longer = "x".repeat(LONGEST_KEY + 1);
     let mut names = HashSet::new();
-    let mut slots = HashSet::new();
+    let (mut apart, mut beside) = (HashSet::new(), HashSet::new());
+    let together = Home::beside("shop", "b");
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut client = redis.connect();
     for entries in [
@@ -205,24 +206,29 @@ fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
     ] {
         for counting in [Counting::Gcra, Counting::FixedWindow(Nanos::SECOND)] {
             let counter = CounterKey::injective("shop", entries.iter().copied(), counting);
-            let name = key(&counter, PREFIX);
-            assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
-            slots.insert(
-                client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()]).int(),
-            );
-            assert!(names.insert(name), "{entries:?}");
+            for (home, slots) in [(Home::Itself, &mut apart), (together, &mut beside)] {
+                let name = key(&counter, home, PREFIX);
+                assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
+                let slot = [b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()];
+                slots.insert(client.call(&slot).int());
+                assert!(names.insert(name), "{entries:?}");
+            }
         }
     }
-    assert_eq!(slots.len(), 1);
+    assert_eq!(beside.len(), 1);
+    // Of twelve keys over 16,384 slots hardly two share one.
+    assert!(6 < apart.len(), "{apart:?}");
 }
 
 #[test]
 fn a_name_is_the_same_in_every_process() {
     let counter =
         |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
-    // SipHash-2-4 of `shop` under the key 0, by another implementation.
-    let short = b"p:sg:{657dbca5b2424c08}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
-    assert_eq!(key(&counter("v"), b"p:"), short);
+    // SipHash-2-4 under the key 0, by another implementation.
+    let itself = b"p:sg:{a3e0a8da6e827a85}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
+    assert_eq!(key(&counter("v"), Home::Itself, b"p:"), itself);
+    let beside = b"p:sg:{9bb241b59431bc48}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
+    assert_eq!(key(&counter("v"), Home::beside("shop", "v"), b"p:"), beside);
 }
 
 #[test]
@@ -233,38 +239,51 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
         rule: Rule::Each,
     };
     let one = |strategy| each([("a", strategy, 1)]);
-    assert!(decode(&one(gcra), &[0, 7, 0, 0]).is_ok());
-    assert!(decode(&refund(gcra), &[4, 7, 0, 0]).is_ok());
-    assert!(decode(&one(calendar), &[3, 7, 0, 0]).is_ok());
+    let (admit, never, refunded, unreadable, deny, stale) = (56, 57, 58, 3, 60, 5);
+    let decode = |charges: &Charges, reply: &[i64]| decode(std::slice::from_ref(charges), reply);
+    assert!(decode(&one(gcra), &[admit, 0]).is_ok());
+    assert!(decode(&one(gcra), &[deny, 0, 1]).is_ok());
+    assert!(decode(&refund(gcra), &[refunded, 0]).is_ok());
+    assert!(decode(&one(calendar), &[stale, 0, 7]).is_ok());
     for (charges, reply) in [
         (one(gcra), &[][..]),
-        (one(gcra), &[0, 7, 0]),
-        (one(gcra), &[0, 7, 0, 0, 0]),
-        (one(gcra), &[0, 7, 0, 0, 0, 7, 0, 0]),
-        (one(gcra), &[0, 8, 0, 0]),
-        (one(gcra), &[0, -1, 0, 0]),
-        (one(gcra), &[0, 7, 1, 0]),
-        (one(gcra), &[0, 7, 0, -1]),
-        (one(gcra), &[0, 7, 0, (1 << 53) + 1]),
-        (one(gcra), &[1, 7, -1, 0]),
-        (one(gcra), &[2, 7, 1, 0]),
-        (one(gcra), &[4, 7, 0, 0]),
-        (one(gcra), &[6, 7, 0, 0]),
-        (one(gcra), &[-1, 7, 0, 0]),
-        (one(window), &[3, 7, 0, 0]),
-        (one(calendar), &[3, 7, 1, 0]),
-        (one(gcra), &[5, 1, 0, 0]),
-        (refund(gcra), &[0, 7, 0, 0]),
-        (refund(gcra), &[1, 7, 0, 0]),
+        (one(gcra), &[admit]),
+        (one(gcra), &[admit, 0, 0]),
+        (one(gcra), &[admit, 0, admit, 0]),
+        (one(gcra), &[admit + 8, 0]),
+        (one(gcra), &[admit - 64, 0]),
+        (one(gcra), &[admit, -1]),
+        (one(gcra), &[admit, (1 << 53) + 1]),
+        (one(gcra), &[deny, 0]),
+        (one(gcra), &[deny, 0, -1]),
+        (one(gcra), &[never, 0, 1]),
+        (one(gcra), &[refunded, 0]),
+        (one(gcra), &[62, 0, 0]),
+        (one(gcra), &[-1, 0]),
+        (one(window), &[stale, 0, 7]),
+        (one(calendar), &[stale, 1, 7]),
+        (one(calendar), &[stale + 8, 0, 7]),
+        (one(gcra), &[unreadable, 1]),
+        (one(gcra), &[unreadable + 8, 0]),
+        (refund(gcra), &[admit, 0]),
+        (refund(gcra), &[deny, 0, 0]),
     ] {
         assert!(decode(&charges, reply).is_err(), "{reply:?}");
     }
 }
 
 #[test]
-fn one_call_carries_a_whole_question() {
+fn one_call_carries_each_key_and_each_record_once() {
     let limits = strategies(7, Nanos::from_secs(60));
-    let call = encode(&each(limits.map(|strategy| ("a", strategy, 1))), PREFIX, None);
+    let question = each(limits.map(|strategy| ("a", strategy, 1)));
+    let call = call(&[question.clone(), question], None);
     assert_eq!((call.keys.len(), call.args.len()), (5, 7));
-    assert_eq!(call.args[..2], [b"e".to_vec(), Vec::new()]);
+}
+
+#[test]
+fn charges_of_one_record_need_no_plan() {
+    let [gcra, ..] = strategies(7, Nanos::from_secs(60));
+    let questions = ["a", "b", "c"].map(|name| each([(name, gcra, 1)]));
+    let call = call(&questions, None);
+    assert_eq!((call.keys.len(), call.args.len(), call.args[1].len()), (3, 3, 0));
 }

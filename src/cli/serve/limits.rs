@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::diagnostic::Diagnostic;
+use crate::config::diagnostic::{Diagnostic, Severity};
 use crate::config::load;
 use crate::config::settings::Settings;
 use crate::edge::health::{Health, Ready};
@@ -20,7 +20,9 @@ pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> FileSour
     let merge_domains = settings.merge_domains;
     let loader: Arc<Load> = Arc::new(move |texts, revision| {
         let texts = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
-        load(texts, revision, merge_domains)
+        let (config, mut warnings) = load(texts, revision, merge_domains)?;
+        warnings.retain(|one| one.severity() != Severity::Note);
+        Ok((config, warnings))
     });
     let options = Options::new(settings.limits.clone(), settings.reload_debounce);
     let engine = Arc::clone(engine);

@@ -119,6 +119,7 @@ impl<'a, 's> Reader<'a, 's> {
             Word::Domain => self.text(field, &mut file.domain),
             Word::Descriptors => self.descriptors(field, &mut file.descriptors),
             Word::Charge => self.optional(field, &mut file.charge, Self::text),
+            Word::Colocate => self.optional(field, &mut file.colocate, Self::text),
             Word::Defaults => self.block(field, &mut file.defaults, Self::in_defaults),
             _ => {}
         }

@@ -9,6 +9,7 @@ pub(super) enum Word {
     Domain,
     Descriptors,
     Charge,
+    Colocate,
     Defaults,
     Key,
     Value,
@@ -40,10 +41,11 @@ use Word as W;
 
 impl Word {
     /// Every word, each at the index that it is as a number.
-    pub(super) const ALL: [Self; 28] = [
+    pub(super) const ALL: [Self; 29] = [
         W::Domain,
         W::Descriptors,
         W::Charge,
+        W::Colocate,
         W::Defaults,
         W::Key,
         W::Value,
@@ -77,6 +79,7 @@ impl Word {
             W::Domain => "domain",
             W::Descriptors => "descriptors",
             W::Charge => "charge",
+            W::Colocate => "colocate",
             W::Defaults => "defaults",
             W::Key => "key",
             W::Value => "value",
@@ -117,6 +120,7 @@ impl Word {
         matches!(
             self,
             W::Charge
+                | W::Colocate
                 | W::Defaults
                 | W::Concurrency
                 | W::Per
@@ -215,7 +219,7 @@ impl Block {
     /// The words that mean something in it.
     pub(super) const fn words(self) -> &'static [Word] {
         match self {
-            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Defaults],
+            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
             Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
             Self::Descriptor => &[
                 W::Key,

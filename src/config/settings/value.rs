@@ -41,11 +41,6 @@ pub trait Value: Sized {
     fn show(&self) -> String;
     /// The value's own part of a JSON Schema.
     fn schema() -> Json;
-    /// Whether the text is a word of a later version.
-    #[must_use]
-    fn is_later(_text: &str) -> bool {
-        false
-    }
     /// A text that was refused, without what must not be shown.
     #[must_use]
     fn masked(text: &str) -> String {
@@ -321,6 +316,12 @@ impl Secret {
     pub fn new(text: &str) -> Option<Self> {
         let sound = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         sound.then(|| Self(text.to_owned()))
+    }
+
+    /// The text itself, to be sent to whom it is for.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
     }
 
     /// Whether `offered` is this secret. Looks at every byte whatever it finds, so that the time
