@@ -1,5 +1,12 @@
 //! Questions that are charged as one though their counters live in several slots of a real Cluster:
 //! what two steps promise, under the reference's keys and ours.
+//!
+//! Each law was seen to fail with the code broken so:
+//!
+//! | broken so | killed by |
+//! |---|---|
+//! | nothing given back; what was not charged given back | `two_steps_never_admit_above_a_limit_…` |
+//! | a pipeline that is not sent on | `a_slot_that_moves_costs_no_count_…` |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,10 +110,12 @@ async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) 
 async fn two_steps_never_admit_above_a_limit_and_the_references_keys_get_back_what_was_taken_in_vain()
  {
     let cluster = Cluster::start();
-    let at = connected(&cluster, reference::Options::default());
     let now = now();
     let mut taken = 0;
     for turn in 0..10 {
+        // What is known to be over is not charged, and must not be given back.
+        let denied_bytes = if turn % 2 == 0 { 0 } else { 100_000 };
+        let at = connected(&cluster, reference::Options { denied_bytes, ..Default::default() });
         let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
@@ -115,7 +124,9 @@ async fn two_steps_never_admit_above_a_limit_and_the_references_keys_get_back_wh
         assert!(left <= 1_000 - passed, "nobody gets back what another has taken");
         taken += 1_000 - passed - left;
     }
-    println!("observed: of 20,000 questions at once over two slots {taken} of ours stayed charged");
+    println!(
+        "observed: of 2,000 questions, 200 at once, over two slots {taken} of ours stayed charged"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
