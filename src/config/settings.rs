@@ -9,6 +9,7 @@
 
 mod backend;
 mod file;
+mod hooks;
 mod nearest;
 mod print;
 mod read;
@@ -26,6 +27,7 @@ pub use read::{Doors, Loaded, Origin, Problem, read};
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
 
+use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
 
 macro_rules! settings {
@@ -57,6 +59,7 @@ macro_rules! settings {
                 schema: <$type as Value>::schema(),
                 is_later: <$type as Value>::is_later,
                 masked: <$type as Value>::masked,
+                why: <$type as Value>::why,
                 set: |settings, texts| {
                     settings.$name = <$type as Value>::read(texts)?;
                     Some(())
@@ -132,6 +135,8 @@ settings! {
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
     /// Time after GOAWAY that calls in flight have to finish.
     drain_timeout: Nanos = Nanos::from_secs(30), "duration";
+    /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
+    hooks: Hooks = Hooks::default(), "hooks";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.
@@ -146,7 +151,6 @@ pub const PREFIX: &str = "SLUICEGATE_";
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
 pub const LATER: &[&str] = &[
-    "hooks",
     "local_deny_cache",
     "max_buckets",
     "node_id",
@@ -183,6 +187,7 @@ pub struct Setting {
     schema: serde_json::Value,
     is_later: fn(&str) -> bool,
     masked: fn(&str) -> String,
+    why: fn(&str) -> Option<String>,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
     show: fn(&Settings) -> String,
 }
