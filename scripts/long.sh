@@ -30,11 +30,17 @@ check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 # Ten million live GCRA keys, and what each of them takes.
 check_keys() { run keys cargo bench --locked --bench path -- keys; }
 
-# Every bench: the numbers that docs and changes speak of.
+# Ten thousand schedules of faults against the coordinator of ceilings.
+check_ceilings() {
+    SLUICEGATE_SCHEDULES=10000 run ceilings cargo test --locked --release --test all -- --nocapture \
+        no_schedule_of_faults_brings_the_fleet_above_its_ceiling
+}
+
+# Every bench: the numbers that docs and changes speak of. `backend` starts a redis-server.
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys fuzz)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys fuzz ceilings)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

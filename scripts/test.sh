@@ -2,7 +2,7 @@
 # Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
 #
 #   scripts/test.sh            all of it
-#   scripts/test.sh --quick    without Envoy and the tests that drive it
+#   scripts/test.sh --quick    without Envoy and the tests that drive it, and without the models of spec/
 #
 # The runs that take longer than a coffee are in scripts/long.sh.
 set -Eeuo pipefail
@@ -58,6 +58,12 @@ cargo fmt --check
 
 step "cargo clippy"
 cargo clippy --locked --all-targets -- -D warnings
+
+if [ "${1:-}" != --quick ]; then
+    # The checker compiles for three minutes, once.
+    step "TLA+"
+    scripts/specs.sh
+fi
 
 step "cargo test"
 cargo test --locked -- "${quick[@]}"

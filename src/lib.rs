@@ -32,13 +32,19 @@
 //!    once each.
 //! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]), names its counter
 //!    ([`kernel::key`]) and says how its denial bears on the question.
-//! 4. [`Backend::charge`](backend::Backend::charge) runs the kernel's step on each counter: under a
+//! 4. Over a shared store, and for limits that allow it, `engine::ledgers` answers what is known, and
+//!    learns from what the store answers to the rest.
+//! 5. [`Backend::charge`](backend::Backend::charge) runs the kernel's step on each counter: under a
 //!    shard's lock in memory, in one script in Redis.
-//! 5. `engine::degrade` answers for a store that did not, by each limit's `on_backend_failure`.
-//! 6. [`kernel::decision::combine`] weighs the findings: shadow mode, the quota group, the verdict.
-//! 7. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
+//! 6. `engine::degrade` answers for a store that did not, by each limit's `on_backend_failure`.
+//! 7. [`kernel::decision::combine`] weighs the findings: shadow mode, the quota group, the verdict.
+//! 8. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
 //!
 //! `/json` enters at 2 with a first and a last step of its own.
+//!
+//! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
+//! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
+//! which the ceiling is inferred. No protocol asks it yet.
 
 pub mod backend;
 pub mod cli;

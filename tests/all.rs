@@ -6,19 +6,24 @@
 
 mod bad_input;
 mod compat;
+mod concurrency;
 mod config;
 mod config_meaning;
 mod conformance;
+mod coordinator;
 mod differential;
 mod docs;
 mod e2e;
 mod edge;
 mod http1;
 mod law;
+mod lease;
 mod redis;
 mod service;
 mod settings;
+mod simulation;
 mod source;
 mod support;
 mod tidy;
+mod twin;
 mod waiting;

@@ -1,6 +1,8 @@
 //! The rules of the house, executable: who may name whom, what the kernel may not name, and what
 //! every file opens with.
 
+mod spec;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -5,18 +5,19 @@
 //! new key beyond them is answered by [`WhenFull`], never with a silent fresh quota; a counter that
 //! is fully rested is dropped, one shard at a time.
 //! Leaves out: surviving a restart, and sharing with other replicas.
-//! Memory: 32 bytes for a GCRA counter, 40 for a window's, in hash tables that are 44 % to 87 %
+//! Memory: 32 bytes for a GCRA counter, 40 for a window's, in hash tables that are 53 % to 80 %
 //! full; a log's arrivals come on top (see [`crate::kernel::rate::sliding_log`]).
 
 mod counters;
 mod shapes;
 mod shard;
+mod table;
 
-use std::hash::Hasher as _;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
 use super::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
@@ -26,6 +27,7 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
 use counters::Counters;
 use shard::Shard;
+use table::KeyHash;
 
 /// How many shards: enough that a sweep of one, which holds its lock, is short at millions of keys.
 const SHARDS: usize = 1024;
@@ -52,25 +54,29 @@ impl WhenFull {
 /// The embedded backend.
 #[derive(Debug)]
 pub struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Guarded]>,
     /// Secret per process, so that nobody can aim keys at one shard or make two keys collide.
-    secret: [u8; 16],
+    hasher: SipHasher13,
     counters: Counters,
     when_full: WhenFull,
     next_to_sweep: AtomicUsize,
     refused: AtomicU64,
 }
 
-/// A key as the tables know it.
-pub(super) type KeyHash = [u64; 2];
+/// A shard and its lock.
+// On cache lines of its own: two shards on one line would be fought over by threads that have
+// nothing to do with each other. Two lines, because processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Guarded(Mutex<Shard>);
 
 impl Memory {
     /// An empty store for at most `max_keys` counters.
     #[must_use]
     pub fn new(max_keys: usize, when_full: WhenFull, secret: [u8; 16]) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            secret,
+            shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
+            hasher: SipHasher13::new_with_key(&secret),
             counters: Counters::new(max_keys),
             when_full,
             next_to_sweep: AtomicUsize::new(0),
@@ -98,7 +104,14 @@ impl Memory {
     pub fn sweep_next(&self, now: Nanos) {
         let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
         if let Some(shard) = self.shards.get(index) {
-            shard.lock().sweep(now, &self.counters);
+            shard.0.lock().sweep(now, &self.counters);
+        }
+    }
+
+    /// Drops every counter, a shard at a time.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            shard.0.lock().clear(&self.counters);
         }
     }
 
@@ -106,38 +119,43 @@ impl Memory {
     pub const SHARDS: usize = SHARDS;
 
     fn hash(&self, key: &CounterKey) -> KeyHash {
-        let mut hasher = SipHasher13::new_with_key(&self.secret);
-        hasher.write(key.as_bytes());
-        let hash = hasher.finish128();
-        [hash.h1, hash.h2]
+        let hash = self.hasher.hash(key.as_bytes());
+        let rest = NonZeroU64::new(hash.h2).unwrap_or(NonZeroU64::MIN);
+        KeyHash { place: hash.h1, rest }
     }
 
     fn shard_of(hash: KeyHash) -> usize {
-        usize::try_from(hash[0] % SHARDS as u64).unwrap_or(0)
+        usize::try_from(hash.place % SHARDS as u64).unwrap_or(0)
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
-        self.shards[index].lock()
+        self.shards[index].0.lock()
     }
 
     fn each(&self, now: Nanos, charges: &[Charge]) -> Outcomes {
-        charges
-            .iter()
-            .map(|charge| {
-                let hash = self.hash(&charge.key);
-                self.put(&mut self.lock(Self::shard_of(hash)), hash, now, charge)
-            })
-            .collect()
+        let mut outcomes = Outcomes::new();
+        for charge in charges {
+            let hash = self.hash(&charge.key);
+            outcomes.push(self.put(&mut self.lock(Self::shard_of(hash)), hash, now, charge));
+        }
+        outcomes
     }
 
     fn put(&self, shard: &mut Shard, hash: KeyHash, now: Nanos, charge: &Charge) -> Outcome {
-        let outcome = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
-        outcome.unwrap_or_else(|_full| {
-            let verdict = self.when_full.verdict();
-            self.refused.fetch_add(1, Relaxed);
-            StoreFull { verdict }.emit();
-            Outcome::Full(verdict)
-        })
+        let step = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
+        match (step, charge.cost) {
+            (Ok(step), Cost::Charge(_)) => Outcome::Stepped(step),
+            (Ok(step), Cost::Refund(_)) => Outcome::Refunded(step),
+            (Err(_full), _) => self.full(),
+        }
+    }
+
+    #[cold]
+    fn full(&self) -> Outcome {
+        let verdict = self.when_full.verdict();
+        self.refused.fetch_add(1, Relaxed);
+        StoreFull { verdict }.emit();
+        Outcome::Full(verdict)
     }
 
     fn all_or_nothing(

@@ -4,6 +4,7 @@
 //! a store that does not answer is an outcome, [`Outcome::Failed`], and never waited for.
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
+pub mod fleet;
 pub mod memory;
 pub mod redis;
 
@@ -18,6 +19,7 @@ use crate::kernel::decision::{Cost, Standing, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
+use fleet::{Beat, Fleet};
 
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -30,6 +32,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// with.
     fn is_at_hand(&self) -> bool {
         false
+    }
+
+    /// Tells the other replicas that this one lives, or that it leaves; answers with those that live.
+    ///
+    /// # Errors
+    /// The store did not answer.
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        Reply::Now(Ok(beat.alone()))
     }
 
     /// Why charges are not answered just now, if they are not.

@@ -216,7 +216,8 @@ impl Args for Flags {
 
 fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
     let help = format!("{} [default: {}]", row.doc, row.show(defaults));
-    let takes = if row.choices.is_empty() { row.unit } else { row.accepts.as_str() };
+    // A list of words is short; what else is accepted would push every line aside.
+    let takes = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(takes);
     // Appended whatever the shape: a flag given twice is told together with the other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);

@@ -9,7 +9,7 @@ mod drain;
 mod limits;
 mod listeners;
 mod log;
-mod store;
+pub(super) mod store;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -116,18 +116,29 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
     let (phase, finishing) = watch::channel(Phase::Serving);
     say(settings, &listeners, &first, terminal)?;
-    let service = Service { settings, engine, memory, health: health.clone(), finishing };
+    let service = Service {
+        settings,
+        engine: Arc::clone(&engine),
+        memory,
+        health: health.clone(),
+        finishing,
+    };
     let mut parts = service.start(listeners, source)?;
     if let Some(connection) = connection {
         parts.lasting(connection);
+        let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
+        parts.lasting(async move { beating.beat_on().await });
+        parts.lasting(async move { paying.pay_on().await });
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
     let times = Times { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
-    tokio::select! {
+    let ended = tokio::select! {
         ended = parts.all_end() => ended,
         () = drain::lead(ends, health, phase, times) => Ok(()),
-    }
+    };
+    engine.leave().await;
+    ended
 }
 
 /// What no single setting can be refused for.

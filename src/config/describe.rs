@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::calendar::Starts;
 use super::resolve::words;
-use super::{Calendar, Limit, OnBackendFailure, Rule, Unit, Window};
+use super::{Calendar, Limit, Mode, OnBackendFailure, Rule, Unit, Window};
 use crate::kernel::rate::Strategy;
 
 /// The limit, and what else the rule says: `10 per second, fixed_window, named "x", shadow`.
@@ -40,6 +40,9 @@ impl fmt::Display for Limit {
         if let Strategy::Gcra(gcra) = &self.strategy {
             write!(f, ", burst {}", gcra.burst())?;
         }
+        if self.mode != Mode::Strict {
+            write!(f, ", mode {}", self.mode)?;
+        }
         match self.on_backend_failure {
             OnBackendFailure::Error => Ok(()),
             failure => write!(f, ", on backend failure {failure}"),
@@ -62,6 +65,13 @@ impl fmt::Display for Window {
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(words::name(words::UNITS, *self))
+    }
+}
+
+/// The word of the files.
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(words::name(words::MODES, Some(*self)))
     }
 }
 

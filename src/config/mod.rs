@@ -103,6 +103,8 @@ pub struct Limit {
     pub window: Window,
     /// How hits are counted, with its numbers.
     pub strategy: Strategy,
+    /// What may be answered without asking the store.
+    pub mode: Mode,
     /// What a failing backend means for this limit.
     pub on_backend_failure: OnBackendFailure,
 }
@@ -127,6 +129,16 @@ pub struct Calendar {
     pub starts: calendar::Starts,
     /// The windows last asked for.
     pub(crate) latest: calendar::Latest,
+}
+
+/// What may be answered without asking the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    #[default]
+    Strict,
+    /// What a denial that is not over yet denies.
+    CachedDeny,
 }
 
 /// What the caller gets when the backend fails.

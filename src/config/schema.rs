@@ -39,7 +39,7 @@ pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::MODES.iter().filter(|&&(_, built)| built).map(|&(word, _)| word))
+    one_of(words::MODES.iter().filter(|(_, built)| built.is_some()).map(|&(word, _)| word))
 }
 
 /// The lower-case words are proposed, every case is taken.

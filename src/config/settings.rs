@@ -10,9 +10,11 @@
 mod backend;
 mod file;
 mod hooks;
+mod named;
 mod nearest;
 mod print;
 mod read;
+mod together;
 mod value;
 mod words;
 
@@ -20,7 +22,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-pub use backend::{Backend, Place, RedisUrl};
+pub use backend::{Address, Backend, Place, RedisUrl};
+pub use named::HostName;
 pub use nearest::nearest;
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Origin, Problem, read};
@@ -57,7 +60,6 @@ macro_rules! settings {
                 choices: <$type as Value>::CHOICES,
                 hidden: <$type as Value>::HIDDEN,
                 schema: <$type as Value>::schema(),
-                is_later: <$type as Value>::is_later,
                 masked: <$type as Value>::masked,
                 why: <$type as Value>::why,
                 set: |settings, texts| {
@@ -83,17 +85,36 @@ settings! {
     metrics_port: u16 = 9090, "TCP port";
     /// Address that admin listens on; anything but loopback needs `admin_token`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/rlconfig`, `/config`, `/explain`. 0 takes a free port and prints it.
+    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/fleet`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
     /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
     admin_token: Option<Secret> = None, "text";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
+    /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
+    backend_password_file: Option<PathBuf> = None, "path";
+    /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
+    backend_tls_ca_file: Option<PathBuf> = None, "path";
+    /// PEM file with the certificate that is shown to Redis, and those up to its root.
+    backend_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `backend_tls_cert_file`.
+    backend_tls_key_file: Option<PathBuf> = None, "path";
+    /// Whom the certificate of Redis must be made out to, instead of to the host that is called.
+    backend_tls_server_name: Option<HostName> = None, "name";
+    /// ACL user for the sentinels themselves; their default user without.
+    backend_sentinel_user: String = String::new(), "text";
+    /// Password for the sentinels themselves; a flag shows it to every local user.
+    backend_sentinel_password: Option<Secret> = None, "text";
+    /// File with the password for the sentinels themselves, read anew for each connection.
+    backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// How long one question may wait for Redis before `on_backend_failure` answers it.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
     /// What every key in Redis begins with.
     key_prefix: String = "sluicegate".to_owned(), "text";
-    /// Replicas that share a limit when `on_backend_failure: local` divides it.
+    /// Name of this replica among those that share a Redis, another one for each; empty for the host's
+    /// name and a random end.
+    node_id: String = String::new(), "text";
+    /// Fewest replicas by which `on_backend_failure: local` divides a limit, however few are seen.
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
@@ -134,7 +155,7 @@ settings! {
     /// Time between `NOT_SERVING` and GOAWAY, for load balancers to look elsewhere.
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
     /// Time after GOAWAY that calls in flight have to finish.
-    drain_timeout: Nanos = Nanos::from_secs(30), "duration";
+    drain_timeout: Nanos = Nanos::from_secs(20), "duration";
     /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
     hooks: Hooks = Hooks::default(), "hooks";
     /// Threads that answer; 0 takes one for each core.
@@ -153,7 +174,6 @@ pub const PREFIX: &str = "SLUICEGATE_";
 pub const LATER: &[&str] = &[
     "local_deny_cache",
     "max_buckets",
-    "node_id",
     "peer_port",
     "peer_secret",
     "stop_when_over",
@@ -185,7 +205,6 @@ pub struct Setting {
     pub hidden: bool,
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
-    is_later: fn(&str) -> bool,
     masked: fn(&str) -> String,
     why: fn(&str) -> Option<String>,
     set: fn(&mut Settings, &[&str]) -> Option<()>,

@@ -12,6 +12,7 @@ pub(crate) mod pattern;
 pub mod trace;
 
 use std::hash::Hasher;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use fnv::FnvHasher;
@@ -26,10 +27,10 @@ pub const SHARED_INLINE: usize = 1;
 
 /// The rules of one domain.
 ///
-/// Cost: one table for all levels, one text for all names; 44 bytes a node besides its name and rule.
+/// Cost: one table for all levels, one text for all names; 70 bytes a node besides its name and rule.
 #[derive(Debug)]
 pub struct DescriptorTree {
-    table: HashTable<Slot>,
+    table: HashTable<NodeId>,
     nodes: Vec<Node>,
     names: String,
     wildcards: Vec<NodeId>,
@@ -61,26 +62,43 @@ impl NodeId {
     }
 }
 
-/// Where a node's name stands in `names`; beside the node's number, so that comparing the name and
-/// reading the node are two loads at once and not one after the other.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    node: NodeId,
-    start: u32,
-    len: u32,
-}
-
+/// All of a node that a lookup reads, on one cache line: among many nodes each is far away.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) parent: NodeId,
-    start: u32,
-    len: u32,
+    name: Name,
     /// How many bytes of the name are the key; the rest is `_` and the value.
     key_len: u32,
-    rule: Option<u32>,
+    rule: Option<RuleId>,
     wildcards: Range<u32>,
-    pub(crate) has_children: bool,
+    /// Whose bit `length % 32` is zero for a length that no name of the level below has.
+    lengths_below: u32,
     pub(crate) marks: Marks,
+}
+
+const _: () = assert!(size_of::<Node>() == 64);
+
+/// The number of a rule, from 1.
+#[derive(Clone, Copy, Debug)]
+struct RuleId(NonZeroU32);
+
+/// Where a name stands in `names`, and once more as much of it as there is room for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Name {
+    start: u32,
+    len: u32,
+    head: [u8; Name::HEAD],
+}
+
+impl Name {
+    const HEAD: usize = 24;
+
+    fn new(start: u32, text: &str) -> Option<Self> {
+        let mut name = Self { start, len: u32::try_from(text.len()).ok()?, head: [0; Self::HEAD] };
+        name.head.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+        Some(name)
+    }
 }
 
 /// What a node says about counters and metrics of the questions that pass through it.
@@ -126,7 +144,7 @@ impl DescriptorTree {
             if entries.peek().is_none() {
                 return self.rule(node).map(|rule| Match { rule, shared });
             }
-            if !self.node(node).has_children {
+            if !self.node(node).has_children() {
                 return None;
             }
             level = node;
@@ -141,46 +159,39 @@ impl DescriptorTree {
     }
 
     fn step(&self, level: NodeId, key: &str, value: &str) -> Option<(NodeId, How)> {
-        let (bare, exact) = entry_hashes(level, key, value);
-        if let Some(node) = self.find_exact(level, exact, key, value) {
+        let subject = Composite::new(key, value);
+        let (above, hasher) = (self.node(level), key_hasher(level, key));
+        let bare = hasher.finish();
+        if above.may_name(subject.len())
+            && let Some(node) = self.find(level, exact_hash(hasher, value), subject)
+        {
             return Some((node, How::Exact));
         }
-        let subject = Composite::new(key, value);
         let wildcard =
             self.wildcards(level).iter().find(|&&node| pattern::matches(self.name(node), subject));
         if let Some(&node) = wildcard {
             return Some((node, How::Wildcard));
         }
-        self.find_bare(level, bare, key).map(|node| (node, How::Bare))
+        self.find(level, bare, Composite::joined(key)).map(|node| (node, How::Bare))
     }
 
-    fn find_exact(&self, level: NodeId, hash: u64, key: &str, value: &str) -> Option<NodeId> {
-        let subject = Composite::new(key, value);
-        self.find(level, hash, subject.len(), |name| subject.holds(0, name))
-    }
-
-    fn find_bare(&self, level: NodeId, hash: u64, key: &str) -> Option<NodeId> {
-        self.find(level, hash, key.len(), |name| name == key.as_bytes())
-    }
-
-    fn find(
-        &self,
-        level: NodeId,
-        hash: u64,
-        len: usize,
-        same: impl Fn(&[u8]) -> bool,
-    ) -> Option<NodeId> {
-        let is_it = |slot: &Slot| {
-            slot.len as usize == len
-                && self.node(slot.node).parent == level
-                && same(self.text(slot.start, slot.len).as_bytes())
+    /// The node of a level whose name is `subject`.
+    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<NodeId> {
+        let is_it = |node: &NodeId| {
+            let Node { parent, name, .. } = self.node(*node);
+            let len = name.len as usize;
+            let (head, rest) = (len.min(Name::HEAD), len > Name::HEAD);
+            *parent == level
+                && len == subject.len()
+                && subject.holds(0, &name.head[..head])
+                && (!rest || subject.holds(head, &self.text(name).as_bytes()[head..]))
         };
-        self.table.find(hash, is_it).map(|slot| slot.node)
+        self.table.find(hash, is_it).copied()
     }
 
     /// The node of a level that stands under exactly `name`.
     pub(crate) fn named(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        self.find_bare(level, name_hash(level, name), name)
+        self.find(level, name_hash(level, name), Composite::joined(name))
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
@@ -193,13 +204,12 @@ impl DescriptorTree {
     }
 
     pub(crate) fn rule(&self, node: NodeId) -> Option<&Rule> {
-        self.rules.get(self.node(node).rule? as usize)
+        self.rules.get(self.node(node).rule?.0.get() as usize - 1)
     }
 
     /// The string that the node stands under: `key` or `key_value`.
     pub(crate) fn name(&self, node: NodeId) -> &str {
-        let Node { start, len, .. } = *self.node(node);
-        self.text(start, len)
+        self.text(&self.node(node).name)
     }
 
     /// The node's `key`, and its `value` if it has one.
@@ -215,9 +225,26 @@ impl DescriptorTree {
         &self.wildcards[start as usize..end as usize]
     }
 
-    fn text(&self, start: u32, len: u32) -> &str {
-        let start = start as usize;
-        &self.names[start..start + len as usize]
+    fn text(&self, name: &Name) -> &str {
+        let start = name.start as usize;
+        &self.names[start..start + name.len as usize]
+    }
+}
+
+impl Node {
+    fn new(parent: NodeId, name: Name, key_len: u32, marks: Marks) -> Self {
+        let (rule, wildcards, lengths_below) = (None, 0..0, 0);
+        Self { parent, name, key_len, rule, wildcards, lengths_below, marks }
+    }
+
+    pub(crate) const fn has_children(&self) -> bool {
+        self.lengths_below != 0
+    }
+
+    /// Whether the level below may have a name of `len` bytes: where it has not, as a level of bare
+    /// keys has not of `key_value`, neither hash nor search is needed.
+    const fn may_name(&self, len: usize) -> bool {
+        self.lengths_below & (1 << (len % 32)) != 0
     }
 }
 
@@ -227,25 +254,23 @@ fn substitute<'t>(name: &'t str, key: &str) -> &'t str {
     name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
 }
 
-/// The hashes of `key` and of `key_value`. FNV sees a stream of bytes, so the pieces need not be
-/// joined, and costs a few nanoseconds for names of this length. It is no secret: the table holds
-/// what the configuration says, and nobody who asks can put anything into it.
-fn entry_hashes(level: NodeId, key: &str, value: &str) -> (u64, u64) {
-    let mut hasher = level_hasher(level);
+/// The hasher of a level's names that begin with `key`. FNV sees a stream of bytes, so that `key`
+/// and `key_value` need not be joined and share their beginning, and costs a few nanoseconds for
+/// names of this length. It is no secret: the table holds what the configuration says, and nobody
+/// who asks can put anything into it.
+fn key_hasher(level: NodeId, key: &str) -> FnvHasher {
+    // An odd factor, so that no two levels begin alike.
+    let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     hasher.write(key.as_bytes());
-    let bare = hasher.finish();
-    hasher.write(b"_");
-    hasher.write(value.as_bytes());
-    (bare, hasher.finish())
+    hasher
+}
+
+fn exact_hash(mut key: FnvHasher, value: &str) -> u64 {
+    key.write(b"_");
+    key.write(value.as_bytes());
+    key.finish()
 }
 
 fn name_hash(level: NodeId, name: &str) -> u64 {
-    let mut hasher = level_hasher(level);
-    hasher.write(name.as_bytes());
-    hasher.finish()
-}
-
-fn level_hasher(level: NodeId) -> FnvHasher {
-    // An odd factor, so that no two levels begin alike.
-    FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    key_hasher(level, name).finish()
 }

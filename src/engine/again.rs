@@ -24,12 +24,6 @@ pub(super) fn fail_stale(outcomes: &mut [Outcome]) {
     }
 }
 
-/// Whether `later` charges the counters that `asked` did.
-pub(super) fn same(asked: &Charges, later: &Charges) -> bool {
-    let keys = |charges: &Charges| charges.list.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
-    keys(asked) == keys(later)
-}
-
 /// The charges that were not made, with their places in the question.
 pub(super) struct Missing {
     pub(super) charges: Charges,
@@ -37,6 +31,19 @@ pub(super) struct Missing {
 }
 
 impl Missing {
+    /// Those of `charges` whose place `is_missing`.
+    pub(super) fn of(charges: &Charges, is_missing: impl Fn(usize) -> bool, rule: Rule) -> Self {
+        let places: SmallVec<[usize; 2]> =
+            (0..charges.list.len()).filter(|&place| is_missing(place)).collect();
+        let list = places.iter().map(|&place| charges.list[place].clone()).collect();
+        Self { charges: Charges { list, rule }, places }
+    }
+
+    /// Whether the charge at `place` of the question is one of these.
+    pub(super) fn has(&self, place: usize) -> bool {
+        self.places.contains(&place)
+    }
+
     /// Puts the answers where they belong.
     pub(super) fn put(&self, answered: Outcomes, outcomes: &mut Outcomes) {
         for (&place, answer) in self.places.iter().zip(answered) {
@@ -58,9 +65,6 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
         let is_charge = matches!(asked.list.get(place).map(|c| c.cost), Some(Cost::Charge(_)));
         is_stale || spared && is_charge
     };
-    let places: SmallVec<[usize; 2]> =
-        (0..later.list.len()).filter(|&place| is_missing(place)).collect();
-    let list = places.iter().map(|&place| later.list[place].clone()).collect();
     let rule = match asked.rule {
         Rule::AllOrNothing { quota_for_all, rescued } if spared => {
             // A refund that was made passes, and is not there to say so.
@@ -74,11 +78,11 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
         }
         _ => Rule::Each,
     };
-    Missing { charges: Charges { list, rule }, places }
+    Missing::of(later, is_missing, rule)
 }
 
 /// Whether the store saw these outcomes as a denial of the whole question.
-fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
+pub(super) fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
     let Rule::AllOrNothing { quota_for_all, rescued } = asked.rule else { return false };
     let votes = asked.list.iter().zip(outcomes).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.verdict(outcome.denies()))

@@ -1,14 +1,18 @@
 //! The decision path: one instant, one configuration, one answer.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::degrade::{self, Local, Settled};
+use super::degrade::{self, Settled};
+use super::ledgers::{Call, Ledgers, Spent};
+use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Refusal, Status, again};
-use crate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use super::{Answer, Membership, Refusal, Status, Statuses, again};
+use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::decision::{
@@ -25,8 +29,19 @@ pub struct Engine {
     config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     policy: Policy,
+    /// What is known without asking the backend.
+    ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
+}
+
+/// A question under way: what it lives under, and until when it waits.
+#[derive(Clone, Copy)]
+struct Asking<'a, 'q> {
+    config: &'a Config,
+    question: &'a Question<'q>,
+    now: Nanos,
+    end: Option<Nanos>,
 }
 
 /// What the settings say about every answer.
@@ -50,7 +65,8 @@ impl Engine {
     /// An engine without limits; it refuses every question until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        Self { clock, config: ArcSwapOption::empty(), backend, policy, local: None }
+        let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
+        Self { clock, config, backend, policy, ledgers, local: None }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -58,6 +74,20 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The fleet, where the backend is one that replicas share.
+    #[must_use]
+    pub fn membership(&self) -> Option<&Membership> {
+        self.local.as_ref().map(|local| &*local.membership)
+    }
+
+    pub(super) const fn local(&self) -> Option<&Local> {
+        self.local.as_ref()
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
     }
 
     /// Why the backend does not answer just now, if it does not.
@@ -88,8 +118,8 @@ impl Engine {
     /// # Errors
     /// The [`Refusal`]s of an empty domain, an empty list and an absent configuration, in this
     /// order; no counter has moved then. [`Refusal::BackendDown`] where the backend did not answer.
-    pub async fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
-        self.decide_within(question, None).await
+    pub const fn decide<'a, 'q>(&'a self, question: &'a Question<'q>) -> Deciding<'a, 'q> {
+        self.decide_within(question, None)
     }
 
     /// Answers `question` within `patience`, if the caller has an end to it: what the backend has
@@ -97,27 +127,26 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::decide`].
-    pub async fn decide_within(
-        &self,
-        question: &Question<'_>,
+    pub const fn decide_within<'a, 'q>(
+        &'a self,
+        question: &'a Question<'q>,
         patience: Option<Nanos>,
-    ) -> Result<Answer, Refusal> {
-        let now = self.clock.now();
-        if self.backend.is_at_hand() {
-            return self.decide_at_once(question, now);
-        }
-        // Boxed: who is answered at once does not carry about what waiting takes.
-        Box::pin(self.decide_later(question, now, patience)).await
+    ) -> Deciding<'a, 'q> {
+        Deciding { engine: self, question, patience, later: None }
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
+        check(question)?;
+        let config = self.config.load();
+        let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
-        let revision = self.plan(&mut plan, question, now)?;
-        let outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(_) => failed(&plan.charges, Cause::Late),
-        };
-        self.finish(&mut plan, outcomes, revision, now)
+        plan.fill(config, question, self.policy.planning, now);
+        match &self.backend.charge(now, &plan.charges) {
+            Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
+            Reply::Later(_) => {
+                self.finish(&plan, &failed(&plan.charges, Cause::Late), config.revision, now)
+            }
+        }
     }
 
     async fn decide_later(
@@ -126,41 +155,67 @@ impl Engine {
         now: Nanos,
         patience: Option<Nanos>,
     ) -> Result<Answer, Refusal> {
+        check(question)?;
+        // Whole, because it outlives waits: `load` lends from a few places per thread.
+        let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
-        let revision = self.plan(&mut plan, question, now)?;
+        plan.fill(&config, question, self.policy.planning, now);
         let end = patience.map(|patience| now.plus(patience));
-        let mut outcomes = match self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, &plan.charges, end).await,
-        };
-        if let Some(store_now) = again::store_now(&outcomes) {
-            self.ask_again(&mut plan, &mut outcomes, question, store_now, end).await;
+        let asking = Asking { config: &config, question, now, end };
+        if self.ledgers.concern(&plan) {
+            // Boxed: a question of strict limits does not carry about what this takes.
+            return Box::pin(self.decide_with_ledgers(plan, asking)).await;
         }
-        self.finish(&mut plan, outcomes, revision, now)
+        let mut outcomes = self.charge(now, &plan.charges, end).await;
+        self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
+        self.finish(&plan, &outcomes, config.revision, now)
+    }
+
+    /// Answers what is known, asks the rest, and learns from it.
+    async fn decide_with_ledgers<'c>(
+        &self,
+        mut plan: Plan<'c>,
+        asking: Asking<'c, '_>,
+    ) -> Result<Answer, Refusal> {
+        let Asking { config: &Config { revision, .. }, now, end, .. } = asking;
+        let mut rest = match self.ledgers.spend(&plan, revision, now) {
+            Spent::All(settled) => {
+                return Ok(self.answer(&plan, &mut settled.into_iter(), revision, now));
+            }
+            Spent::Rest(rest) => rest,
+        };
+        if !rest.missing.charges.list.is_empty() {
+            let answered = self.charge(now, &rest.missing.charges, end).await;
+            rest.missing.put(answered, &mut rest.outcomes);
+            self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
+            let call = Call { sent: now, answered: self.clock.now(), revision };
+            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
+        }
+        self.finish(&plan, &rest.outcomes, revision, now)
+    }
+
+    /// Asks the backend, until `end` if there is one.
+    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+        match self.backend.charge(now, charges) {
+            Reply::Now(outcomes) => outcomes,
+            Reply::Later(reply) => self.wait(reply, charges, end).await,
+        }
     }
 
     /// From outcomes to the answer, and what is told of it.
     fn finish(
         &self,
-        plan: &mut Plan,
-        outcomes: Outcomes,
+        plan: &Plan<'_>,
+        outcomes: &[Outcome],
         revision: Revision,
         now: Nanos,
     ) -> Result<Answer, Refusal> {
-        let answer = if degrade::is_needed(&outcomes) {
+        if degrade::is_needed(outcomes) {
             let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
-            self.answer(plan, settled.into_iter(), revision, now)
-        } else {
-            self.answer(plan, outcomes.into_iter().map(Settled::Answered), revision, now)
-        };
-        Decided {
-            verdict: answer.verdict,
-            shadowed: answer.shadowed,
-            reasons: answer.statuses.iter().map(|status| status.finding.reason),
-            near: self.near(&answer),
+            return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
         }
-        .emit();
-        Ok(answer)
+        let mut settled = outcomes.iter().copied().map(Settled::Answered);
+        Ok(self.answer(plan, &mut settled, revision, now))
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -178,88 +233,99 @@ impl Engine {
     }
 
     /// Asks once more for what was planned around another time than the store's.
-    async fn ask_again(
+    async fn ask_stale_again<'c>(
         &self,
-        plan: &mut Plan,
+        plan: &mut Plan<'c>,
         outcomes: &mut Outcomes,
-        question: &Question<'_>,
-        store_now: Nanos,
-        end: Option<Nanos>,
+        asking: Asking<'c, '_>,
     ) {
+        let Some(store_now) = again::store_now(outcomes) else { return };
         let mut later = Plan::default();
-        let planned = self.plan(&mut later, question, store_now);
-        // A configuration that was replaced meanwhile has other charges; what is stale then fails.
-        if planned.is_ok() && again::same(&plan.charges, &later.charges) {
-            let missing = again::missing(&plan.charges, outcomes, &later.charges);
-            let answered = match self.backend.charge(store_now, &missing.charges) {
-                Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => self.wait(reply, &missing.charges, end).await,
-            };
-            missing.put(answered, outcomes);
-            plan.charges.list = later.charges.list;
-        }
+        later.fill(asking.config, asking.question, self.policy.planning, store_now);
+        let missing = again::missing(&plan.charges, outcomes, &later.charges);
+        let answered = self.charge(store_now, &missing.charges, asking.end).await;
+        missing.put(answered, outcomes);
+        plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);
     }
 
-    /// How many limits are nearly used up by what they admitted.
-    fn near(&self, answer: &Answer) -> u64 {
-        let near = |finding: &Finding| {
-            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
-            finding.reason == Reason::WithinLimit
-                && near_from(limit, self.policy.near_limit_ratio)
-                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
-        };
-        answer.statuses.iter().filter(|status| near(&status.finding)).map(|_| 1).sum()
-    }
-
-    fn plan(
-        &self,
-        plan: &mut Plan,
-        question: &Question<'_>,
-        now: Nanos,
-    ) -> Result<Revision, Refusal> {
-        if question.domain.is_empty() {
-            return Err(Refusal::EmptyDomain);
-        }
-        if question.descriptors.is_empty() {
-            return Err(Refusal::NoDescriptors);
-        }
-        let config = self.config.load();
-        let config = config.as_deref().ok_or(Refusal::NoConfig)?;
-        plan.fill(config, question, self.policy.planning, now);
-        Ok(config.revision)
-    }
-
-    /// Takes the parts out of `plan`, which is too large to be moved here.
+    /// The answer to what was planned and came of it; counted.
     fn answer(
         &self,
-        plan: &mut Plan,
-        settled: impl Iterator<Item = Settled>,
+        plan: &Plan<'_>,
+        settled: &mut dyn Iterator<Item = Settled>,
         revision: Revision,
         now: Nanos,
     ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
-        let Plan { parts, charges } = plan;
-        let mut charged = charges.list.iter().zip(settled);
-        let statuses = parts.drain(..).map(|part| {
-            status(part, || charged.next().map(|(charge, settled)| (charge.standing, settled)))
-        });
-        let statuses: smallvec::SmallVec<[Status; 2]> = statuses.collect();
+        let mut statuses = Statuses::new();
+        let mut charged = plan.charges.list.iter().zip(settled);
+        for part in &plan.parts {
+            statuses.push(status(part, || charged.next()));
+        }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
         let denied = decided == Verdict::Deny;
         let shadowed = self.policy.shadow && denied;
         let retry_after = if denied && !shadowed { wait(findings(), quota_for_all) } else { None };
-        Answer {
-            verdict: if shadowed { Verdict::Admit } else { decided },
-            binding: binding(findings(), quota_for_all),
-            retry_after,
-            shadowed,
-            revision,
-            now,
-            statuses,
-        }
+        let verdict = if shadowed { Verdict::Admit } else { decided };
+        let binding = binding(findings(), quota_for_all);
+        let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
+        Decided { verdict, shadowed, reasons, near }.emit();
+        Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
     }
+
+    /// How many limits are nearly used up by what they admitted.
+    fn near<'f>(&self, findings: impl Iterator<Item = &'f Finding>) -> u64 {
+        let near = |finding: &&Finding| {
+            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
+            finding.reason == Reason::WithinLimit
+                && near_from(limit, self.policy.near_limit_ratio)
+                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
+        };
+        findings.filter(near).map(|_| 1).sum()
+    }
+}
+
+/// A question on its way to its answer; ready at once where the backend is at hand.
+// By hand: an `async fn` moves its answer, which is large, twice more than this.
+#[allow(missing_debug_implementations)]
+#[must_use = "a question is decided by awaiting this"]
+pub struct Deciding<'a, 'q> {
+    engine: &'a Engine,
+    question: &'a Question<'q>,
+    patience: Option<Nanos>,
+    /// What is waited for.
+    later: Option<Later<'a>>,
+}
+
+type Later<'a> = Pin<Box<dyn Future<Output = Result<Answer, Refusal>> + Send + 'a>>;
+
+impl Future for Deciding<'_, '_> {
+    type Output = Result<Answer, Refusal>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { engine, question, patience, later } = self.get_mut();
+        if let Some(later) = later {
+            return later.as_mut().poll(cx);
+        }
+        let now = engine.clock.now();
+        if engine.backend.is_at_hand() {
+            return Poll::Ready(engine.decide_at_once(question, now));
+        }
+        later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
+    }
+}
+
+/// What no configuration can answer.
+fn check(question: &Question<'_>) -> Result<(), Refusal> {
+    if question.domain.is_empty() {
+        return Err(Refusal::EmptyDomain);
+    }
+    if question.descriptors.is_empty() {
+        return Err(Refusal::NoDescriptors);
+    }
+    Ok(())
 }
 
 /// Every charge unanswered.
@@ -272,28 +338,32 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
-    reason = "as the reference rounds; a ratio is 0 to 1"
+    reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
 fn near_from(limit: u32, ratio: f32) -> u64 {
-    (limit as f32 * ratio).floor() as u64
+    (limit as f32 * ratio) as u64
 }
 
-/// The status of one descriptor; `next` is the outcome of its charge.
-fn status(part: Part, next: impl FnOnce() -> Option<(Standing, Settled)>) -> Status {
-    let (shown, metadata) = match part {
-        Part::Settled(reason, group) => {
-            return Status { finding: Finding::settled(reason, group), metadata: None };
-        }
-        Part::Charged { shown, metadata, .. } => (shown, metadata),
+/// The status of one descriptor; `next` is its charge and what became of that.
+fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settled)>) -> Status {
+    let none = |reason, group| Status { finding: Finding::settled(reason, group), metadata: None };
+    let metadata = match part {
+        Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
+        Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
+        Part::Replaced => return none(Reason::Replaced, Group::Enforced),
+        Part::Charged(rule, _) => rule.metadata.clone(),
+        Part::Override(_) => None,
     };
-    let Some((standing, settled)) = next() else {
+    let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
         return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
     };
     let finding = match settled {
-        Settled::Answered(outcome) => finding(outcome, shown, standing),
-        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, standing),
+        Settled::Answered(outcome) => finding(outcome, shown, charge.standing),
+        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, charge.standing),
+        Settled::NotAsked => Finding::settled(Reason::NotAsked, charge.standing.group),
         Settled::Local(outcome) => {
-            Finding { reason: Reason::BackendDownLocal, ..finding(outcome, shown, standing) }
+            let finding = finding(outcome, shown, charge.standing);
+            Finding { reason: Reason::BackendDownLocal, ..finding }
         }
     };
     Status { finding, metadata }

@@ -4,9 +4,15 @@
 //! cannot be asked is refused before any counter moves.
 //! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
 
+pub mod admit;
 mod again;
 mod decide;
 mod degrade;
+mod ledgers;
+mod local;
+pub mod membership;
+mod owed;
+pub mod parts;
 mod plan;
 
 use std::sync::Arc;
@@ -16,8 +22,9 @@ use smallvec::SmallVec;
 use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
-pub use decide::{Engine, Policy};
-pub use degrade::{Local, part};
+pub use decide::{Deciding, Engine, Policy};
+pub use local::Local;
+pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};
 
 /// The answer to one question.
@@ -26,7 +33,7 @@ pub struct Answer {
     /// The verdict of the whole question, global shadow mode applied.
     pub verdict: Verdict,
     /// One per descriptor, in the question's order.
-    pub statuses: SmallVec<[Status; 2]>,
+    pub statuses: Statuses,
     /// The status that headers describe.
     pub binding: Option<usize>,
     /// On a denial: the wait after which the whole question would pass if nobody else came. `None`
@@ -39,6 +46,9 @@ pub struct Answer {
     /// The instant that decided.
     pub now: Nanos,
 }
+
+/// One per descriptor.
+pub type Statuses = SmallVec<[Status; 2]>;
 
 /// What was decided for one descriptor.
 #[derive(Debug)]

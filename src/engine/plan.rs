@@ -4,14 +4,12 @@
 //! instant alone; a replaced rule is not charged, an unlimited one never is.
 //! Leaves out: asking the backend and combining verdicts (`decide`).
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
-use crate::config::{Charging, Config, Domain, Limit, OnBackendFailure, Rule, Window};
-use crate::kernel::decision::{Descriptor, Group, Override, Question, Reason, Shown, Standing};
+use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
+use crate::kernel::decision::{Descriptor, Group, Override, Question, Shown, Standing};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -53,104 +51,148 @@ pub enum Overrides {
 
 /// What is to be done for a question.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct Plan<'c> {
     /// One per descriptor.
-    pub(super) parts: SmallVec<[Part; 2]>,
+    pub(super) parts: SmallVec<[Part<'c>; 2]>,
     /// What goes to the backend.
     pub(super) charges: Charges,
 }
 
 /// What is to be done for one descriptor.
-#[derive(Debug)]
-pub(super) enum Part {
-    /// Nothing is counted.
-    Settled(Reason, Group),
-    /// The next charge in order answers it.
-    Charged {
-        shown: Shown,
-        metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
-        /// What the caller gets when the store does not answer.
-        on_failure: OnBackendFailure,
-    },
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part<'c> {
+    /// No rule matches.
+    Nothing,
+    /// The rule has no limit.
+    Unlimited(&'c Rule),
+    /// Another rule of the question replaces the one that matches.
+    Replaced,
+    /// The next charge in order answers it, under the rule's limit.
+    Charged(&'c Rule, &'c Limit),
+    /// The next charge in order answers it, under a limit that the question brought.
+    Override(Override),
 }
 
-impl Plan {
+impl Part<'_> {
+    /// The limit that a charge is made under, as answers show it.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        match self {
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
+            Self::Charged(rule, limit) => Some(Shown {
+                requests: limit.requests,
+                unit: limit.window.unit(),
+                period: limit.window.length(),
+                name: rule.name.clone(),
+            }),
+            Self::Override(Override { requests, unit }) => Some(Shown {
+                requests: *requests,
+                unit: Some(*unit),
+                period: unit.length(),
+                name: None,
+            }),
+        }
+    }
+
+    /// What the caller gets when the store does not answer the charge, if one is made.
+    pub(super) fn on_failure(&self) -> Option<OnBackendFailure> {
+        match self {
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
+            Self::Charged(_, limit) => Some(limit.on_backend_failure),
+            Self::Override(_) => Some(OnBackendFailure::default()),
+        }
+    }
+
+    /// What may be answered without asking the store.
+    pub(super) fn mode(&self) -> Mode {
+        match self {
+            Self::Charged(_, limit) => limit.mode,
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Override(_) => Mode::Strict,
+        }
+    }
+
+    const fn rule(&self) -> Option<&Rule> {
+        match self {
+            Self::Unlimited(rule) | Self::Charged(rule, _) => Some(rule),
+            Self::Nothing | Self::Replaced | Self::Override(_) => None,
+        }
+    }
+}
+
+impl<'c> Plan<'c> {
     /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about
     /// would cost more than making it.
     pub(super) fn fill(
         &mut self,
-        config: &Config,
+        config: &'c Config,
         question: &Question<'_>,
         planning: Planning,
         now: Nanos,
     ) {
         let Some(domain) = config.domains.get(question.domain) else {
-            let nothing = question.descriptors.iter().map(|_| Part::NO_LIMIT);
-            return self.parts.extend(nothing);
+            return self.parts.extend(question.descriptors.iter().map(|_| Part::Nothing));
         };
-        let found: SmallVec<[Found<'_>; 2]> =
-            question.descriptors.iter().map(|d| Found::of(domain, d, planning.overrides)).collect();
-        for (descriptor, each) in question.descriptors.iter().zip(&found) {
-            let part = match each {
-                Found::Nothing => Part::NO_LIMIT,
-                Found::Unlimited(_) => Part::Settled(Reason::Unlimited, Group::Aside),
-                Found::Rule(matched, _) if is_replaced(matched.rule, &found) => {
-                    Part::Settled(Reason::Replaced, Group::Enforced)
-                }
-                Found::Rule(matched, limit) => {
-                    self.charge_rule(domain, descriptor, matched, limit, planning, now)
-                }
-                Found::Override(limit) => {
-                    self.charge_override(domain, descriptor, *limit, planning)
-                }
-            };
+        for descriptor in &question.descriptors {
+            let part = self.plan(domain, descriptor, planning, now);
             self.parts.push(part);
         }
+        self.spare_replaced();
         self.charges.rule = self.rule(domain.charge, planning.quota_for_all);
     }
-}
 
-impl Part {
-    const NO_LIMIT: Self = Self::Settled(Reason::NoLimit, Group::Enforced);
-}
-
-/// What a descriptor was found to be under.
-enum Found<'c> {
-    Nothing,
-    Unlimited(&'c Rule),
-    Rule(Match<'c>, &'c Limit),
-    Override(Override),
-}
-
-impl<'c> Found<'c> {
-    fn of(domain: &'c Domain, descriptor: &Descriptor<'_>, overrides: Overrides) -> Self {
-        match (descriptor.limit, overrides) {
-            (Some(limit), Overrides::Allow) => Self::Override(limit),
-            (None, _) | (_, Overrides::Deny) => Self::configured(domain, descriptor),
-            (Some(limit), Overrides::Max) => match Self::configured(domain, descriptor) {
-                Self::Nothing => Self::Override(limit),
-                Self::Rule(_, configured) if tightens(limit, configured) => Self::Override(limit),
-                configured => configured,
+    fn plan(
+        &mut self,
+        domain: &'c Domain,
+        descriptor: &Descriptor<'_>,
+        planning: Planning,
+        now: Nanos,
+    ) -> Part<'c> {
+        let ours = match (descriptor.limit, planning.overrides) {
+            (None, _) | (Some(_), Overrides::Deny) => None,
+            (ours, Overrides::Allow | Overrides::Max) => ours,
+        };
+        if let (Some(limit), Overrides::Allow) = (ours, planning.overrides) {
+            return self.charge_override(domain, descriptor, limit, planning);
+        }
+        let found = domain.tree.lookup(descriptor.entries.iter().copied());
+        match (found, ours) {
+            (None, None) => Part::Nothing,
+            (None, Some(limit)) => self.charge_override(domain, descriptor, limit, planning),
+            (Some(matched), ours) => match (&matched.rule.limit, ours) {
+                (None, _) => Part::Unlimited(matched.rule),
+                (Some(configured), Some(limit)) if tightens(limit, configured) => {
+                    self.charge_override(domain, descriptor, limit, planning)
+                }
+                (Some(limit), _) => {
+                    self.charge_rule(domain, descriptor, &matched, limit, planning, now);
+                    Part::Charged(matched.rule, limit)
+                }
             },
         }
     }
 
-    fn configured(domain: &'c Domain, descriptor: &Descriptor<'_>) -> Self {
-        match domain.tree.lookup(descriptor.entries.iter().copied()) {
-            None => Self::Nothing,
-            Some(matched) => match &matched.rule.limit {
-                None => Self::Unlimited(matched.rule),
-                Some(limit) => Self::Rule(matched, limit),
-            },
+    /// Takes back the charges of rules that other rules of the question replace.
+    fn spare_replaced(&mut self) {
+        let replaces = |part: &Part<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
+        if !self.parts.iter().any(replaces) {
+            return;
+        }
+        let is_replaced = |part: &Part<'_>| match part {
+            Part::Charged(rule, _) => is_replaced(rule, &self.parts),
+            _ => false,
+        };
+        let spared: SmallVec<[bool; 2]> = self.parts.iter().map(is_replaced).collect();
+        let charged = self.parts.iter().zip(&spared).filter(|(part, _)| part.is_charged());
+        let mut spare = charged.map(|(_, spared)| *spared);
+        self.charges.list.retain(|_| !spare.next().unwrap_or(false));
+        for (part, _) in self.parts.iter_mut().zip(spared).filter(|(_, spared)| *spared) {
+            *part = Part::Replaced;
         }
     }
+}
 
-    const fn rule(&self) -> Option<&'c Rule> {
-        match self {
-            Self::Unlimited(rule) => Some(rule),
-            Self::Rule(matched, _) => Some(matched.rule),
-            Self::Nothing | Self::Override(_) => None,
-        }
+impl Part<'_> {
+    pub(super) const fn is_charged(&self) -> bool {
+        matches!(self, Self::Charged(..) | Self::Override(_))
     }
 }
 
@@ -160,12 +202,12 @@ fn tightens(limit: Override, configured: &Limit) -> bool {
         && limit.requests < configured.requests
 }
 
-fn is_replaced(rule: &Rule, found: &[Found<'_>]) -> bool {
+fn is_replaced(rule: &Rule, parts: &[Part<'_>]) -> bool {
     let Some(name) = &rule.name else { return false };
-    found.iter().filter_map(Found::rule).any(|other| other.replaces.contains(name))
+    parts.iter().filter_map(Part::rule).any(|other| other.replaces.contains(name))
 }
 
-impl Plan {
+impl<'c> Plan<'c> {
     fn charge_rule(
         &mut self,
         domain: &Domain,
@@ -174,7 +216,7 @@ impl Plan {
         limit: &Limit,
         planning: Planning,
         now: Nanos,
-    ) -> Part {
+    ) {
         let Match { rule, shared } = matched;
         let entries = descriptor.entries.iter().enumerate().map(|(position, &(key, value))| {
             let pattern = shared.iter().find(|(at, _)| *at == position);
@@ -186,14 +228,6 @@ impl Plan {
         let standing = Standing { group, shadow: rule.shadow };
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         self.charges.list.push(Charge { key, home, strategy, cost, standing });
-        let shown = Shown {
-            requests: limit.requests,
-            unit: limit.window.unit(),
-            period: limit.window.length(),
-            name: rule.name.clone(),
-        };
-        let on_failure = limit.on_backend_failure;
-        Part::Charged { shown, metadata: rule.metadata.clone(), on_failure }
     }
 
     fn charge_override(
@@ -202,29 +236,22 @@ impl Plan {
         descriptor: &Descriptor<'_>,
         limit: Override,
         planning: Planning,
-    ) -> Part {
-        let Override { requests, unit } = limit;
-        let period = unit.length();
-        let counting = Counting::FixedWindow(period);
+    ) -> Part<'c> {
+        let period = limit.unit.length();
+        // The seven units all make windows; a limit that did not would be no limit.
+        let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
+            return Part::Nothing;
+        };
         let entries = || descriptor.entries.iter().copied();
-        let key = name(domain, entries(), counting, planning.keys);
-        let shown = Shown { requests, unit: Some(unit), period, name: None };
-        match FixedWindow::new(requests, Windows::Every(period)) {
-            Ok(window) => {
-                let strategy = Strategy::FixedWindow(window);
-                let (home, cost) = (home(domain, entries()), descriptor.cost);
-                let standing = Standing::default();
-                self.charges.list.push(Charge { key, home, strategy, cost, standing });
-                let on_failure = OnBackendFailure::default();
-                Part::Charged { shown, metadata: None, on_failure }
-            }
-            // The seven units all make windows; a limit that did not would be no limit.
-            Err(_) => Part::Settled(Reason::NoLimit, Group::Enforced),
-        }
+        let key = name(domain, entries(), Counting::FixedWindow(period), planning.keys);
+        let (home, cost) = (home(domain, entries()), descriptor.cost);
+        let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
+        self.charges.list.push(Charge { key, home, strategy, cost, standing });
+        Part::Override(limit)
     }
 
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
-        let passes = |part: &Part| matches!(part, Part::Settled(_, Group::Enforced));
+        let passes = |part: &Part<'_>| matches!(part, Part::Nothing | Part::Replaced);
         match charging {
             Charging::Each => ChargeRule::Each,
             Charging::AllOrNothing => ChargeRule::AllOrNothing {
@@ -259,31 +286,5 @@ fn name<'a>(
             CounterKey::joined(&domain.name, entries, counting)
         }
         _ => CounterKey::injective(&domain.name, entries, counting),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Domain, Home, home};
-    use crate::config::load;
-    use crate::kernel::units::Revision;
-
-    fn domain(head: &str) -> Domain {
-        let text = format!("domain: d\n{head}descriptors: [{{key: tenant}}]\n");
-        let (config, _) = load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
-        config.domains.into_values().next().unwrap()
-    }
-
-    #[test]
-    fn counters_live_by_themselves_or_where_the_domain_says() {
-        let entries = || [("user", "u"), ("tenant", "t"), ("tenant", "other")].into_iter();
-        let [each, whole] = ["", "charge: all_or_nothing\n"].map(domain);
-        assert_eq!(home(&each, entries()), Home::Itself);
-        assert_eq!(home(&whole, entries()), Home::beside("d", ""));
-        for head in ["colocate: tenant\n", "colocate: tenant\ncharge: all_or_nothing\n"] {
-            let by_tenant = domain(head);
-            assert_eq!(home(&by_tenant, entries()), Home::beside("d", "t"));
-            assert_eq!(home(&by_tenant, entries().take(1)), Home::Itself);
-        }
     }
 }

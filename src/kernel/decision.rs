@@ -75,6 +75,8 @@ pub enum Reason {
     OverLimit,
     /// More hits than the limit could ever admit.
     LargerThanLimit,
+    /// Not asked and not charged: another limit of the question was known to deny it.
+    NotAsked,
     /// The store of counters is full and this key is new: `when_full` decided.
     StoreFull,
     /// The store did not answer: `on_backend_failure: allow`.
@@ -87,7 +89,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of their documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NoLimit,
         Self::Unlimited,
         Self::Replaced,
@@ -95,6 +97,7 @@ impl Reason {
         Self::Refunded,
         Self::OverLimit,
         Self::LargerThanLimit,
+        Self::NotAsked,
         Self::StoreFull,
         Self::BackendDownAllowed,
         Self::BackendDownDenied,
@@ -112,6 +115,7 @@ impl Reason {
             Self::Refunded => "refunded",
             Self::OverLimit => "over_limit",
             Self::LargerThanLimit => "larger_than_limit",
+            Self::NotAsked => "not_asked",
             Self::StoreFull => "store_full",
             Self::BackendDownAllowed => "backend_down_allowed",
             Self::BackendDownDenied => "backend_down_denied",

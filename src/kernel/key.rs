@@ -45,7 +45,7 @@ pub struct CounterKey(Bytes);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Bytes {
     Short { len: u8, bytes: [u8; SHORT] },
-    Long(Box<[u8]>),
+    Long(Vec<u8>),
 }
 
 /// The most bytes of a short key: with its length and the variant, one cache line.
@@ -70,14 +70,14 @@ impl CounterKey {
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let mut key = Writer::new(head(b'i', counting));
-        key.put(&length);
-        key.put(domain.as_bytes());
+        let mut key = Self::begun(head(b'i', counting));
+        key.0.put(&length);
+        key.0.put(domain.as_bytes());
         for piece in entries.flat_map(|(name, value)| [name, value]) {
-            key.put(&short(piece));
-            key.put(piece.as_bytes());
+            key.0.put(&short(piece));
+            key.0.put(piece.as_bytes());
         }
-        key.finish()
+        key
     }
 
     /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
@@ -88,13 +88,19 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
-        let mut key = Writer::new(head(b'j', counting));
+        let mut key = Self::begun(head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
-            key.put(piece.as_bytes());
-            key.put(b"_");
+            key.0.put(piece.as_bytes());
+            key.0.put(b"_");
         }
-        key.finish()
+        key
+    }
+
+    fn begun(head: Head) -> Self {
+        let mut key = Self(Bytes::Short { len: 0, bytes: [0; SHORT] });
+        key.0.put(&head);
+        key
     }
 
     /// The bytes.
@@ -107,44 +113,32 @@ impl CounterKey {
     }
 }
 
-/// A key under construction: short until it is too long for that.
-struct Writer {
-    len: usize,
-    bytes: [u8; SHORT],
-    /// All of the key, once it is long.
-    long: Vec<u8>,
-}
-
-impl Writer {
-    fn new(head: Head) -> Self {
-        let mut writer = Self { len: 0, bytes: [0; SHORT], long: Vec::new() };
-        writer.put(&head);
-        writer
-    }
-
+impl Bytes {
+    /// Puts `piece` to the end: a key is short until it is too long for that.
     fn put(&mut self, piece: &[u8]) {
-        let end = self.len.saturating_add(piece.len());
-        match self.bytes.get_mut(self.len..end) {
-            Some(place) if self.long.is_empty() => {
-                place.copy_from_slice(piece);
-                self.len = end;
+        match self {
+            Self::Short { len, bytes } => {
+                let end = usize::from(*len).saturating_add(piece.len());
+                match (bytes.get_mut(usize::from(*len)..end), u8::try_from(end)) {
+                    (Some(place), Ok(end)) => {
+                        place.copy_from_slice(piece);
+                        *len = end;
+                    }
+                    _ => self.put_long(piece),
+                }
             }
-            _ => self.put_long(piece),
+            Self::Long(_) => self.put_long(piece),
         }
     }
 
     #[cold]
     fn put_long(&mut self, piece: &[u8]) {
-        if self.long.is_empty() {
-            self.long.extend_from_slice(self.bytes.get(..self.len).unwrap_or_default());
-        }
-        self.long.extend_from_slice(piece);
-    }
-
-    fn finish(self) -> CounterKey {
-        match u8::try_from(self.len) {
-            Ok(len) if self.long.is_empty() => CounterKey(Bytes::Short { len, bytes: self.bytes }),
-            _ => CounterKey(Bytes::Long(self.long.into())),
+        match self {
+            Self::Short { len, bytes } => {
+                let begun = bytes.get(..usize::from(*len)).unwrap_or_default();
+                *self = Self::Long([begun, piece].concat());
+            }
+            Self::Long(bytes) => bytes.extend_from_slice(piece),
         }
     }
 }

@@ -6,7 +6,10 @@
 
 #![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]
 
+pub mod concurrency;
+pub mod coordinator;
 pub mod decision;
 pub mod key;
+pub mod lease;
 pub mod rate;
 pub mod units;

@@ -6,7 +6,7 @@
 
 use super::metrics::{METRICS, Metrics};
 use crate::kernel::decision::{Cause, Reason, Verdict};
-use crate::kernel::units::{Nanos, Revision};
+use crate::kernel::units::{Hits, Nanos, Revision};
 
 /// A question was decided.
 #[derive(Clone, Copy, Debug)]
@@ -230,6 +230,72 @@ impl StoreFull {
     }
 }
 
+/// Denials were answered from memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Remembered {
+    /// How many.
+    pub denials: u64,
+}
+
+impl Remembered {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.remembered(self.denials);
+    }
+}
+
+/// Hits that were admitted here in an outage came to an end.
+#[derive(Clone, Copy, Debug)]
+pub struct HitsOwed {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub outcome: OwedOutcome,
+}
+
+/// What became of hits that were owed to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwedOutcome {
+    /// The store was charged with them.
+    Charged,
+    /// Their window was over, their debt had drained, or the store's counter was full.
+    Rested,
+    /// There was no room to remember them, or the store's answer did not come.
+    Lost,
+}
+
+impl OwedOutcome {
+    /// Every outcome, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Charged, Self::Rested, Self::Lost];
+
+    /// The outcome as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Charged => "charged",
+            Self::Rested => "rested",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+impl HitsOwed {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.hits_owed(self);
+    }
+}
+
 /// The store of counters did not answer a charge.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {
@@ -248,5 +314,24 @@ impl BackendFailed {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.backend_failed(self);
+    }
+}
+
+/// A script was sent to the store of counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Called {
+    /// How many questions travel in it.
+    pub questions: usize,
+}
+
+impl Called {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.called(self);
     }
 }

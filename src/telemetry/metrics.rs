@@ -9,7 +9,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::event::{Asked, BackendFailed, Loaded, Outcome, Protocol};
+use super::event::{
+    Asked, BackendFailed, Called, HitsOwed, Loaded, Outcome, OwedOutcome, Protocol,
+};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
@@ -38,6 +40,9 @@ const BOUNDS: [(Nanos, &str); 12] = [
     (Nanos(250_000_000), "0.25"),
 ];
 
+/// Upper bounds of the buckets of questions per call: powers of two up to what fits a call.
+const QUESTIONS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+
 /// A set of counters.
 #[derive(Debug)]
 pub struct Metrics {
@@ -59,9 +64,14 @@ struct Shard {
     asked: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
     full: [AtomicU64; 2],
     failed: [AtomicU64; Cause::ALL.len()],
+    remembered: AtomicU64,
+    owed: [AtomicU64; OwedOutcome::ALL.len()],
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
+    /// Calls by the questions in them, as `took`.
+    called: [AtomicU64; QUESTIONS.len() + 1],
+    called_sum: AtomicU64,
 }
 
 /// What is not counted but looked up when the page is asked for.
@@ -156,6 +166,23 @@ impl Metrics {
         mine.add(&mine.shard.failed[failed.cause as usize], failed.charges);
     }
 
+    pub(super) fn remembered(&self, denials: u64) {
+        let mine = self.mine();
+        mine.add(&mine.shard.remembered, denials);
+    }
+
+    pub(super) fn hits_owed(&self, owed: HitsOwed) {
+        let mine = self.mine();
+        mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
+    }
+
+    pub(super) fn called(&self, called: Called) {
+        let (mine, questions) = (self.mine(), u64::try_from(called.questions).unwrap_or(u64::MAX));
+        let bucket = QUESTIONS.iter().position(|bound| questions <= *bound);
+        mine.add(&mine.shard.called[bucket.unwrap_or(QUESTIONS.len())], 1);
+        mine.add(&mine.shard.called_sum, questions);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
@@ -197,8 +224,12 @@ impl Shard {
                 Protocol::ALL.len()],
             full: [const { AtomicU64::new(0) }; 2],
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
+            remembered: AtomicU64::new(0),
+            owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
+            called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
+            called_sum: AtomicU64::new(0),
         }
     }
 }
@@ -313,9 +344,37 @@ impl Metrics {
             let n = self.sum(|shard| &shard.failed[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
+        let name = "sluicegate_denials_remembered_total";
+        head(page, name, "counter", "Denials answered from memory, without asking the store")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.remembered))?;
+        let name = "sluicegate_local_hits_total";
+        head(page, name, "counter", "Hits admitted while the store was away, by their end")?;
+        // Bound: `OwedOutcome::ALL`.
+        for outcome in OwedOutcome::ALL {
+            let n = self.sum(|shard| &shard.owed[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
+        }
+        self.write_called(page)?;
         let name = "sluicegate_backend_up";
         head(page, name, "gauge", "1 while the store of counters answers, 0 while it does not")?;
         writeln!(page, "{name} {}", u8::from(!gauges.backend_is_down))
+    }
+}
+
+impl Metrics {
+    fn write_called(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_backend_call_questions";
+        head(page, name, "histogram", "Script calls to the shared store, by questions in them")?;
+        let mut below = 0;
+        // Bound: `QUESTIONS`, and one without end.
+        for (index, bound) in QUESTIONS.iter().enumerate() {
+            below += self.sum(|shard| &shard.called[index]);
+            writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {below}")?;
+        }
+        below += self.sum(|shard| &shard.called[QUESTIONS.len()]);
+        writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {below}")?;
+        let sum = self.sum(|shard| &shard.called_sum);
+        writeln!(page, "{name}_sum {sum}\n{name}_count {below}")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The words that the base language does not have.
 
 use sluicegate::config::calendar::Starts;
-use sluicegate::config::{Charging, OnBackendFailure, Unit, Window};
+use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::Nanos;
 
@@ -21,6 +21,7 @@ fn a_file_without_our_words_is_fixed_window_and_strict() {
     assert!(matches!(limit.strategy, Strategy::FixedWindow(_)));
     assert_eq!((limit.requests, limit.window), (5, Window::Unit(Unit::Minute)));
     assert_eq!(limit.on_backend_failure, OnBackendFailure::Error);
+    assert_eq!(limit.mode, Mode::Strict);
     let config = sound("- key: k\n");
     assert_eq!(config.domains["d"].charge, Charging::Each);
 }
@@ -113,9 +114,9 @@ fn backend_failures_have_four_answers() {
 
 #[test]
 fn defaults_are_for_limits_that_do_not_say_otherwise() {
-    let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: strict}\ndescriptors:\n\
+    let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: cached_deny}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
-                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny}}\n";
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny, mode: strict}}\n";
     let (config, said) = load(&[("a.yaml", text)], false).unwrap();
     assert!(said.iter().all(|one| one.code.name() == "N40"), "{said:?}");
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
@@ -123,16 +124,16 @@ fn defaults_are_for_limits_that_do_not_say_otherwise() {
     assert_eq!(limit("a=").on_backend_failure, OnBackendFailure::Local);
     assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));
     assert_eq!(limit("b=").on_backend_failure, OnBackendFailure::Deny);
+    assert_eq!((limit("a=").mode, limit("b=").mode), (Mode::CachedDeny, Mode::Strict));
+    let said = limit("a=").to_string();
+    assert_eq!(said, "1 per day, gcra, burst 1, mode cached_deny, on backend failure local");
     assert_eq!(config.domains["d"].charge, Charging::AllOrNothing);
 }
 
 #[test]
 fn what_this_version_cannot_do_is_refused_and_not_ignored() {
     refused("unit: day, requests_per_unit: 1, mode: strict", &[]);
-    refused(
-        "unit: day, requests_per_unit: 1, mode: cached_deny",
-        &["E30 `mode: cached_deny` is not in this version yet"],
-    );
+    refused("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
     refused(
         "unit: day, requests_per_unit: 1, mode: leased",
         &["E30 `mode: leased` is not in this version yet"],

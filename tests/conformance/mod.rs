@@ -7,7 +7,7 @@ mod concurrency;
 mod room;
 
 use std::cell::Cell;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
@@ -23,6 +23,7 @@ use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use crate::support;
+use crate::support::cluster::Cluster;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 /// 2026-01-01T00:00:00Z, the start of a day.
@@ -37,31 +38,51 @@ static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
 /// What the backends of one test live on.
 struct Stores {
     redis: support::redis::Redis,
+    cluster: Arc<Cluster>,
     given: Cell<u32>,
+}
+
+/// The Cluster of the tests that run just now.
+static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+
+/// Tests that run at one time share it: it takes a while to come up.
+fn cluster() -> Arc<Cluster> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let cluster = Arc::new(Cluster::start());
+        *shared = Arc::downgrade(&cluster);
+        cluster
+    })
 }
 
 impl Stores {
     fn start() -> Self {
         for_a_day_with_a_minute_left();
-        Self { redis: support::redis::Redis::start(), given: Cell::new(0) }
+        Self { redis: support::redis::Redis::start(), cluster: cluster(), given: Cell::new(0) }
     }
 
     /// One of every kind, each empty.
-    fn backends(&self) -> [Box<dyn Backend>; 2] {
-        [Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])), Box::new(self.redis())]
+    fn backends(&self) -> [Box<dyn Backend>; 3] {
+        [
+            Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])),
+            Box::new(self.redis()),
+            Box::new(self.at(redis::Place::Cluster(self.cluster.addresses()))),
+        ]
+    }
+
+    fn redis(&self) -> Redis {
+        self.at(redis::Place::Unix(self.redis.socket()))
     }
 
     /// Keys of its own make it empty.
-    fn redis(&self) -> Redis {
+    fn at(&self, place: redis::Place) -> Redis {
         let number = self.given.replace(self.given.get() + 1);
         let (redis, connection) = Redis::new(redis::Options {
-            place: redis::Place::Unix(self.redis.socket()),
-            user: None,
-            password: None,
-            database: 0,
-            key_prefix: number.to_string(),
+            // Tests that run at one time may share a store.
+            key_prefix: format!("{:?}{number}", std::thread::current().id()),
             deadline: Duration::from_secs(20),
             jitter: 7,
+            ..redis::Options::at(place)
         });
         RUNTIME.spawn(connection);
         let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
@@ -99,7 +120,8 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     };
     Charge {
         key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
-        home: Home::default(),
+        // What is charged as one in one step lives in one place.
+        home: Home::beside("d", ""),
         strategy,
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),

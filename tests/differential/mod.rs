@@ -24,7 +24,8 @@ mod store;
 
 use sluicegate::backend::Charges;
 use sluicegate::backend::redis::CHARGE;
-use sluicegate::backend::redis::codec::{Answers, decode, encode};
+use sluicegate::backend::redis::call::Call;
+use sluicegate::backend::redis::codec::{Answers, NotUnderstood, pack, read};
 use sluicegate::kernel::units::Nanos;
 
 use crate::support::redis::Redis;
@@ -46,7 +47,12 @@ impl Scripted {
     }
 
     fn queue(&mut self, charges: &Charges, at: Option<Nanos>) {
-        let call = encode(charges, PREFIX, at);
+        self.queue_all(std::slice::from_ref(charges), at);
+    }
+
+    /// All of them in one call.
+    fn queue_all(&mut self, questions: &[Charges], at: Option<Nanos>) {
+        let call = call(questions, at);
         let count = call.keys.len().to_string();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count.into_bytes()];
         let parts: Vec<_> = head.into_iter().chain(call.keys).chain(call.args).collect();
@@ -60,9 +66,22 @@ impl Scripted {
     }
 }
 
+fn call(questions: &[Charges], at: Option<Nanos>) -> Call {
+    Call::of(questions.iter().map(|charges| pack(charges, PREFIX)).collect(), at)
+}
+
 fn answers(charges: &Charges, reply: &Value) -> Answers {
+    all_answers(std::slice::from_ref(charges), reply).remove(0)
+}
+
+fn all_answers(questions: &[Charges], reply: &Value) -> Vec<Answers> {
     match reply {
-        Value::Array(_) => decode(charges, &reply.ints()).unwrap(),
+        Value::Array(_) => decode(questions, &reply.ints()).unwrap(),
         other => panic!("{other:?}"),
     }
+}
+
+fn decode(questions: &[Charges], reply: &[i64]) -> Result<Vec<Answers>, NotUnderstood> {
+    let shares = call(questions, None).share_out(reply)?;
+    questions.iter().zip(&shares).map(|(charges, share)| read(charges, share)).collect()
 }

@@ -4,12 +4,13 @@ use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::codec::Answer;
 use sluicegate::backend::{Backend as _, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Group, Standing};
+use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
 use super::model::{charge, expected};
-use super::{Scripted, answers};
+use super::{Scripted, all_answers, answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
@@ -87,6 +88,92 @@ fn a_question_of_several_charges_is_answered_as_memory_answers_it() {
                 got.as_slice(),
                 wanted,
                 "SLUICEGATE_SEED={seed}, trace {trace}, step {step}: {charges:#?}"
+            );
+        }
+    }
+}
+
+/// Counters of which each has two limits, as while replicas are on two revisions.
+fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
+    let mut small = |kind: Kind, before: Option<&Strategy>| loop {
+        let limit = kind.limit(dice, START, before);
+        if limit.most() < 200 {
+            return limit;
+        }
+    };
+    let mut both = |kind: &Kind| {
+        let first = small(*kind, None);
+        [first, small(*kind, Some(&first))]
+    };
+    let ticks = [Nanos::from_secs(60), Nanos::from_secs(946_080_000)]
+        .map(|period| Strategy::Gcra(Gcra::new(149, period, 149).unwrap()));
+    assert_ne!(ticks[0].tick(), ticks[1].tick());
+    Kind::ALL.iter().chain(&Kind::ALL).map(&mut both).chain([ticks]).collect()
+}
+
+/// The questions of one call; often most of them name one key.
+fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges> {
+    let most = dice.pick(&[1, 3, 8, 40]);
+    let hot = dice.once_in(2).then(|| dice.up_to(counters.len() as u64 - 1));
+    let charge = |dice: &mut Dice| {
+        let any = dice.up_to(counters.len() as u64 - 1);
+        let which = hot.filter(|_| !dice.once_in(4)).unwrap_or(any);
+        let [first, second] = counters[usize::try_from(which).unwrap()];
+        let strategy = if dice.once_in(4) { second } else { first };
+        let hits = Hits(dice.pick(&[0, 1, 1, 1, 1, 2, 3, 5, 21, 201, u64::MAX]));
+        let cost = if dice.once_in(7) { Cost::Refund(hits) } else { Cost::Charge(hits) };
+        let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
+        let standing = Standing { group, shadow: dice.once_in(5) };
+        Charge { standing, ..super::model::charge(&format!("r{trace} {which}"), strategy, cost) }
+    };
+    let question = |dice: &mut Dice| {
+        let all = Rule::AllOrNothing { quota_for_all: dice.once_in(5), rescued: dice.once_in(5) };
+        let rule = if dice.once_in(4) { all } else { Rule::Each };
+        let charges = dice.pick(&[1, 1, 1, 2, 5]);
+        Charges { list: (0..charges).map(|_| charge(dice)).collect(), rule }
+    };
+    (0..=dice.up_to(most)).map(|_| question(dice)).collect()
+}
+
+/// What memory answers to one after the other: first those of `each`, then the others.
+fn one_after_the_other(memory: &Memory, now: Nanos, questions: &[Charges]) -> Vec<Vec<Answer>> {
+    let mut answers = vec![Vec::new(); questions.len()];
+    for is_each in [true, false] {
+        for (question, answers) in questions.iter().zip(&mut answers) {
+            if matches!(question.rule, Rule::Each) == is_each {
+                let outcomes = asked(memory, now, question);
+                let wanted = outcomes.iter().zip(&question.list);
+                *answers = wanted.map(|(got, charge)| as_answer(*got, charge, now)).collect();
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn questions_of_one_call_are_answered_as_if_one_came_after_the_other() {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut scripted = Scripted::new(&redis);
+    let memory = Memory::new(10_000_000, WhenFull::Deny, [7; 16]);
+    for trace in 0..TRACES {
+        let mut dice = Dice::new(seed ^ trace << 32);
+        let (counters, mut now) = (revised(&mut dice), START);
+        let mut trail = Vec::new();
+        for _ in 0..STEPS {
+            let questions = batch(&mut dice, trace, &counters);
+            let [limit, _] = dice.pick(&counters);
+            now = now.plus(Nanos(dice.pick(&[0, 0, 1_000, span(&limit).0 / 7])));
+            let wanted = one_after_the_other(&memory, now, &questions);
+            scripted.queue_all(&questions, Some(now));
+            trail.push((questions, now, wanted));
+        }
+        scripted.client.flush();
+        for (step, (questions, now, wanted)) in trail.iter().enumerate() {
+            let got = all_answers(questions, &scripted.client.receive());
+            let got: Vec<_> = got.into_iter().map(smallvec::SmallVec::into_vec).collect();
+            assert_eq!(
+                &got, wanted,
+                "SLUICEGATE_SEED={seed}, trace {trace}, step {step} at {now}: {questions:#?}"
             );
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use sluicegate::backend::redis::CHARGE;
-use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, decode, encode, key};
+use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, key};
 use sluicegate::backend::{Charges, Home, Outcome, Rule};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::key::{CounterKey, Counting};
@@ -15,7 +15,7 @@ use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::model::charge;
-use super::{PREFIX, Scripted, answers};
+use super::{PREFIX, Scripted, answers, call, decode};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
@@ -239,38 +239,51 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
         rule: Rule::Each,
     };
     let one = |strategy| each([("a", strategy, 1)]);
-    assert!(decode(&one(gcra), &[0, 7, 0, 0]).is_ok());
-    assert!(decode(&refund(gcra), &[4, 7, 0, 0]).is_ok());
-    assert!(decode(&one(calendar), &[3, 7, 0, 0]).is_ok());
+    let (admit, never, refunded, unreadable, deny, stale) = (56, 57, 58, 3, 60, 5);
+    let decode = |charges: &Charges, reply: &[i64]| decode(std::slice::from_ref(charges), reply);
+    assert!(decode(&one(gcra), &[admit, 0]).is_ok());
+    assert!(decode(&one(gcra), &[deny, 0, 1]).is_ok());
+    assert!(decode(&refund(gcra), &[refunded, 0]).is_ok());
+    assert!(decode(&one(calendar), &[stale, 0, 7]).is_ok());
     for (charges, reply) in [
         (one(gcra), &[][..]),
-        (one(gcra), &[0, 7, 0]),
-        (one(gcra), &[0, 7, 0, 0, 0]),
-        (one(gcra), &[0, 7, 0, 0, 0, 7, 0, 0]),
-        (one(gcra), &[0, 8, 0, 0]),
-        (one(gcra), &[0, -1, 0, 0]),
-        (one(gcra), &[0, 7, 1, 0]),
-        (one(gcra), &[0, 7, 0, -1]),
-        (one(gcra), &[0, 7, 0, (1 << 53) + 1]),
-        (one(gcra), &[1, 7, -1, 0]),
-        (one(gcra), &[2, 7, 1, 0]),
-        (one(gcra), &[4, 7, 0, 0]),
-        (one(gcra), &[6, 7, 0, 0]),
-        (one(gcra), &[-1, 7, 0, 0]),
-        (one(window), &[3, 7, 0, 0]),
-        (one(calendar), &[3, 7, 1, 0]),
-        (one(gcra), &[5, 1, 0, 0]),
-        (refund(gcra), &[0, 7, 0, 0]),
-        (refund(gcra), &[1, 7, 0, 0]),
+        (one(gcra), &[admit]),
+        (one(gcra), &[admit, 0, 0]),
+        (one(gcra), &[admit, 0, admit, 0]),
+        (one(gcra), &[admit + 8, 0]),
+        (one(gcra), &[admit - 64, 0]),
+        (one(gcra), &[admit, -1]),
+        (one(gcra), &[admit, (1 << 53) + 1]),
+        (one(gcra), &[deny, 0]),
+        (one(gcra), &[deny, 0, -1]),
+        (one(gcra), &[never, 0, 1]),
+        (one(gcra), &[refunded, 0]),
+        (one(gcra), &[62, 0, 0]),
+        (one(gcra), &[-1, 0]),
+        (one(window), &[stale, 0, 7]),
+        (one(calendar), &[stale, 1, 7]),
+        (one(calendar), &[stale + 8, 0, 7]),
+        (one(gcra), &[unreadable, 1]),
+        (one(gcra), &[unreadable + 8, 0]),
+        (refund(gcra), &[admit, 0]),
+        (refund(gcra), &[deny, 0, 0]),
     ] {
         assert!(decode(&charges, reply).is_err(), "{reply:?}");
     }
 }
 
 #[test]
-fn one_call_carries_a_whole_question() {
+fn one_call_carries_each_key_and_each_record_once() {
     let limits = strategies(7, Nanos::from_secs(60));
-    let call = encode(&each(limits.map(|strategy| ("a", strategy, 1))), PREFIX, None);
+    let question = each(limits.map(|strategy| ("a", strategy, 1)));
+    let call = call(&[question.clone(), question], None);
     assert_eq!((call.keys.len(), call.args.len()), (5, 7));
-    assert_eq!(call.args[..2], [b"e".to_vec(), Vec::new()]);
+}
+
+#[test]
+fn charges_of_one_record_need_no_plan() {
+    let [gcra, ..] = strategies(7, Nanos::from_secs(60));
+    let questions = ["a", "b", "c"].map(|name| each([(name, gcra, 1)]));
+    let call = call(&questions, None);
+    assert_eq!((call.keys.len(), call.args.len(), call.args[1].len()), (3, 3, 0));
 }

@@ -51,7 +51,7 @@ async fn nothing_is_shown_without_the_token() {
         Some("Bearer open-sesame!"),
         Some("bearer open-sesame"),
     ];
-    for path in ["/", "/config", "/rlconfig", "/explain", "/nothing"] {
+    for path in ["/", "/config", "/rlconfig", "/explain", "/fleet", "/nothing"] {
         for authorization in wrong {
             assert_eq!(get(&router, path, authorization).await.0, 401, "{path} {authorization:?}");
         }
@@ -65,7 +65,7 @@ async fn every_other_path_lists_what_there_is() {
         let (status, body) = get(&admin(None), path, None).await;
         assert_eq!(status, 200);
         let paths: Vec<_> = body.lines().map(|line| line.split(": ").next().unwrap()).collect();
-        assert_eq!(paths, ["/", "/config", "/explain", "/rlconfig"]);
+        assert_eq!(paths, ["/", "/config", "/explain", "/fleet", "/rlconfig"]);
     }
 }
 

@@ -9,7 +9,8 @@ use sluicegate::edge::http::metrics::router;
 use sluicegate::kernel::decision::{Cause, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    Answered, Asked, BackendFailed, Decided, LoadRefused, Loaded, Outcome, Protocol, StoreFull,
+    Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol,
+    StoreFull,
 };
 use sluicegate::telemetry::metrics::{Gauges, Metrics};
 use tonic::codegen::Service as _;
@@ -114,11 +115,21 @@ fn what_happens_is_counted_under_its_own_name() {
     Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
     StoreFull { verdict: Verdict::Deny }.count(&metrics);
     BackendFailed { cause: Cause::WrongType, charges: 3 }.count(&metrics);
+    for questions in [1, 1, 9, 1_000] {
+        Called { questions }.count(&metrics);
+    }
     Loaded { revision: Revision(7), at: Nanos(2_250_000_000) }.count(&metrics);
     LoadRefused.count(&metrics);
     let samples = samples(&page(&metrics));
     let want = [
         ("sluicegate_backend_failures_total{cause=\"wrong_type\"}", 3.0),
+        ("sluicegate_backend_call_questions_bucket{le=\"1\"}", 2.0),
+        ("sluicegate_backend_call_questions_bucket{le=\"8\"}", 2.0),
+        ("sluicegate_backend_call_questions_bucket{le=\"16\"}", 3.0),
+        ("sluicegate_backend_call_questions_bucket{le=\"256\"}", 3.0),
+        ("sluicegate_backend_call_questions_bucket{le=\"+Inf\"}", 4.0),
+        ("sluicegate_backend_call_questions_count", 4.0),
+        ("sluicegate_backend_call_questions_sum", 1_011.0),
         ("sluicegate_questions_answered_total{verdict=\"admit\"}", 1.0),
         ("sluicegate_questions_answered_total{verdict=\"deny\"}", 1.0),
         ("sluicegate_questions_answered_total{verdict=\"shadow_deny\"}", 1.0),

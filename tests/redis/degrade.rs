@@ -4,19 +4,20 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::google::protobuf::value::Kind;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{Options, Place, Redis};
 use sluicegate::backend::{Backend as _, Cause};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
+use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::convert;
 use sluicegate::edge::grpc::rls::patience;
-use sluicegate::engine::{Answer, Engine, Local, Policy, Refusal, part};
+use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
-use sluicegate::kernel::rate::Strategy;
-use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::sliding_log::SlidingLog;
-use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tonic::metadata::MetadataMap;
 
@@ -32,12 +33,13 @@ descriptors:
 
 pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
     let key_prefix = "t".to_owned();
-    Options { place, user: None, password: None, database: 0, key_prefix, deadline, jitter: 1 }
+    Options { key_prefix, deadline, jitter: 1, ..Options::at(place) }
 }
 
 pub(super) fn engine_over(redis: Redis, clock: Clock, limits: &str, replicas: u32) -> Engine {
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
-    let local = Local { memory, replicas: NonZeroU32::new(replicas).unwrap() };
+    let membership = Membership::new("me", 1, NonZeroU32::new(replicas).unwrap());
+    let local = Local::new(memory, Arc::new(membership));
     let engine = Engine::new(clock, Arc::new(redis), Policy::default()).with_local(local);
     engine.publish(Arc::new(load([("d.yaml", limits.as_bytes())], Revision(1), false).unwrap().0));
     engine
@@ -122,30 +124,38 @@ async fn all_or_nothing_holds_for_parts_too() {
     assert_eq!(left, Hits(9), "the denied question charged nothing");
 }
 
-#[test]
-fn parts_together_are_at_most_the_limit_for_every_strategy_and_number_of_replicas() {
-    let day = Nanos::from_secs(86_400);
-    for limit in 1..=100 {
-        let wholes = [
-            Strategy::Gcra(Gcra::new(limit, day, limit).unwrap()),
-            Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(day)).unwrap()),
-            Strategy::SlidingWindow(SlidingWindow::new(limit, day).unwrap()),
-            Strategy::SlidingLog(SlidingLog::new(limit, day).unwrap()),
-        ];
-        for (whole, replicas) in wholes.iter().flat_map(|whole| (1..=101).map(move |r| (whole, r)))
-        {
-            let part = part(whole, NonZeroU32::new(replicas).unwrap());
-            assert_eq!(part.map_or(0, |part| part.most()), limit / replicas, "{whole:?}");
-            let (Some(Strategy::Gcra(part)), Strategy::Gcra(whole)) = (part, whole) else {
-                continue;
-            };
-            let per_day = |gcra: &Gcra| {
-                let (worth, tick) = (gcra.worth(), gcra.tick().size().0);
-                u128::from(worth.hits) * u128::from(day.0)
-                    / (u128::from(worth.ticks.get()) * u128::from(tick))
-            };
-            assert!(per_day(&part) * u128::from(replicas) <= per_day(whole));
-        }
+#[tokio::test]
+async fn all_or_nothing_charges_nothing_where_a_limit_has_no_part_here() {
+    let engine = engine(3, &format!("charge: all_or_nothing\n{LIMITS}"));
+    let denied = ask(&engine, &["local", "few"]).await.unwrap();
+    assert_eq!(denied.verdict, Verdict::Deny);
+    let left = ask(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    assert_eq!(left, Hits(2), "three, less the one that just passed");
+}
+
+#[tokio::test]
+async fn dynamic_metadata_carries_the_reason_of_each_degraded_answer() {
+    let asked = RateLimitRequest {
+        domain: "d".to_owned(),
+        descriptors: ["allow", "local", "nothing", "deny"].map(descriptor).to_vec(),
+        hits_addend: 0,
+    };
+    let answer = ask(&engine(1, LIMITS), &["allow", "local", "nothing", "deny"]).await.unwrap();
+    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
+    let metadata = convert::reply(&asked, &answer, &reporting).dynamic_metadata.unwrap();
+    let Some(Kind::ListValue(list)) = &metadata.fields["degraded"].kind else { panic!() };
+    let said: Vec<_> = list.values.iter().map(|value| value.kind.clone().unwrap()).collect();
+    let wanted = ["backend_down_allowed", "backend_down_local", "", "backend_down_denied"];
+    assert_eq!(said, wanted.map(|reason| Kind::StringValue(reason.to_owned())));
+}
+
+fn descriptor(key: &str) -> RateLimitDescriptor {
+    let entry = Entry { key: key.to_owned(), value: "v".to_owned() };
+    RateLimitDescriptor {
+        entries: vec![entry],
+        limit: None,
+        hits_addend: None,
+        ..Default::default()
     }
 }
 

@@ -162,7 +162,7 @@ fn a_key_of_another_type_fails_alone_and_stays_as_it_is() {
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
     assert_eq!(ask(&service, "allow", "odd"), 200);
-    let Value::Array(keys) = store.tell(&["KEYS", "*"]) else { panic!() };
+    let Value::Array(keys) = store.tell(&["KEYS", "*odd*"]) else { panic!() };
     let [Value::Text(key)] = &keys[..] else { panic!("{keys:?}") };
     let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
     client.call(&[b"DEL".as_slice(), key]);
@@ -203,4 +203,36 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
         status => Err(format!("{status} {}", service.log())),
     })
     .unwrap();
+}
+
+#[test]
+fn a_redis_that_loads_is_answered_for_and_goes_on_with_what_it_has() {
+    for_a_day_with_a_minute_left();
+    let (mut store, limits) = (Store::absent(), limits(LIMIT));
+    let hidden =
+        ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
+    store.start(&[&["--port", "0"], &hidden[..]].concat());
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    wait_until_whole(&service);
+    holds_the_limit(&service, "kept");
+    store.tell(&["DEBUG", "POPULATE", "2000", "filler", "100"]);
+    store.tell(&["SAVE"]);
+    store.kill();
+    // Half a millisecond a key: a second in all.
+    let slow = ["--port", "0", "--key-load-delay", "500"];
+    store.start(&[&slow, &hidden[..]].concat());
+    let loading = store.tell(&["GET", "filler:1"]);
+    assert!(matches!(&loading, Value::Error(said) if said.starts_with("LOADING")), "{loading:?}");
+    let answers: Vec<_> = (0..20).map(|_| timed(&service, "allow", "loading")).collect();
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    let worst = answers.iter().map(|(_, took)| *took).max().unwrap();
+    assert!(worst < DEADLINE + MARGIN, "{worst:?}");
+    holds_every_rule(&service, "loading");
+    let began = now();
+    wait_until_whole(&service);
+    println!("observed: LOADING: worst answer {worst:?}, normal {:?} later", began.elapsed());
+    for rule in RULES {
+        assert_eq!(ask(&service, rule, "kept"), 429, "what it saved is not forgotten");
+    }
+    holds_the_limit(&service, "loaded");
 }

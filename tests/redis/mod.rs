@@ -1,11 +1,21 @@
 //! The real binary over a real Redis: exactness between processes, and what is promised when Redis
 //! is slow, gone, or not what it was.
 
+mod batch;
+mod cluster;
 mod degrade;
 mod exact;
 mod faults;
+mod fleet;
+mod inspect;
+mod load;
+mod owed;
+mod parts;
 mod places;
+mod remembered;
+mod sentinel;
 mod stale;
+mod tls;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -90,7 +100,22 @@ impl Drop for Store {
 const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
 
 fn limits(requests: u32) -> TempDir {
-    let mut text = "domain: d\ndescriptors:\n".to_owned();
+    limits_of(requests, &["d"])
+}
+
+/// The same limits for each of these domains.
+fn limits_of(requests: u32, domains: &[&str]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for domain in domains {
+        let file = dir.path().join(format!("{domain}.yaml"));
+        std::fs::write(file, text_of(requests, domain)).unwrap();
+    }
+    dir
+}
+
+fn text_of(requests: u32, domain: &str) -> String {
+    // In a Cluster the domain then lives on one node, and each question has one limit.
+    let mut text = format!("domain: {domain}\ncharge: all_or_nothing\ndescriptors:\n");
     for rule in RULES {
         let _ = writeln!(
             text,
@@ -98,9 +123,17 @@ fn limits(requests: u32) -> TempDir {
              on_backend_failure: {rule}}}"
         );
     }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("d.yaml"), text).unwrap();
-    dir
+    let _ = writeln!(text, "- key: many\n  rate_limit: {{unit: day, requests_per_unit: 1000000}}");
+    text
+}
+
+/// Moves the limits a folder down: the folder above them is watched as well, and must not be the one
+/// that a log at level trace grows in.
+fn apart(limits: &TempDir) -> PathBuf {
+    let apart = limits.path().join("apart");
+    std::fs::create_dir(&apart).unwrap();
+    std::fs::rename(limits.path().join("d.yaml"), apart.join("d.yaml")).unwrap();
+    apart
 }
 
 /// A server over `url` with further flags.
@@ -116,11 +149,16 @@ fn ask(service: &Service, key: &str, value: &str) -> u16 {
 }
 
 fn ask_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
+    ask_of(service, "d", entries)
+}
+
+fn ask_of(service: &Service, domain: &str, entries: &[(&str, &str)]) -> http1::Reply {
     let descriptors: Vec<_> = entries
         .iter()
         .map(|(key, value)| format!(r#"{{"entries":[{{"key":"{key}","value":"{value}"}}]}}"#))
         .collect();
-    let body = format!(r#"{{"domain":"d","descriptors":[{}]}}"#, descriptors.join(","));
+    let descriptors = descriptors.join(",");
+    let body = format!(r#"{{"domain":"{domain}","descriptors":[{descriptors}]}}"#);
     http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap()
 }
 

@@ -1,8 +1,10 @@
 //! Where a Redis is, as whom it is spoken to, and that nobody reads the password.
 
 use std::net::TcpListener;
+use std::os::unix::fs::symlink;
 
-use super::{Store, ask, limits, ready, serve, wait_until_whole};
+use super::{Store, apart, ask, limits, ready, serve, wait_until_whole};
+use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const PASSWORD: &str = "open%2Fsesame";
@@ -28,16 +30,12 @@ fn a_user_a_password_and_a_database_are_used_and_the_password_is_shown_nowhere()
     store.tell(&["ACL", "SETUSER", "gate", "on", &rule, "~sluicegate*", "+@all"]);
     let url = format!("redis://gate:{PASSWORD}@127.0.0.1:{port}/3");
     let flags = ["--backend-deadline", "5s", "--log-level", "trace"];
-    // The folder above is watched as well, and must not be the one that the log grows in.
-    let inner = limits.path().join("inner");
-    std::fs::create_dir(&inner).unwrap();
-    std::fs::rename(limits.path().join("d.yaml"), inner.join("d.yaml")).unwrap();
-    let service = serve(&inner, &url, &flags);
+    let service = serve(&apart(&limits), &url, &flags);
     wait_until_whole(&service);
     assert_eq!(ask(&service, "error", "k"), 200);
     assert!(service.said.contains(&format!("counters in redis://gate:***@127.0.0.1:{port}/3")));
     let space = store.tell(&["INFO", "keyspace"]).text();
-    assert!(space.contains("db3:keys=1") && !space.contains("db0:"), "{space}");
+    assert!(space.contains("db3:keys=") && !space.contains("db0:"), "{space}");
     store.tell(&["ACL", "SETUSER", "gate", "off"]);
     store.tell(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let refused = || match ready(&service).text() {
@@ -56,4 +54,83 @@ fn a_user_a_password_and_a_database_are_used_and_the_password_is_shown_nowhere()
     store.tell(&["ACL", "SETUSER", "gate", "on"]);
     wait_until_whole(&service);
     assert_eq!(ask(&service, "error", "k"), 200);
+}
+
+#[test]
+fn a_password_that_is_rotated_in_its_file_is_used_without_a_restart_and_shown_nowhere() {
+    for_a_day_with_a_minute_left();
+    let ((store, port), limits) = (over_tcp(), limits(10));
+    let set = |password: &str| {
+        let rule = format!(">{password}");
+        store.tell(&["ACL", "SETUSER", "gate", "on", "resetpass", &rule, "~sluicegate*", "+@all"]);
+    };
+    let mounted = Mounted::new();
+    mounted.swap("one", "sesame-one\n");
+    set("sesame-one");
+    let flags = ["--backend-password-file", &mounted.path(), "--log-level", "trace"];
+    let flags = [&["--backend-deadline", "5s"], &flags[..]].concat();
+    let url = format!("redis://gate@127.0.0.1:{port}");
+    let service = serve(&apart(&limits), &url, &flags);
+    wait_until_whole(&service);
+    assert!(service.said.contains(&format!("counters in redis://gate@127.0.0.1:{port}")));
+    // First the file, as a rotation should: what is open goes on.
+    mounted.swap("two", "sesame-two");
+    assert_eq!(ask(&service, "error", "k"), 200);
+    set("sesame-two");
+    store.tell(&["CLIENT", "KILL", "USER", "gate"]);
+    answers_again(&service);
+    // First Redis: nothing is answered until the file follows.
+    set("sesame-three");
+    store.tell(&["CLIENT", "KILL", "USER", "gate"]);
+    let says = |what: &str| {
+        let said = || match service.log() {
+            log if log.contains(what) => Ok(()),
+            log => Err(log),
+        };
+        until(what, said).unwrap();
+    };
+    says("WRONGPASS");
+    mounted.swap("three", "sesame-three\r\n");
+    answers_again(&service);
+    mounted.swap("four", "");
+    store.tell(&["CLIENT", "KILL", "USER", "gate"]);
+    says("does not hold one line with a password");
+    mounted.swap("five", "sesame-three");
+    answers_again(&service);
+    for text in [service.log(), service.said.clone()] {
+        assert!(!text.contains("sesame"), "{text}");
+    }
+}
+
+/// Waits until it does: a connection that was closed may be missed only with the next question.
+fn answers_again(service: &Service) {
+    until("redis answers again", || match ask(service, "error", "k") {
+        200 | 429 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    })
+    .unwrap();
+}
+
+/// A secret as Kubernetes mounts it: the file is a link through a link that is swapped.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        symlink("..data/password", dir.path().join("password")).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self) -> String {
+        self.0.path().join("password").display().to_string()
+    }
+
+    fn swap(&self, version: &str, password: &str) {
+        let real = self.0.path().join(format!("..{version}"));
+        std::fs::create_dir(&real).unwrap();
+        std::fs::write(real.join("password"), password).unwrap();
+        let next = self.0.path().join("..next");
+        symlink(real, &next).unwrap();
+        std::fs::rename(next, self.0.path().join("..data")).unwrap();
+    }
 }

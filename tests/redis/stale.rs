@@ -24,9 +24,9 @@ descriptors:
 - {key: tight, rate_limit: {unit: day, requests_per_unit: 2}}
 ";
 
-struct Connected {
-    store: Store,
-    engine: Engine,
+pub(super) struct Connected {
+    pub(super) store: Store,
+    pub(super) engine: Engine,
     connection: JoinHandle<()>,
 }
 
@@ -36,7 +36,7 @@ impl Drop for Connected {
     }
 }
 
-fn connected(rules: &str) -> Connected {
+pub(super) fn connected(rules: &str) -> Connected {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let at = redis_at(Place::Unix(store.socket()), Duration::from_secs(20));

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    Backend, Doors, HeaderName, LATER, LogLevel, Origin, Place, Ratio, ResponseHeaders, Settings,
-    WhenFull, print_config, table,
+    Address, Backend, Doors, HeaderName, LATER, LogLevel, Origin, Place, Ratio, ResponseHeaders,
+    Settings, WhenFull, print_config, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -145,8 +145,6 @@ fn a_word_of_a_later_version_is_an_error_through_every_door() {
             assert!(refused(&doors)[0].contains("is not in this version yet"), "{word}");
         }
     }
-    let tls = refused(&flags(&[("backend", "rediss://u:secret@127.0.0.1")]));
-    assert!(tls[0].contains("`backend: …@127.0.0.1` is not in this version yet"), "{tls:?}");
 }
 
 #[test]
@@ -156,14 +154,26 @@ fn a_redis_is_named_by_a_url_and_its_password_is_never_shown() {
         Backend::Memory => panic!("{url}"),
     };
     let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
-    assert_eq!(tcp.place, Place::Tcp("redis.shop".to_owned(), 6380));
+    assert_eq!(tcp.place, Place::Tcp(address("redis.shop", 6380)));
     assert_eq!((tcp.user.as_deref(), tcp.password.as_deref()), (Some("me"), Some("p@ss:w")));
     assert_eq!(tcp.database, 3);
-    assert_eq!(of("redis://[::1]").place, Place::Tcp("::1".to_owned(), 6379));
+    assert_eq!(of("redis://[::1]").place, Place::Tcp(address("::1", 6379)));
     let unix = of("redis+unix://:pass@/run/redis.sock?db=2");
     assert_eq!(unix.place, Place::Unix("/run/redis.sock".into()));
     assert_eq!((unix.user, unix.password.as_deref(), unix.database), (None, Some("pass"), 2));
+    let sentinel = of("rediss+sentinel://me:pass@one,two:1/shop/4");
+    let (one, two) = (address("one", 26379), address("two", 1));
+    assert_eq!(sentinel.place, Place::Sentinel(vec![one, two], "shop".to_owned()));
+    assert_eq!((sentinel.tls, sentinel.database), (true, 4));
+    let cluster = of("redis+cluster://one,[::1]:7");
+    assert_eq!(cluster.place, Place::Cluster(vec![address("one", 6379), address("::1", 7)]));
+    assert!(!cluster.tls && of("rediss://one").tls && of("rediss+cluster://one").tls);
     for (url, shown) in [
+        (
+            "rediss+sentinel://me:pass@one,[::1]/shop/4",
+            "rediss+sentinel://me:***@one:26379,[::1]:26379/shop/4",
+        ),
+        ("redis+cluster://:pass@one,two/0", "redis+cluster://:***@one:6379,two:6379"),
         ("redis://me:p%40ss:w@redis.shop:6380/3", "redis://me:***@redis.shop:6380/3"),
         ("redis://[::1]", "redis://[::1]:6379"),
         ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
@@ -196,6 +206,18 @@ fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
         "redis://ho st",
         "redis+unix://run/redis.sock",
         "redis+unix://",
+        "redis+sentinel://one",
+        "redis+sentinel://one/",
+        "redis+sentinel:///shop",
+        "redis+sentinel://one,/shop",
+        "redis+sentinel://one/sh op",
+        "redis+sentinel://one/shop/x",
+        "redis+cluster://",
+        "redis+cluster://one,,two",
+        "redis+cluster://one/1",
+        "rediss+unix:///run/redis.sock",
+        "redis-cluster://one",
+        "redissentinel://one",
         "http://host",
         "Redis://host",
     ] {
@@ -203,6 +225,47 @@ fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
     }
     let told = refused(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
     assert!(!told[0].contains("secret") && told[0].contains("…@host:x"), "{told:?}");
+}
+
+fn address(host: &str, port: u16) -> Address {
+    Address { host: host.to_owned(), port }
+}
+
+#[test]
+fn a_setting_of_redis_that_nothing_would_heed_is_refused() {
+    let (memory, plain) = ("backend: memory", "backend: redis://host");
+    let (tls, sentinel) = ("backend: rediss://host", "backend: redis+sentinel://host/shop");
+    for (backend, rest, about) in [
+        (memory, "backend_password_file: f", "backend_password_file"),
+        ("backend: redis://u:p@host", "backend_password_file: f", "backend_password_file"),
+        ("backend: redis://u@host", "", "backend"),
+        (memory, "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        (plain, "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        (plain, "backend_tls_server_name: f", "backend_tls_server_name"),
+        (tls, "backend_tls_cert_file: f", "backend_tls_cert_file"),
+        (tls, "backend_tls_key_file: f", "backend_tls_key_file"),
+        (tls, "backend_sentinel_user: f", "backend_sentinel_user"),
+        (plain, "backend_sentinel_password: f", "backend_sentinel_password"),
+        (memory, "backend_sentinel_password_file: f", "backend_sentinel_password_file"),
+        (sentinel, "backend_sentinel_user: f", "backend_sentinel_user"),
+        (
+            sentinel,
+            "backend_sentinel_password: s\nbackend_sentinel_password_file: f",
+            "backend_sentinel_password_file",
+        ),
+    ] {
+        let told = refused(&file(&format!("{backend}\n{rest}\n")));
+        assert!(told.len() == 1 && told[0].contains(&format!("`{about}`")), "{told:?}");
+    }
+    let loaded = sound(&file(
+        "backend: rediss+sentinel://u@host/shop\nbackend_password_file: a\n\
+         backend_sentinel_user: s\nbackend_sentinel_password: s3cret\nbackend_tls_ca_file: b\n\
+         backend_tls_cert_file: c\nbackend_tls_key_file: d\nbackend_tls_server_name: e.f\n",
+    ));
+    assert!(!print_config(&loaded).contains("s3cret"));
+    for name in ["backend_tls_server_name: 'a b'", "backend_tls_server_name: 'a/b'"] {
+        assert_eq!(refused(&file(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
+    }
 }
 
 #[test]

@@ -1,5 +1,10 @@
 //! The parts of the world that tests start, stop and talk to.
 
+pub mod certificates;
+pub mod cluster;
 pub mod dice;
+pub mod process;
+pub mod proxy;
 pub mod redis;
 pub mod resp;
+pub mod sentinel;

@@ -73,31 +73,48 @@ impl Client {
     }
 
     pub fn flush(&mut self) {
-        self.stream.get_mut().write_all(&self.unsent).unwrap();
+        self.send().unwrap();
+    }
+
+    fn send(&mut self) -> std::io::Result<()> {
+        let sent = self.stream.get_mut().write_all(&self.unsent);
         self.unsent.clear();
+        sent
+    }
+
+    /// As [`Client::call`], of a server that may hang up.
+    pub fn try_call(&mut self, parts: &[impl AsRef<[u8]>]) -> std::io::Result<Value> {
+        self.queue(parts);
+        self.send()?;
+        self.try_receive()
     }
 
     /// The next answer.
     pub fn receive(&mut self) -> Value {
+        self.try_receive().unwrap()
+    }
+
+    fn try_receive(&mut self) -> std::io::Result<Value> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).unwrap();
-        let (kind, rest) = line.trim_end().split_at_checked(1).expect("the server hung up");
+        self.stream.read_line(&mut line)?;
+        let hung_up = || std::io::Error::other("the server hung up");
+        let (kind, rest) = line.trim_end().split_at_checked(1).ok_or_else(hung_up)?;
         match kind {
-            "+" => Value::Text(rest.as_bytes().to_vec()),
-            "-" => Value::Error(rest.to_owned()),
-            ":" => Value::Int(rest.parse().unwrap()),
-            "$" | "*" if rest == "-1" => Value::Nil,
+            "+" => Ok(Value::Text(rest.as_bytes().to_vec())),
+            "-" => Ok(Value::Error(rest.to_owned())),
+            ":" => Ok(Value::Int(rest.parse().unwrap())),
+            "$" | "*" if rest == "-1" => Ok(Value::Nil),
             "$" => self.bulk(rest.parse().unwrap()),
-            "*" => (0..rest.parse().unwrap()).map(|_: usize| self.receive()).collect(),
+            "*" => (0..rest.parse().unwrap()).map(|_: usize| self.try_receive()).collect(),
             _ => panic!("not RESP2: {line:?}"),
         }
     }
 
-    fn bulk(&mut self, length: usize) -> Value {
+    fn bulk(&mut self, length: usize) -> std::io::Result<Value> {
         let mut bytes = vec![0; length + 2];
-        self.stream.read_exact(&mut bytes).unwrap();
+        self.stream.read_exact(&mut bytes)?;
         bytes.truncate(length);
-        Value::Text(bytes)
+        Ok(Value::Text(bytes))
     }
 }
 

@@ -1,13 +1,16 @@
-//! Charges to the arguments of [`super::CHARGE`], and its reply to outcomes.
+//! One question as [`super::CHARGE`] takes it, and what the script says as outcomes.
 //!
 //! Guarantees: pure; distinct counters have distinct keys, and those of one [`Home`] share a Cluster
-//! slot; a reply that the script could not have given is refused whole.
-//! Leaves out: sending, deadlines, and what is done about a charge that got no outcome.
+//! slot; an answer that the script could not have given is refused with its whole question.
+//! Leaves out: several questions in one call (`call`), sending, deadlines, and what is done about a
+//! charge that got no outcome.
 //!
 //! A key is `{prefix}sg:{tag}:` and the counter's own bytes, or `#` and their SHA-256 where they
 //! are more than [`LONGEST_KEY`]. The tag is the home, a 64-bit number in hexadecimal: a
 //! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
+
+use std::io::Write as _;
 
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
@@ -24,16 +27,46 @@ use crate::kernel::units::{Hits, Nanos};
 /// Bytes of a counter's key that are kept as they are; longer ones are digested.
 pub const LONGEST_KEY: usize = 256;
 
-/// Integers per charge in a reply.
-const FIELDS: usize = 4;
+/// Bytes of `sg:{…}:`.
+const TAG: usize = 22;
 
-/// What is sent for one question.
+/// The codes of a reply; from [`DENY`] on a third integer follows.
+const ADMIT: i64 = 0;
+const NEVER: i64 = 1;
+const REFUNDED: i64 = 2;
+const UNREADABLE: i64 = 3;
+const DENY: i64 = 4;
+const STALE: i64 = 5;
+
+/// What a record of the sliding log begins with.
+const LOG: u8 = 5;
+
+/// A question, ready to travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// KEYS, one per charge.
-    pub keys: Vec<Vec<u8>>,
-    /// ARGV: two for the question, then one per charge.
-    pub args: Vec<Vec<u8>>,
+pub struct Packed {
+    /// As a plan has it; 0 is each.
+    pub(super) rule: u16,
+    pub(super) charges: SmallVec<[PackedCharge; 1]>,
+}
+
+/// A charge, ready to travel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PackedCharge {
+    pub(super) key: Vec<u8>,
+    /// As the script unpacks it.
+    pub(super) record: Record,
+}
+
+/// Only a calendar's is longer.
+pub(super) type Record = SmallVec<[u8; 32]>;
+
+/// What the script said of one charge: a code that [`read`] knows or refuses, and times in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    code: i64,
+    remaining: u64,
+    retry: u64,
+    reset: u64,
 }
 
 /// One answer per charge, in order.
@@ -59,60 +92,100 @@ pub struct NotUnderstood {
     got: Vec<i64>,
 }
 
-/// The arguments for `charges`, at the store's own instant or at `at`, whose rest below a
-/// microsecond is dropped. Hits of 2^53 and more are that less one.
+/// `charges` as they travel. Hits of 2^53 and more are that less one.
 #[must_use]
-pub fn encode(charges: &Charges, prefix: &[u8], at: Option<Nanos>) -> Call {
-    let now = at.map_or_else(String::new, |at| Tick::Micro.floor(at).to_string());
-    let head = [rule(charges.rule).into_bytes(), now.into_bytes()];
-    Call {
-        keys: charges.list.iter().map(|charge| key(&charge.key, charge.home, prefix)).collect(),
-        args: head.into_iter().chain(charges.list.iter().map(record)).collect(),
+pub fn pack(charges: &Charges, prefix: &[u8]) -> Packed {
+    let packed = |charge: &Charge| PackedCharge {
+        key: key(&charge.key, charge.home, prefix),
+        record: record(charge),
+    };
+    Packed { rule: rule(charges.rule), charges: charges.list.iter().map(packed).collect() }
+}
+
+/// What was `said` of `charges`, one of each.
+///
+/// # Errors
+/// It is not what the script says of these charges.
+pub fn read(charges: &Charges, said: &[Said]) -> Result<Answers, NotUnderstood> {
+    if said.len() != charges.list.len() {
+        return Err(NotUnderstood { wanted: "an answer for each charge", got: Vec::new() });
+    }
+    charges.list.iter().zip(said).map(|(charge, said)| answer(charge, *said)).collect()
+}
+
+impl Packed {
+    /// How long the script may take for it, in microseconds: what was measured, and some more.
+    pub(super) fn micros(&self) -> usize {
+        let step = |charge: &PackedCharge| if charge.record.first() == Some(&LOG) { 24 } else { 4 };
+        // All or nothing asks before it charges.
+        let steps = if self.rule == 0 { 1 } else { 3 };
+        self.charges.iter().map(step).sum::<usize>() * steps
     }
 }
 
-/// What `reply` says of `charges`.
-///
-/// # Errors
-/// It is not a reply that the script gives to these charges.
-pub fn decode(charges: &Charges, reply: &[i64]) -> Result<Answers, NotUnderstood> {
-    let (fields, rest) = reply.as_chunks::<FIELDS>();
-    if fields.len() != charges.list.len() || !rest.is_empty() {
-        return Err(NotUnderstood { wanted: "four integers per charge", got: reply.to_vec() });
+impl Said {
+    /// Takes an answer from the front of `reply`; none where it cannot be one.
+    pub(super) fn read(reply: &mut &[i64]) -> Option<Self> {
+        let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT);
+        let (&[first, second], left) = reply.split_first_chunk()?;
+        let code = first.rem_euclid(8);
+        let (third, left) = if code < DENY { (0, left) } else { (*left.first()?, &left[1..]) };
+        *reply = left;
+        Some(Self {
+            code,
+            remaining: natural(first)? / 8,
+            retry: natural(third)?,
+            reset: natural(second)?,
+        })
     }
-    let answers = charges.list.iter().zip(fields);
-    answers.map(|(charge, fields)| answer(charge, *fields)).collect()
+}
+
+impl NotUnderstood {
+    pub(super) fn of(wanted: &'static str, got: &[i64]) -> Self {
+        Self { wanted, got: got.to_vec() }
+    }
 }
 
 /// The key of a counter in the store.
 #[must_use]
 pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
+    let mut key = Vec::with_capacity(prefix.len() + TAG + bytes.len().min(LONGEST_KEY));
+    key.extend(prefix);
     let place = match home {
         // The key of the hash is no secret: every replica must come to the same slot.
         Home::Itself => SipHasher24::new().hash(bytes),
         Home::Beside(place) => place,
     };
-    let tag = format!("sg:{{{place:016x}}}:");
+    // Writing to a vector does not fail.
+    drop(write!(key, "sg:{{{place:016x}}}:"));
     if bytes.len() <= LONGEST_KEY {
-        return [prefix, tag.as_bytes(), bytes].concat();
+        key.extend(bytes);
+    } else {
+        // No counter's own bytes begin so: they begin with the form of the key.
+        key.push(b'#');
+        key.extend(Sha256::digest(bytes));
     }
-    // No counter's own bytes begin so: they begin with the form of the key.
-    [prefix, tag.as_bytes(), b"#", &Sha256::digest(bytes)].concat()
+    key
 }
 
-fn rule(rule: Rule) -> String {
+/// The slot of a key in a Cluster, from 0 to 16383.
+#[must_use]
+pub fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
+fn rule(rule: Rule) -> u16 {
     match rule {
-        Rule::Each => "e".to_owned(),
+        Rule::Each => 0,
         Rule::AllOrNothing { quota_for_all, rescued } => {
-            let quota = if quota_for_all { "q" } else { "" };
-            format!("a{quota}{}", if rescued { "r" } else { "" })
+            1 + 2 * u16::from(quota_for_all) + 4 * u16::from(rescued)
         }
     }
 }
 
 /// A charge as the script unpacks it.
-fn record(charge: &Charge) -> Vec<u8> {
+fn record(charge: &Charge) -> Record {
     let numbers = Numbers::of(&charge.strategy);
     let (act, hits) = match charge.cost {
         Cost::Charge(hits) => (0, hits),
@@ -123,15 +196,15 @@ fn record(charge: &Charge) -> Vec<u8> {
         Group::Quota => 1,
         Group::Aside => 2,
     };
-    let mut bytes = Vec::with_capacity(64);
+    let mut bytes = Record::new();
     bytes.extend([numbers.code, act, group, u8::from(charge.standing.shadow)]);
-    bytes.extend(double(hits.0));
-    bytes.extend(numbers.limit.to_le_bytes());
-    bytes.extend(double(numbers.period));
-    bytes.extend(numbers.burst.to_le_bytes());
-    bytes.extend(micros(numbers.tick).to_le_bytes());
+    bytes.extend_from_slice(&double(hits.0));
+    bytes.extend_from_slice(&numbers.limit.to_le_bytes());
+    bytes.extend_from_slice(&double(numbers.period));
+    bytes.extend_from_slice(&numbers.burst.to_le_bytes());
+    bytes.extend_from_slice(&micros(numbers.tick).to_le_bytes());
     for start in numbers.starts.iter().flatten() {
-        bytes.extend(double(Tick::Micro.floor(*start)));
+        bytes.extend_from_slice(&double(Tick::Micro.floor(*start)));
     }
     bytes
 }
@@ -160,7 +233,9 @@ impl Numbers {
             Strategy::SlidingWindow(window) => {
                 (4, window.limit(), window.worth().ticks.get(), 0, None)
             }
-            Strategy::SlidingLog(log) => (5, log.limit(), Tick::Micro.floor(log.period()), 0, None),
+            Strategy::SlidingLog(log) => {
+                (LOG, log.limit(), Tick::Micro.floor(log.period()), 0, None)
+            }
         };
         Self { code, limit, period, burst, tick, starts }
     }
@@ -181,27 +256,25 @@ const fn micros(tick: Tick) -> u32 {
     }
 }
 
-fn answer(charge: &Charge, fields: [i64; FIELDS]) -> Result<Answer, NotUnderstood> {
-    let refused = |wanted| NotUnderstood { wanted, got: fields.to_vec() };
-    let [code, remaining, retry, reset] = fields;
-    let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT);
-    let (Some(remaining), Some(retry), Some(reset)) =
-        (natural(remaining), natural(retry), natural(reset))
-    else {
-        return Err(refused("fields from 0 to 2^53"));
+fn answer(charge: &Charge, said: Said) -> Result<Answer, NotUnderstood> {
+    let Said { code, remaining, retry, reset } = said;
+    let refused = |wanted| {
+        let fields =
+            [remaining, retry, reset].map(|field| i64::try_from(field).unwrap_or(i64::MAX));
+        NotUnderstood { wanted, got: [&[code], &fields[..]].concat() }
     };
     let tick = charge.strategy.tick();
     let room = Room { remaining: Hits(remaining), reset_after: tick.nanos(reset) };
     let refund = matches!(charge.cost, Cost::Refund(_));
-    let outcome = match (code, retry) {
-        (0, 0) if !refund => Outcome::Stepped(Step::Admit(room)),
-        (1, _) if !refund => Outcome::Stepped(Step::Deny { retry_after: tick.nanos(retry), room }),
-        (2, 0) if !refund => Outcome::Stepped(Step::Never(room)),
-        (4, 0) if refund => Outcome::Refunded(Step::Admit(room)),
-        (3, 0) if reset == 0 && is_calendar(&charge.strategy) => {
-            return Ok(Answer::Stale(Tick::Micro.nanos(remaining)));
+    let outcome = match code {
+        ADMIT if !refund => Outcome::Stepped(Step::Admit(room)),
+        DENY if !refund => Outcome::Stepped(Step::Deny { retry_after: tick.nanos(retry), room }),
+        NEVER if !refund => Outcome::Stepped(Step::Never(room)),
+        REFUNDED if refund => Outcome::Refunded(Step::Admit(room)),
+        STALE if (remaining, reset) == (0, 0) && is_calendar(&charge.strategy) => {
+            return Ok(Answer::Stale(Tick::Micro.nanos(retry)));
         }
-        (5, 0) if (remaining, reset) == (0, 0) => return Ok(Answer::Unreadable),
+        UNREADABLE if (remaining, reset) == (0, 0) => return Ok(Answer::Unreadable),
         _ => return Err(refused("a code that fits the charge")),
     };
     if u64::from(charge.strategy.most()) < remaining {

@@ -1,30 +1,53 @@
 //! Counters in a Redis that replicas share.
 //!
-//! Guarantees: one script call per question, whatever the number of its charges; the script is the
+//! Guarantees: one script call per question, whatever the number of its charges, and one for all
+//! questions that came while another was under way; the script is the
 //! kernel's arithmetic, so that every answer is the one a single process would give. Every charge is
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); TLS, Sentinel and
-//! Cluster; more than one connection, which Redis' one thread would not answer faster.
+//! In a Cluster that is one call per slot, and each slot has its own.
+//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
+//! connection to one process, which Redis' one thread would not answer faster.
 
+mod batch;
+pub mod beat;
 mod breaker;
+pub mod call;
+mod client;
+mod cluster;
 pub mod codec;
 mod connection;
+mod files;
+pub mod inspect;
+mod keep;
+mod options;
+mod pauses;
+mod route;
+mod sentinel;
+mod slots;
+mod spread;
+mod tls;
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::fleet::{Beat, Fleet};
+use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
+use batch::Calls;
+use call::Share;
 use codec::Answer;
-use connection::{Link, Live};
+use connection::Live;
+pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
+use route::Route;
 
-/// The script that puts one question's hits to their counters; its protocol stands at its top.
+/// The script that puts the hits of questions to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
     include_str!("lua/head.lua"),
+    include_str!("lua/plan.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),
@@ -32,79 +55,63 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// Which Redis, as whom, and how long to wait for it.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where it listens.
-    pub place: Place,
-    /// The ACL user.
-    pub user: Option<String>,
-    /// Its password.
-    pub password: Option<Password>,
-    /// The number of the database.
-    pub database: u8,
-    /// What every key begins with.
-    pub key_prefix: String,
-    /// How long one call may take. At least a millisecond, which is what timers can tell.
-    pub deadline: Duration,
-    /// Any number, another one in every process: where its jitter begins.
-    pub jitter: u64,
-}
-
-/// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A host's name or address, and a port.
-    Tcp(String, u16),
-    /// A socket in the file system.
-    Unix(PathBuf),
-}
-
-/// A password; its debug form is blank.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub String);
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(…)")
-    }
-}
-
 /// The shared backend.
 #[derive(Debug)]
 pub struct Redis {
-    link: Arc<Link>,
+    route: Route,
+    calls: Arc<Calls>,
     key_prefix: String,
-    deadline: Duration,
 }
 
 impl Redis {
     /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let link = Arc::new(Link::default());
-        let redis = Self {
-            link: Arc::clone(&link),
-            key_prefix: options.key_prefix.clone(),
-            deadline: options.deadline,
-        };
-        (redis, connection::keep(link, options))
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
+        let batching = options.batching;
+        let (route, kept) = Route::new(options);
+        let calls = Calls::new(route.clone(), deadline, batching);
+        (Self { route, calls, key_prefix }, kept)
     }
 
-    async fn ask(&self, live: Arc<Live>, charges: &Charges) -> Outcomes {
-        let called = live.call(codec::encode(charges, self.key_prefix.as_bytes(), None));
-        let answer = match tokio::time::timeout(self.deadline, called).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => Err(Cause::Late),
-        };
-        self.link.saw(answer.as_ref().err().copied());
-        answer.and_then(|reply| outcomes(charges, &reply)).unwrap_or_else(|c| failed(charges, c))
+    /// The slot of each charge's key; the one slot of all outside a Cluster.
+    fn slots(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+        if !self.route.is_clustered() {
+            return SmallVec::from_elem(0, 1);
+        }
+        let prefix = self.key_prefix.as_bytes();
+        let key = |charge: &super::Charge| codec::key(&charge.key, charge.home, prefix);
+        charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
+    }
+
+    async fn ask(&self, slot: u16, charges: &Charges) -> Outcomes {
+        let question = codec::pack(charges, self.key_prefix.as_bytes());
+        let answer = self.calls.ask(slot, question).await;
+        answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
+    }
+
+    /// Asks each slot for its own charges, all at one time.
+    async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = spread::by_slot(charges, slots);
+        let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
+        let mut outcomes = failed(charges, Cause::NotUnderstood);
+        for (part, answered) in parts.iter().zip(join_all(asked).await) {
+            part.put(answered, &mut outcomes);
+        }
+        outcomes
     }
 }
 
-/// What `reply` says of `charges`.
-fn outcomes(charges: &Charges, reply: &[i64]) -> Result<Outcomes, Cause> {
-    let answers = codec::decode(charges, reply).map_err(|refused| {
+impl Redis {
+    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+        let key = beat::key(&self.key_prefix);
+        beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
+    }
+}
+
+/// What was `said` of `charges`.
+fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
+    let answers = codec::read(charges, said).map_err(|refused| {
         tracing::error!(error = %refused, "redis answered what the script does not");
         Cause::NotUnderstood
     })?;
@@ -121,14 +128,34 @@ impl Backend for Redis {
         if charges.list.is_empty() {
             return Reply::Now(Outcomes::new());
         }
-        match self.link.live() {
-            Ok(live) => Reply::Later(Box::pin(self.ask(live, charges))),
-            Err(cause) => Reply::Now(failed(charges, cause)),
+        if call::MOST_CHARGES < charges.list.len() {
+            return Reply::Now(failed(charges, Cause::Overloaded));
+        }
+        let slots = self.slots(charges);
+        let first = slots.first().copied().unwrap_or_default();
+        if slots.iter().all(|slot| *slot == first) {
+            return match self.route.live(first) {
+                Ok(_) => Reply::Later(Box::pin(self.ask(first, charges))),
+                Err(cause) => Reply::Now(failed(charges, cause)),
+            };
+        }
+        match charges.rule {
+            Rule::Each => {
+                Reply::Later(Box::pin(async move { self.ask_each(charges, &slots).await }))
+            }
+            Rule::AllOrNothing { .. } => Reply::Now(failed(charges, Cause::Failing)),
+        }
+    }
+
+    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
+        match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
+            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Err(cause) => Reply::Now(Err(cause)),
         }
     }
 
     fn trouble(&self) -> Option<Cause> {
-        self.link.live().err()
+        self.route.trouble()
     }
 }
 

@@ -1,13 +1,14 @@
 //! The engine over the store of counters that the settings name.
 
 use std::hash::BuildHasher as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis};
 use crate::clock::Clock;
-use crate::config::settings::{Backend, CounterKeys, Place, RedisUrl, Settings};
-use crate::engine::{Engine, Local, Policy};
+use crate::config::settings::{Address, Backend, CounterKeys, Place, Secret, Settings};
+use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
 /// Settings of the store that do not go together.
@@ -36,26 +37,85 @@ pub(super) fn engine(
     memory: &Arc<Memory>,
     policy: Policy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let Backend::Redis(url) = &settings.backend else {
+    let Some(options) = options(settings) else {
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
-    let (redis, connection) = Redis::new(options(settings, url));
-    let local = Local { memory: memory.clone(), replicas: settings.replicas_min.get() };
-    let engine = Engine::new(Clock::system(), Arc::new(redis), policy).with_local(local);
-    (engine, Some(connection))
+    let (redis, connection) = Redis::new(options);
+    let clock = Clock::system();
+    // Another one in every life: no two begin in one nanosecond.
+    let incarnation = clock.now().0;
+    let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
+    let local = Local::new(memory.clone(), Arc::new(membership));
+    (Engine::new(clock, Arc::new(redis), policy).with_local(local), Some(connection))
 }
 
-fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
-    redis::Options {
-        place: match &url.place {
-            Place::Tcp(host, port) => redis::Place::Tcp(host.clone(), *port),
-            Place::Unix(path) => redis::Place::Unix(path.clone()),
-        },
+/// The name of this replica.
+fn node(settings: &Settings) -> String {
+    if !settings.node_id.is_empty() {
+        return settings.node_id.clone();
+    }
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let sound = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let host: String = told.chars().filter(sound).take(HOST_AT_MOST).collect();
+    let random = std::hash::RandomState::new().hash_one(0_u8);
+    format!("{host}-{:08x}", random >> 32)
+}
+
+/// Characters of the host's name that are kept: with the random end, as long as `node_id` may be.
+const HOST_AT_MOST: usize = 55;
+
+/// How the Redis that the settings name is spoken to, if they name one.
+pub(in crate::cli) fn options(settings: &Settings) -> Option<redis::Options> {
+    let Backend::Redis(url) = &settings.backend else { return None };
+    Some(redis::Options {
         user: url.user.clone(),
-        password: url.password.clone().map(redis::Password),
+        password: password(url.password.as_deref(), settings.backend_password_file.as_deref()),
         database: url.database,
+        tls: url.tls.then(|| tls(settings)),
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
         jitter: std::hash::RandomState::new().hash_one(0_u8),
+        ..redis::Options::at(place(settings, &url.place))
+    })
+}
+
+fn place(settings: &Settings, place: &Place) -> redis::Place {
+    let addresses = |list: &[Address]| list.iter().map(address).collect();
+    match place {
+        Place::Tcp(at) => redis::Place::Tcp(address(at)),
+        Place::Unix(path) => redis::Place::Unix(path.clone()),
+        Place::Cluster(nodes) => redis::Place::Cluster(addresses(nodes)),
+        Place::Sentinel(sentinels, primary) => redis::Place::Sentinel(redis::Sentinels {
+            addresses: addresses(sentinels),
+            primary: primary.clone(),
+            user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
+            password: password(
+                settings.backend_sentinel_password.as_ref().map(Secret::reveal),
+                settings.backend_sentinel_password_file.as_deref(),
+            ),
+        }),
+    }
+}
+
+fn address(of: &Address) -> redis::Address {
+    redis::Address { host: of.host.clone(), port: of.port }
+}
+
+fn password(plain: Option<&str>, file: Option<&Path>) -> Option<redis::Password> {
+    let plain = plain.map(|text| redis::Password::Plain(text.to_owned()));
+    plain.or_else(|| file.map(|path| redis::Password::File(path.to_owned())))
+}
+
+fn tls(settings: &Settings) -> redis::Tls {
+    let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
+    redis::Tls {
+        ca: settings.backend_tls_ca_file.clone(),
+        identity: match files {
+            (Some(certificate), Some(key)) => {
+                Some(redis::Identity { certificate: certificate.clone(), key: key.clone() })
+            }
+            _ => None,
+        },
+        server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
     }
 }

@@ -11,7 +11,7 @@ use super::words::{self, StrategyWord, Words};
 use super::{calendar_of, duration};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
-use crate::config::{Calendar, Limit, OnBackendFailure, Unit, Window};
+use crate::config::{Calendar, Limit, Mode, OnBackendFailure, Unit, Window};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::gcra::Gcra;
@@ -27,6 +27,7 @@ const LARGE_BURST: u32 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Defaults {
     pub(super) strategy: StrategyWord,
+    pub(super) mode: Mode,
     pub(super) on_backend_failure: OnBackendFailure,
 }
 
@@ -46,9 +47,10 @@ pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings
     let mut ask = Ask { file, findings };
     let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
     let failure = ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
-    ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+    let mode = ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
     Defaults {
         strategy: strategy.unwrap_or_default(),
+        mode: mode.unwrap_or_default(),
         on_backend_failure: failure.unwrap_or_default(),
     }
 }
@@ -66,7 +68,8 @@ impl Block<'_, '_, '_> {
         let raw = self.raw;
         let window = self.window();
         let mut ask = Ask { file: self.file, findings: self.findings };
-        ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+        let mode = ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+        let mode = mode.unwrap_or(self.defaults.mode);
         let failure =
             ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
         let on_backend_failure = failure.unwrap_or(self.defaults.on_backend_failure);
@@ -77,7 +80,7 @@ impl Block<'_, '_, '_> {
         let (window, burst) = (window?, burst?);
         let requests = raw.requests_per_unit.value;
         let strategy = self.strategy(strategy, &window, burst)?;
-        Some(Limit { requests, window, strategy, on_backend_failure })
+        Some(Limit { requests, window, strategy, mode, on_backend_failure })
     }
 
     fn unlimited(&mut self) -> Result<(), Wrong> {
@@ -340,9 +343,14 @@ impl Ask<'_, '_> {
         found
     }
 
-    /// `mode` and `max_overshoot`: only `strict` is there yet.
-    fn mode(&mut self, mode: Option<&Spanned<String>>, overshoot: Option<&Spanned<String>>) {
-        if let (Some(false), Some(mode)) = (self.word(words::MODES, "mode", mode), mode) {
+    /// `mode` and `max_overshoot`; `leased` is not there yet.
+    fn mode(
+        &mut self,
+        mode: Option<&Spanned<String>>,
+        overshoot: Option<&Spanned<String>>,
+    ) -> Option<Mode> {
+        let found = self.word(words::MODES, "mode", mode);
+        if let (Some(None), Some(mode)) = (found, mode) {
             self.not_yet(
                 mode.span,
                 &format!("`mode: {}`", mode.value),
@@ -356,6 +364,7 @@ impl Ask<'_, '_> {
                 "leave it out; `strict` never overshoots",
             );
         }
+        found.flatten()
     }
 
     pub(super) fn not_yet(&mut self, span: Span, what: &str, cure: &str) {

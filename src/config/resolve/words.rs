@@ -6,7 +6,7 @@
 use jiff::civil::Weekday;
 
 use crate::config::settings::nearest;
-use crate::config::{Charging, OnBackendFailure, Unit};
+use crate::config::{Charging, Mode, OnBackendFailure, Unit};
 
 /// A closed list of words and what they stand for.
 pub(crate) type Words<T> = [(&'static str, T)];
@@ -40,9 +40,9 @@ pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
     ("sliding_log", StrategyWord::SlidingLog),
 ];
 
-/// `mode`, and whether this version can do it.
-pub(crate) const MODES: &Words<bool> =
-    &[("strict", true), ("cached_deny", false), ("leased", false)];
+/// `mode`; nothing where this version cannot do it.
+pub(crate) const MODES: &Words<Option<Mode>> =
+    &[("strict", Some(Mode::Strict)), ("cached_deny", Some(Mode::CachedDeny)), ("leased", None)];
 
 /// `on_backend_failure`.
 pub(crate) const FAILURES: &Words<OnBackendFailure> = &[

@@ -1,7 +1,7 @@
 //! Where counters live, as a person writes it.
 //!
 //! Guarantees: a URL is understood as a whole or refused; nothing here prints its password.
-//! Leaves out: TLS, Sentinel and Cluster, which are words of a later version.
+//! Leaves out: what it has to do with other settings ([`super::together`]).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,9 +13,8 @@ use super::value::{Value, quoted};
 /// Redis' own port.
 const PORT: u16 = 6379;
 
-/// Schemes of a later version.
-const LATER: [&str; 5] =
-    ["rediss://", "rediss+", "redis+sentinel://", "redis+cluster://", "redis-cluster://"];
+/// A sentinel's own port.
+const SENTINEL_PORT: u16 = 26379;
 
 /// Where counters live.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +25,13 @@ pub enum Backend {
     Redis(RedisUrl),
 }
 
-/// One Redis, and as whom to speak to it.
+/// One Redis, or several that are one, and as whom to speak to it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
     /// Where it is.
     pub place: Place,
+    /// Whether it speaks TLS, its sentinels too.
+    pub tls: bool,
     /// The ACL user; Redis' default user without.
     pub user: Option<String>,
     /// The password.
@@ -39,38 +40,88 @@ pub struct RedisUrl {
     pub database: u8,
 }
 
-/// Where a Redis listens.
+/// Where a Redis is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A host's name or address, and a port.
-    Tcp(String, u16),
-    /// A socket in the file system.
+    /// At an address.
+    Tcp(Address),
+    /// At a socket in the file system.
     Unix(PathBuf),
+    /// Where these sentinels say the primary of this name is.
+    Sentinel(Vec<Address>, String),
+    /// On the nodes of a Cluster, of which these tell the others.
+    Cluster(Vec<Address>),
+}
+
+/// A host's name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The host, an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
 }
 
 impl RedisUrl {
-    /// What `redis://user:password@host:port/database` says, or
-    /// `redis+unix://user:password@/path?db=database`. `%` escapes are understood in the user, the
-    /// password and the path; a password without a user is the default user's.
+    /// What one of these says, `rediss` for TLS:
+    ///
+    /// * `redis://user:password@host:port/database`
+    /// * `redis+sentinel://user:password@host:port,host:port/primary/database`
+    /// * `redis+cluster://user:password@host:port,host:port`
+    /// * `redis+unix://user:password@/path?db=database`
+    ///
+    /// `%` escapes are understood in the user, the password and the path; a password without a user is
+    /// the default user's.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        if let Some(rest) = text.strip_prefix("redis+unix://") {
-            let (who, path) = split_user(rest)?;
-            let (path, database) = path.split_once("?db=").unwrap_or((path, "0"));
-            let path = unescaped(path)?;
-            (path.starts_with('/') && !path.contains(['?', '#', '\0']))
-                .then(|| Place::Unix(path.into()))
-                .and_then(|place| Self::at(place, who, database))
-        } else {
-            let (who, rest) = split_user(text.strip_prefix("redis://")?)?;
-            let (address, database) = rest.split_once('/').unwrap_or((rest, ""));
-            Self::at(tcp(address)?, who, if database.is_empty() { "0" } else { database })
-        }
+        let (scheme, rest) = text.split_once("://")?;
+        let (who, rest) = split_user(rest)?;
+        let (scheme, tls) = match scheme.strip_prefix("rediss") {
+            Some(kind) => (kind, true),
+            None => (scheme.strip_prefix("redis")?, false),
+        };
+        let (place, database) = match (scheme, tls) {
+            ("", _) => tcp(rest)?,
+            ("+sentinel", _) => sentinel(rest)?,
+            ("+cluster", _) => cluster(rest)?,
+            ("+unix", false) => unix(rest)?,
+            _ => return None,
+        };
+        let (user, password) = who;
+        Some(Self { place, tls, user, password, database: digits(database)?.parse().ok()? })
     }
+}
 
-    fn at(place: Place, (user, password): Who, database: &str) -> Option<Self> {
-        Some(Self { place, user, password, database: digits(database)?.parse().ok()? })
-    }
+fn tcp(text: &str) -> Option<(Place, &str)> {
+    let (host, database) = text.split_once('/').unwrap_or((text, ""));
+    Some((Place::Tcp(address(host, PORT)?), or_zero(database)))
+}
+
+fn sentinel(text: &str) -> Option<(Place, &str)> {
+    let (hosts, rest) = text.split_once('/')?;
+    let (primary, database) = rest.split_once('/').unwrap_or((rest, ""));
+    // What Redis lets a primary be called.
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let is_name = !primary.is_empty() && primary.bytes().all(sound);
+    let place = Place::Sentinel(addresses(hosts, SENTINEL_PORT)?, primary.to_owned());
+    is_name.then_some((place, or_zero(database)))
+}
+
+fn cluster(text: &str) -> Option<(Place, &str)> {
+    let (hosts, database) = text.split_once('/').unwrap_or((text, ""));
+    matches!(database, "" | "0").then_some(())?;
+    Some((Place::Cluster(addresses(hosts, PORT)?), "0"))
+}
+
+fn unix(text: &str) -> Option<(Place, &str)> {
+    let (path, database) = text.split_once("?db=").unwrap_or((text, "0"));
+    let path = unescaped(path)?;
+    let sound = path.starts_with('/') && !path.contains(['?', '#', '\0']);
+    sound.then(|| (Place::Unix(path.into()), database))
+}
+
+fn or_zero(database: &str) -> &str {
+    if database.is_empty() { "0" } else { database }
 }
 
 type Who = (Option<String>, Option<String>);
@@ -79,32 +130,38 @@ type Who = (Option<String>, Option<String>);
 fn split_user(text: &str) -> Option<(Who, &str)> {
     let end = text.find('/').unwrap_or(text.len());
     let Some(at) = text.get(..end)?.rfind('@') else { return Some(((None, None), text)) };
-    let (user, password) = text.get(..at)?.split_once(':')?;
-    let filled = |text: &str| match unescaped(text)? {
-        empty if empty.is_empty() => Some(None),
-        some => Some(Some(some)),
+    let (who, rest) = (text.get(..at)?, text.get(at + 1..)?);
+    let Some((user, password)) = who.split_once(':') else {
+        return unescaped(who)
+            .filter(|user| !user.is_empty())
+            .map(|user| ((Some(user), None), rest));
     };
-    let who = (filled(user)?, filled(password)?);
-    // Redis has no user without a password to send.
-    (who.1.is_some()).then_some((who, text.get(at + 1..)?))
+    let (user, password) = (unescaped(user)?, unescaped(password)?);
+    let who = (Some(user).filter(|user| !user.is_empty()), Some(password));
+    who.1.as_ref().is_some_and(|password| !password.is_empty()).then_some((who, rest))
 }
 
-fn tcp(address: &str) -> Option<Place> {
-    let (host, port) = match address.strip_prefix('[') {
+/// At least one address, with commas between them.
+fn addresses(text: &str, port: u16) -> Option<Vec<Address>> {
+    text.split(',').map(|text| address(text, port)).collect()
+}
+
+fn address(text: &str, default: u16) -> Option<Address> {
+    let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;
             host.parse::<std::net::Ipv6Addr>().ok()?;
             (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
         }
-        None => address.split_once(':').map_or((address, None), |(host, port)| (host, Some(port))),
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
     };
     let port = match port {
-        None => PORT,
+        None => default,
         Some(port) => digits(port)?.parse().ok().filter(|port| *port != 0)?,
     };
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
     let is_host = !host.is_empty() && host.bytes().all(sound);
-    is_host.then(|| Place::Tcp(host.to_owned(), port))
+    is_host.then(|| Address { host: host.to_owned(), port })
 }
 
 /// `text` if it is digits only: `parse` would take a sign.
@@ -128,28 +185,44 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
 /// The URL with `***` for the password.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.place {
-            Place::Tcp(..) => "redis",
-            Place::Unix(_) => "redis+unix",
+        let kind = match self.place {
+            Place::Tcp(_) => "",
+            Place::Unix(_) => "+unix",
+            Place::Sentinel(..) => "+sentinel",
+            Place::Cluster(_) => "+cluster",
         };
-        write!(f, "{scheme}://")?;
-        if self.password.is_some() {
-            write!(f, "{}:***@", self.user.as_deref().unwrap_or_default())?;
+        write!(f, "redis{}{kind}://", if self.tls { "s" } else { "" })?;
+        match (&self.user, &self.password) {
+            (None, None) => {}
+            (user, Some(_)) => write!(f, "{}:***@", user.as_deref().unwrap_or_default())?,
+            (Some(user), None) => write!(f, "{user}@")?,
         }
         match &self.place {
-            Place::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}")?,
-            Place::Tcp(host, port) => write!(f, "{host}:{port}")?,
-            Place::Unix(path) => write!(f, "{}", path.display())?,
+            Place::Tcp(address) => address.fmt(f)?,
+            Place::Unix(path) => path.display().fmt(f)?,
+            Place::Sentinel(addresses, primary) => write!(f, "{}/{primary}", listed(addresses))?,
+            Place::Cluster(addresses) => listed(addresses).fmt(f)?,
         }
         match (&self.place, self.database) {
             (_, 0) => Ok(()),
-            (Place::Tcp(..), database) => write!(f, "/{database}"),
             (Place::Unix(_), database) => write!(f, "?db={database}"),
+            (_, database) => write!(f, "/{database}"),
         }
     }
+}
+
+fn listed(addresses: &[Address]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 impl fmt::Debug for RedisUrl {
@@ -168,7 +241,11 @@ impl Value for Backend {
         }
     }
     fn accepts() -> String {
-        "memory, redis://user:password@host:port/database or redis+unix:///path".to_owned()
+        "memory, redis://user:password@host:port/database, \
+         redis+sentinel://user:password@host:port,host:port/primary/database, \
+         redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
+         or redis+unix:///path"
+            .to_owned()
     }
     fn show(&self) -> String {
         match self {
@@ -177,10 +254,8 @@ impl Value for Backend {
         }
     }
     fn schema() -> Json {
-        json!({"type": "string", "pattern": "^(memory|redis://.+|redis\\+unix://.*/.+)$"})
-    }
-    fn is_later(text: &str) -> bool {
-        LATER.iter().any(|scheme| text.starts_with(scheme))
+        let urls = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
+        json!({"type": "string", "pattern": format!("^(memory|{urls})$")})
     }
     fn masked(text: &str) -> String {
         text.rfind('@').map_or_else(|| text.to_owned(), |at| format!("…{}", &text[at..]))

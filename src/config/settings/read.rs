@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::together::{Clash, clashes};
 use super::value::Shape;
 use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
@@ -180,16 +181,9 @@ impl Reader {
         self.origins.get(name).cloned().unwrap_or(Origin::Default)
     }
 
-    /// What settings have to do with each other.
     fn together(&mut self) {
-        let open = !self.settings.admin_host.is_loopback();
-        if open && self.settings.admin_token.is_none() {
-            let message = format!(
-                "`admin_host` {} lets other machines read the limits, and `admin_token` is not set",
-                self.settings.admin_host
-            );
-            let help = Some("set admin_token, or listen on 127.0.0.1".to_owned());
-            self.error(self.origin("admin_host"), message, help);
+        for Clash { setting, message, help } in clashes(&self.settings) {
+            self.error(self.origin(setting), message, Some(help.to_owned()));
         }
     }
 }
@@ -209,10 +203,6 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
         [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
         [text] if let Some(why) = (setting.why)(text) => (format!("`{name}` {why}"), None),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
-        [text] if (setting.is_later)(text) => {
-            let text = (setting.masked)(text);
-            (format!("`{name}: {text}` is not in this version yet"), Some(format!("use {accepts}")))
-        }
         [text] if is_address_of_a_service(text) => (
             format!("`{name}` takes {accepts}, got `{text}`"),
             Some("Kubernetes sets this variable for a Service of that name: set `enableServiceLinks: false`".into()),

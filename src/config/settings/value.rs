@@ -330,6 +330,12 @@ impl Secret {
         sound.then(|| Self(text.to_owned()))
     }
 
+    /// The text itself, to be sent to whom it is for.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
     /// Whether `offered` is this secret. Looks at every byte whatever it finds, so that the time
     /// taken tells nothing of the secret.
     #[must_use]

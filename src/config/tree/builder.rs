@@ -4,11 +4,12 @@
 //! never stand under one string; patterns keep the order they were added in.
 //! Leaves out: whether a node makes sense, which is for [`crate::config::resolve`].
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use hashbrown::HashTable;
 
-use super::{DescriptorTree, Marks, Node, NodeId, Slot, name_hash};
+use super::{DescriptorTree, Marks, Name, Node, NodeId, RuleId, name_hash};
 use crate::config::Rule;
 
 /// A tree under construction.
@@ -29,16 +30,7 @@ pub(crate) enum Refused {
 
 impl Builder {
     pub(crate) fn new() -> Self {
-        let root = Node {
-            parent: NodeId::ROOT,
-            start: 0,
-            len: 0,
-            key_len: 0,
-            rule: None,
-            wildcards: 0..0,
-            has_children: false,
-            marks: Marks::default(),
-        };
+        let root = Node::new(NodeId::ROOT, Name::default(), 0, Marks::default());
         let tree = DescriptorTree {
             table: HashTable::new(),
             nodes: vec![root],
@@ -61,35 +53,30 @@ impl Builder {
         name: (&str, &str),
         marks: Marks,
     ) -> Result<NodeId, Refused> {
-        let (start, len) = (self.tree.names.len(), self.push_name(name));
+        let start = self.push_name(name);
         let text = &self.tree.names[start..];
         if let Some(first) = self.tree.named(parent, text) {
             self.tree.names.truncate(start);
             return Err(Refused::Duplicate(first));
         }
         let (wildcard, hash) = (text.contains('*'), name_hash(parent, text));
-        let node = NodeId(narrow(self.tree.nodes.len())?);
-        let slot = Slot { node, start: narrow(start)?, len: narrow(len)? };
+        let len = text.len();
+        let node = self.push_node(parent, name.0.len(), start, marks)?;
         if wildcard {
             self.wildcards.push((parent, node));
         }
-        self.insert(hash, slot);
-        self.tree.nodes[parent.index()].has_children = true;
-        self.push_node(parent, slot, name.0.len(), marks);
+        self.insert(hash, node);
+        self.tree.nodes[parent.index()].lengths_below |= 1 << (len % 32);
         Ok(node)
     }
 
     /// Adds a node that no lookup finds, to hang others below it; the root where there is no room.
     pub(crate) fn hide(&mut self, parent: NodeId, name: (&str, &str), marks: Marks) -> NodeId {
-        let (start, len) = (self.tree.names.len(), self.push_name(name));
-        let numbers = (narrow(self.tree.nodes.len()), narrow(start), narrow(len));
-        let (Ok(node), Ok(start), Ok(len)) = numbers else { return NodeId::ROOT };
-        let slot = Slot { node: NodeId(node), start, len };
-        self.push_node(parent, slot, name.0.len(), marks);
-        slot.node
+        let start = self.push_name(name);
+        self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
     }
 
-    /// Puts a name at the end of all names.
+    /// Puts a name at the end of all names; where it begins.
     fn push_name(&mut self, (key, value): (&str, &str)) -> usize {
         let start = self.tree.names.len();
         self.tree.names.push_str(key);
@@ -97,38 +84,39 @@ impl Builder {
             self.tree.names.push('_');
             self.tree.names.push_str(value);
         }
-        self.tree.names.len() - start
+        start
     }
 
-    fn push_node(&mut self, parent: NodeId, slot: Slot, key_len: usize, marks: Marks) {
-        self.tree.nodes.push(Node {
-            parent,
-            start: slot.start,
-            len: slot.len,
-            // A key is no longer than the name, whose length is a `u32`.
-            key_len: u32::try_from(key_len).unwrap_or(slot.len),
-            rule: None,
-            wildcards: 0..0,
-            has_children: false,
-            marks,
-        });
+    /// A node whose name stands from `start` to the end of all names.
+    fn push_node(
+        &mut self,
+        parent: NodeId,
+        key_len: usize,
+        start: usize,
+        marks: Marks,
+    ) -> Result<NodeId, Refused> {
+        let node = NodeId(narrow(self.tree.nodes.len())?);
+        let name = Name::new(narrow(start)?, &self.tree.names[start..]).ok_or(Refused::Full)?;
+        self.tree.nodes.push(Node::new(parent, name, narrow(key_len)?, marks));
+        Ok(node)
     }
 
-    fn insert(&mut self, hash: u64, slot: Slot) {
+    fn insert(&mut self, hash: u64, node: NodeId) {
         let DescriptorTree { table, nodes, names, .. } = &mut self.tree;
-        let rehash = |slot: &Slot| {
-            let start = slot.start as usize;
-            let parent = nodes[slot.node.index()].parent;
-            name_hash(parent, &names[start..start + slot.len as usize])
+        let rehash = |node: &NodeId| {
+            let Node { parent, name, .. } = &nodes[node.index()];
+            let start = name.start as usize;
+            name_hash(*parent, &names[start..start + name.len as usize])
         };
-        table.insert_unique(hash, slot, rehash);
+        table.insert_unique(hash, node, rehash);
     }
 
     /// Gives a node its rule.
     pub(crate) fn impose(&mut self, node: NodeId, rule: Rule) {
-        // There are at least as many nodes as rules, and nodes are counted.
-        self.tree.nodes[node.index()].rule = u32::try_from(self.tree.rules.len()).ok();
         self.tree.rules.push(rule);
+        // There are at least as many nodes as rules, and nodes are counted.
+        let number = u32::try_from(self.tree.rules.len()).ok();
+        self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
 
     /// The domain and the names from the first level down to `node`, joined by dots.

@@ -15,7 +15,7 @@ impl<'a> Composite<'a> {
     }
 
     /// A name that is joined already.
-    fn joined(name: &'a str) -> Self {
+    pub(super) fn joined(name: &'a str) -> Self {
         Self([name.as_bytes(), b"", b""])
     }
 

@@ -3,7 +3,7 @@
 //! Guarantees: takes the same steps as [`DescriptorTree::lookup`], by the same functions.
 //! Leaves out: how a person is told, which is for `explain`.
 
-use super::{DescriptorTree, How, Match, NodeId, Shared, entry_hashes, pattern, substitute};
+use super::{DescriptorTree, How, Match, NodeId, Shared, pattern, substitute};
 use crate::config::tree::pattern::Composite;
 
 /// The walk of one descriptor.
@@ -90,7 +90,7 @@ impl DescriptorTree {
             if how == How::Wildcard && self.node(node).marks.share_threshold {
                 shared.push((position, substitute(self.name(node), key)));
             }
-            let has_children = self.node(node).has_children;
+            let has_children = self.node(node).has_children();
             if position + 1 == entries.len() {
                 let outcome = match self.rule(node) {
                     Some(rule) => Outcome::Found(Match { rule, shared }),
@@ -113,7 +113,6 @@ impl DescriptorTree {
         value: &str,
     ) -> (Vec<Tried<'_>>, Option<(NodeId, How)>) {
         let taken = self.step(level, key, value);
-        let (bare, exact) = entry_hashes(level, key, value);
         let subject = Composite::new(key, value);
         let judge = |how, name, node: Option<NodeId>| {
             let verdict = match node {
@@ -124,14 +123,15 @@ impl DescriptorTree {
             Tried { how, name, verdict }
         };
         let mut tried = Vec::new();
-        let found = self.find_exact(level, exact, key, value);
-        tried.push(judge(How::Exact, format!("{key}_{value}").into(), found));
+        let exact = format!("{key}_{value}");
+        let found = self.named(level, &exact);
+        tried.push(judge(How::Exact, exact.into(), found));
         for &node in self.wildcards(level) {
             let name = self.name(node);
             let found = pattern::matches(name, subject).then_some(node);
             tried.push(judge(How::Wildcard, name.into(), found));
         }
-        let found = self.find_bare(level, bare, key);
+        let found = self.named(level, key);
         tried.push(judge(How::Bare, key.to_owned().into(), found));
         (tried, taken)
     }

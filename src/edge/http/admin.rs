@@ -22,7 +22,7 @@ use crate::config::settings::Secret;
 use crate::engine::Engine;
 
 pub use explain::{Explain, explain};
-pub use show::{LastError, Loads, config, rlconfig};
+pub use show::{LastError, Loads, config, fleet, rlconfig};
 
 /// What the admin port shows.
 #[derive(Clone)]
@@ -36,18 +36,20 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 4] = [
+const PATHS: [(&str, &str); 5] = [
     ("/", "this list"),
     ("/config", "what is loaded, what was refused and why, as JSON"),
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
+    ("/fleet", "the replicas that share the store of counters, as JSON"),
     ("/rlconfig", "every limit, one a line"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`; every other path lists them.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`; every other path lists them.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
         .route("/explain", get(show_explain))
+        .route("/fleet", get(show_fleet))
         .route("/rlconfig", get(show_rlconfig))
         .fallback(async || (PLAIN, list()))
         .layer(from_fn_with_state(admin.clone(), admit))
@@ -61,6 +63,11 @@ fn list() -> String {
 
 async fn show_config(State(admin): State<Admin>) -> Response {
     let shown = config(&(admin.loads)(), admin.engine.config().as_deref());
+    (JSON, shown.to_string()).into_response()
+}
+
+async fn show_fleet(State(admin): State<Admin>) -> Response {
+    let shown = fleet(admin.engine.membership(), admin.engine.clock().now());
     (JSON, shown.to_string()).into_response()
 }
 

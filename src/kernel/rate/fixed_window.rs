@@ -35,14 +35,14 @@ use crate::kernel::units::{Hits, Nanos};
 pub const SHORTEST: Nanos = Nanos::MILLI;
 
 /// A limit with one count per window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u32,
     windows: Windows,
 }
 
 /// Where windows start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windows {
     /// Windows of this length, aligned to the Unix epoch; at least [`SHORTEST`], whole
     /// microseconds.
@@ -56,7 +56,7 @@ pub enum Windows {
 }
 
 /// The state: one window and its count. The default is rested.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Count {
     /// When the window began. Never moves back.
     pub start: Nanos,

@@ -50,7 +50,7 @@ pub struct Gcra {
 /// The state: when the counter will be rested. The default is rested.
 // Packed to 12 bytes: the memory backend holds millions of these, and 8-byte alignment would
 // make each 16.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, packed(4))]
 pub struct Tat {
     /// Whole ticks since the Unix epoch.

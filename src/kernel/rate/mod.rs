@@ -14,7 +14,7 @@ pub mod sliding_window;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The verdict of one strategy on one question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The hits pass.
     Admit(Room),
@@ -32,7 +32,7 @@ pub enum Step {
 }
 
 /// What a counter has left after a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Room {
     /// Hits that would be admitted at this instant.
     pub remaining: Hits,

@@ -39,7 +39,7 @@ use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over every interval of one period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingLog {
     limit: u32,
     /// In microseconds.
@@ -47,7 +47,7 @@ pub struct SlidingLog {
 }
 
 /// The state: the arrivals of the last period, oldest first. The default is rested.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Log {
     runs: VecDeque<Run>,
     /// Hits in all runs together.
@@ -56,7 +56,7 @@ pub struct Log {
 
 /// Hits that arrived at one instant.
 // Packed to 12 bytes: a log holds up to N of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, packed(4))]
 struct Run {
     /// Microseconds since the Unix epoch.
@@ -225,6 +225,19 @@ impl Log {
         if len == self.runs.capacity() {
             let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
             self.runs.reserve_exact(len.max(1).min(most));
+        }
+    }
+
+    /// Takes up to `hits` out of the arrivals of the instant `at`; nothing when they fell out.
+    pub(in crate::kernel) fn refund_at(&mut self, at: Nanos, hits: Hits) {
+        let at = Tick::Micro.floor(at);
+        let Ok(index) = self.runs.binary_search_by_key(&at, |run| run.at) else { return };
+        let Some(run) = self.runs.get_mut(index) else { return };
+        let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(run.hits);
+        run.hits = run.hits.saturating_sub(taken);
+        self.held = self.held.saturating_sub(u64::from(taken));
+        if run.hits == 0 {
+            self.runs.remove(index);
         }
     }
 

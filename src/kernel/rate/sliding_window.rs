@@ -38,7 +38,7 @@ use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over two interpolated windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u32,
     period: NonZeroU64,
@@ -46,7 +46,7 @@ pub struct SlidingWindow {
 }
 
 /// The state: two windows and their counts. The default is rested.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pair {
     /// When the current window began. Never moves back.
     pub start: Nanos,

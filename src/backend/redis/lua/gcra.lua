@@ -1,68 +1,88 @@
-  -- kernel/rate/gcra.rs.
-  --
-  -- State: 'g', since, owed, N, P, B, tick: at the tick `since` the debt was `owed` hit-ticks, under the limit
-  -- of the other four. That is the TAT, as whole = since + owed / N, without a division and without
-  -- an instant beyond 2^53. 37 bytes, which the store keeps in one allocation.
-  if strategy == 1 then
-    local capacity = burst * period
-    local at = (now - now % tick) / tick
-    local ahead, changed = 0, false
-    local value = try('GET', key)
-    if value then
-      -- An error is a table of no length.
-      if #value ~= 37 then return NOT_UNDERSTOOD, 0, 0, 0 end
-      local mark, since, owed, n, p, b, t = unpack('<BddI4dI4I4', value)
-      if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
-        return NOT_UNDERSTOOD, 0, 0, 0
+    -- kernel/rate/gcra.rs.
+    --
+    -- State: 'g', since, owed, N, P, B, tick: at the tick `since` the debt was `owed` hit-ticks, under the limit
+    -- of the other four. That is the TAT, as whole = since + owed / N, without a division and without
+    -- an instant beyond 2^53. 37 bytes, which the store keeps in one allocation.
+    if strategy == 1 then
+      if worked_out ~= in_hand then
+        worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
       end
-      if n == limit and p == period and b == burst and t == tick then
-        ahead = owed - (at - since) * limit
-        if capacity < ahead then ahead, changed = capacity, true end
-      else -- carry
-        if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
-          or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
-          return NOT_UNDERSTOOD, 0, 0, 0
+      local ahead, changed = 0, false
+      value = value or try('GET', key)
+      if value then
+        -- An error is a table of no length.
+        if #value ~= 37 then break end
+        local mark, since, owed, n, p, b, t = unpack('<BddI4dI4I4', value)
+        if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
+          break
         end
-        local left = owed - ((now - now % t) / t - since) * n
-        if b * p < left then left = b * p end
-        local carried = ceil(left / p)
-        if burst < carried then carried = burst end
-        ahead, changed = carried * period, true
+        if n == limit and p == period and b == burst and t == tick then
+          ahead = owed - (at - since) * limit
+          if capacity < ahead then ahead, changed = capacity, true end
+        else -- carry
+          if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
+            or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
+            break
+          end
+          local left = owed - ((now - now % t) / t - since) * n
+          if b * p < left then left = b * p end
+          local carried = ceil(left / p)
+          if burst < carried then carried = burst end
+          ahead, changed = carried * period, true
+        end
+        if ahead < 0 then ahead = 0 end
       end
-      if ahead < 0 then ahead = 0 end
-    end
 
-    local room = capacity - ahead
-    local free = (room - room % period) / period
-    local code, remaining, retry = ADMIT, free, 0
-    if act == REFUND then
-      local left = ahead - hits * period
-      if left < 0 then left = 0 end
-      code, changed, ahead = REFUNDED, changed or left ~= ahead, left
-      room = capacity - ahead
-      remaining = (room - room % period) / period
-    elseif hits <= free then
-      remaining = free - hits
-      if hits ~= 0 then ahead, changed = ahead + hits * period, true end
-    elseif burst < hits then
-      code = NEVER
-    else
-      -- In this order no sum passes 2^53.
-      code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
-    end
-    -- Rounded up; a call of `ceil` would cost more than this.
-    local part = ahead % limit
-    local reset = (ahead - part) / limit
-    if 0 < part then reset = reset + 1 end
-    if act ~= ASK then
-      if ahead == 0 then
-        if value then call('DEL', key) end
-      elseif changed then
-        -- Also after a denial: a debt cut down to one burst must drain from here.
-        local state = pack('<BddI4dI4I4', 103, at, ahead, limit, period, burst, tick)
-        call('SET', key, state, 'PXAT', expiry(reset * tick))
+      while true do
+        local room = capacity - ahead
+        local free = (room - room % period) / period
+        code, remaining, retry = ADMIT, free, 0
+        if act == REFUND then
+          local left = ahead - hits * period
+          if left < 0 then left = 0 end
+          code, changed, ahead = REFUNDED, changed or left ~= ahead, left
+          room = capacity - ahead
+          remaining = (room - room % period) / period
+        elseif hits <= free then
+          remaining = free - hits
+          if hits ~= 0 then ahead, changed = ahead + hits * period, true end
+        elseif burst < hits then
+          code = NEVER
+        else
+          -- In this order no sum passes 2^53.
+          code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
+        end
+        -- Rounded up; a call of `ceil` would cost more than this.
+        local part = ahead % limit
+        reset = (ahead - part) / limit
+        if 0 < part then reset = reset + 1 end
+        if from == last then break end
+
+        say(code, remaining, retry, reset)
+        from = from + 1
+        if plan[from] ~= in_hand then
+          local n, p, b, t = limit, period, burst, tick
+          in_hand = plan[from]
+          strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+            unpack(RECORD, ARGV[in_hand + 2])
+          act, hits = its_act, its_hits
+          if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
+            worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
+            local carried = ceil(ahead / p)
+            if burst < carried then carried = burst end
+            ahead, changed = carried * period, true
+          end
+        end
+      end
+
+      if act ~= ASK then
+        if ahead == 0 then
+          if value then call('DEL', key) end
+        elseif changed then
+          -- Also after a denial: a debt cut down to one burst must drain from here.
+          local state = pack('<BddI4dI4I4', 103, at, ahead, limit, period, burst, tick)
+          call('SET', key, state, 'PXAT', expiry(reset * tick))
+        end
       end
     end
-    return code, remaining, retry, reset
-  end
 

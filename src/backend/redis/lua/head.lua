@@ -1,10 +1,8 @@
--- Puts the hits of one question to their counters, by the same arithmetic as the kernel.
+-- Puts the hits of one call's questions to their counters, by the same arithmetic as the kernel.
 --
--- KEYS[i]     the counter of charge i; several charges may name one
--- ARGV[1]     the rule: 'e' each, or 'a' all or nothing, then 'q' when every limit is in the quota
---             group, then 'r' when a descriptor without a counter keeps that group from denying
--- ARGV[2]     the instant in microseconds since the Unix epoch; '' takes the store's own
--- ARGV[i + 2] the record of charge i, little-endian, packed:
+-- ARGV[1]     the instant in microseconds since the Unix epoch; '' takes the store's own
+-- ARGV[2]     the plan; '' is one charge to each key, each for itself, and all of record 1
+-- ARGV[r + 2] record r, little-endian, packed: what a charge puts to a counter, and its limit
 --               byte   strategy   1 GCRA, 2 fixed window, 3 calendar window, 4 sliding window, 5 log
 --               byte   act        0 charge, 1 refund
 --               byte   group      0 enforced, 1 quota, 2 aside
@@ -15,10 +13,18 @@
 --               uint32 burst      B for GCRA, else 0
 --               uint32 tick       microseconds in a tick: 1, 1,000 or 1,000,000
 --               4 doubles         only a calendar: the starts of its windows, in microseconds
--- Reply: four integers per charge, in order: code, remaining, retry after, reset after. Codes are 0 admit,
---   1 deny, 2 never, 3 stale, 4 refunded, 5 not understood: something else lives under the key, and
---   it stays. Remaining is in hits; times are in ticks of the charge. Beside 3 `remaining` is the
---   instant in microseconds, beside 3 and 5 the rest is 0.
+--
+-- The plan is uint16s, little-endian: how many of the first keys are read together, then parts. A part is
+-- rule, count and `count` records. Rule 0: that many charges to the next key, one after the other, each for
+-- itself and all by one strategy; its key is in no other such part, and no such part comes after another. Any
+-- other rule: one question of as many charges, to the next `count` keys; all or nothing is 1, plus 2
+-- when every limit is in the quota group, plus 4 when a descriptor without a counter keeps that group
+-- from denying.
+--
+-- Reply: for each charge, in the order of the plan, 8 * remaining + code, and reset after; beside 4
+-- then retry after, and beside 5 the instant in microseconds. Codes are 0 admit, 1 never, 2 refunded,
+-- 3 not understood (something else lives under the key, and it stays), 4 deny, 5 stale. Remaining is
+-- in hits; times are in ticks of the charge. Beside 3 and 5 the rest is 0.
 --
 -- Exact: every number that decides is an integer below 2^53, which a double holds. Products may pass it only
 -- where what is compared with them cannot, and rounding keeps order. For integers a and b below
@@ -26,22 +32,29 @@
 -- than 1/b, which is more than half a step between the doubles there. Instants end in the year 2255.
 --
 -- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late.
--- Commands: GET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LSET, LTRIM, RPUSH. A write that
+-- Commands: GET, MGET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
 -- fails fails the whole script. The files of this folder are one script, joined in the order of
--- `mod.rs`. Each strategy is a block of one function: the store makes a script's functions anew at every
--- call, and five of them would cost a lone GCRA a sixth of its time.
+-- `mod.rs`: each strategy is a block in the one loop over what there is to do. The store makes a script's
+-- functions and what they share anew at every call, and five of them would cost a lone GCRA a third
+-- of its time.
 
 local KEYS, ARGV, type, tonumber = KEYS, ARGV, type, tonumber
 local call, try = redis.call, redis.pcall
 local pack, unpack = struct.pack, struct.unpack
 local floor, ceil, format, match = math.floor, math.ceil, string.format, string.match
 
+-- The codes of the reply, the acts, 2^53, and how a record is packed.
+local ADMIT, NEVER, REFUNDED, NOT_UNDERSTOOD, DENY, STALE = 0, 1, 2, 3, 4, 5
+local CHARGE, REFUND, ASK = 0, 1, 2
+local EXACT = 9007199254740992
+local RECORD = '<BBBBdI4dI4I4'
+
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 -- Where expiries are counted from, in milliseconds; the one more is for the fraction that is cut off.
 local expiry_base = (now - now % 1000) / 1000 + 1
-if ARGV[2] ~= '' then
-  now = tonumber(ARGV[2])
+if ARGV[1] ~= '' then
+  now = tonumber(ARGV[1])
   -- The clock that expires keys is not the one given, and must not end what that one has not ended.
   expiry_base = expiry_base + 86400000
 end
@@ -55,14 +68,13 @@ local function expiry(micros)
   return format('%d', expiry_base + millis)
 end
 
--- Puts charge i to its counter, or what `act` and `hits` say instead of it.
-local function put(i, act, hits)
-  -- The codes of the reply, the acts, and 2^53.
-  local ADMIT, DENY, NEVER, STALE, REFUNDED, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5
-  local CHARGE, REFUND, ASK = 0, 1, 2
-  local EXACT = 9007199254740992
-  local key, record = KEYS[i], ARGV[i + 2]
-  local strategy, its_act, _, _, its_hits, limit, period, burst, tick =
-    unpack('<BBBBdI4dI4I4', record)
-  act, hits = act or its_act, hits or its_hits
+-- The answers so far, and how many integers they are.
+local reply, length, said = {}, 0, 0
+-- What there is to do by the plan, how it is said, and what becomes of it; a lone record needs none.
+local following, say, hear
+local plan, keys, held = nil, 0, {}
 
+-- The record in hand.
+local in_hand = 1
+local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+  unpack(RECORD, ARGV[3])

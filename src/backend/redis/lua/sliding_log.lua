@@ -1,152 +1,174 @@
-  -- kernel/rate/sliding_log.rs.
-  --
-  -- State: a list of runs, oldest first: at, total, hits: when they arrived in microseconds, all hits up to and
-  -- including them, modulo 2^52, and their own. The totals make what is held a difference and every
-  -- walk a search, so a step reads the two ends and a few runs between: O(log N) calls, whatever N.
-  -- 20 bytes a run and 2 around it, at most N runs. A list and not one string: a string is copied
-  -- in and out at every step, which at 10,000 runs takes the store half a millisecond.
-  if strategy == 5 then
-    local TOTALS = 4503599627370496
-    local size = try('LLEN', key)
-    if type(size) ~= 'number' then return NOT_UNDERSTOOD, 0, 0, 0 end
-    local origin, understood = 0, true
+    -- kernel/rate/sliding_log.rs.
+    --
+    -- State: a list of runs, oldest first: at, total, hits: when they arrived in microseconds, all hits up to and
+    -- including them, modulo 2^52, and their own. The totals make what is held a difference and every
+    -- walk a search, so a step reads the two ends and a few runs between: O(log N) calls, whatever N.
+    -- 20 bytes a run and 2 around it, at most N runs. A list and not one string: a string is copied
+    -- in and out at every step, which at 10,000 runs takes the store half a millisecond.
+    if strategy == 5 then
+      local TOTALS = 4503599627370496
+      local size = try('LLEN', key)
+      if type(size) ~= 'number' then break end
+      local origin, understood = 0, true
 
-    -- At, total since `origin`, hits.
-    local function run(index)
-      local value = call('LINDEX', key, index)
-      if value and #value == 20 then
-        local at, total, own = unpack('<ddI4', value)
-        if 0 <= at and at < EXACT and 0 <= total and total < TOTALS and 0 < own then
-          return at, (total - origin) % TOTALS, own
+      -- At, total since `origin`, hits.
+      local function run(index)
+        local value = call('LINDEX', key, index)
+        if value and #value == 20 then
+          local at, total, own = unpack('<ddI4', value)
+          if 0 <= at and at < EXACT and 0 <= total and total < TOTALS and 0 < own then
+            return at, (total - origin) % TOTALS, own
+          end
+        end
+        understood = false
+        return 0, 0, 0
+      end
+
+      -- The first run from `low` on whose instant is after `at`, or whose total is above `total`.
+      local function first(low, at, total)
+        local high, stride = low, 1
+        while high < size do
+          local its_at, its_total = run(high)
+          if at and at < its_at or total and total < its_total then break end
+          low, high, stride = high + 1, high + stride, stride * 2
+        end
+        if size < high then high = size end
+        while low < high do
+          local middle = floor((low + high) / 2)
+          local its_at, its_total = run(middle)
+          if at and at < its_at or total and total < its_total then
+            high = middle
+          else
+            low = middle + 1
+          end
+        end
+        return low
+      end
+
+      -- Runs low to size - 1 hold what is above `base`, up to `total`; the newest came at `newest`.
+      local low, base, total, newest = 0, 0, 0, 0
+      local past = now - period
+      if 0 < size then
+        local oldest, own
+        oldest, total, own = run(0)
+        origin = total - own
+        newest, total = run(-1)
+        -- settle: drop_oldest, then what is gone. Written below, unless this only asks.
+        local surplus = total - (limit < 1 and 1 or limit)
+        if 0 < surplus then
+          low, base = first(0, nil, surplus), surplus
+        end
+        if newest <= past then
+          low, base, total = size, 0, 0
+        elseif low ~= 0 or oldest <= past then
+          local young = first(low, past)
+          if low < young then
+            local _, its_total, its_own = run(young)
+            low, base = young, its_total - its_own
+          end
         end
       end
-      understood = false
-      return 0, 0, 0
-    end
+      local held = total - base
+      local stays = 0
+      if held ~= 0 then stays = (newest < now and newest or now) - past end
 
-    -- The first run from `low` on whose instant is after `at`, or whose total is above `total`.
-    local function first(low, at, total)
-      local high, stride = low, 1
-      while high < size do
-        local its_at, its_total = run(high)
-        if at and at < its_at or total and total < its_total then break end
-        low, high, stride = high + 1, high + stride, stride * 2
-      end
-      if size < high then high = size end
-      while low < high do
-        local middle = floor((low + high) / 2)
-        local its_at, its_total = run(middle)
-        if at and at < its_at or total and total < its_total then
-          high = middle
-        else
-          low = middle + 1
+      -- decide; and what arrives at once under one limit is one run.
+      local pushed, answers, integers = 0, said, length
+      local function unsay()
+        while integers < length do
+          reply[length] = nil
+          length = length - 1
         end
+        said = answers
+        code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
       end
-      return low
-    end
-
-    -- Runs low to size - 1 hold what is above `base`, up to `total`; the newest came at `newest`.
-    local low, base, total, newest = 0, 0, 0, 0
-    local past = now - period
-    if 0 < size then
-      local oldest, own
-      oldest, total, own = run(0)
-      origin = total - own
-      newest, total = run(-1)
-      -- settle: drop_oldest, then what is gone. Written below, unless this only asks.
-      local surplus = total - (limit < 1 and 1 or limit)
-      if 0 < surplus then
-        low, base = first(0, nil, surplus), surplus
-      end
-      if newest <= past then
-        low, base, total = size, 0, 0
-      elseif low ~= 0 or oldest <= past then
-        local young = first(low, past)
-        if low < young then
-          local _, its_total, its_own = run(young)
-          low, base = young, its_total - its_own
+      while true do
+        code, remaining, retry = ADMIT, limit - held - pushed, 0
+        if remaining < 0 then remaining = 0 end
+        if act == REFUND then
+          code, pushed = REFUNDED, hits < held and -hits or -held
+          remaining = limit - held - pushed
+          if remaining < 0 then remaining = 0 end
+        elseif hits <= remaining then
+          remaining, pushed = remaining - hits, pushed + hits
+        elseif limit < hits then
+          code = NEVER
+        else -- frees_in
+          local freed, at = first(low, nil, base + held + pushed + hits - limit - 1), now
+          if freed < size then at = run(freed) end
+          code, retry = DENY, (at < now and at or now) - past
         end
+        reset = 0 < pushed and period or stays
+        if from == last or act ~= CHARGE then break end
+
+        local its_limit, its_period = limit, period
+        in_hand = plan[from + 1]
+        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+          unpack(RECORD, ARGV[in_hand + 2])
+        if its_act ~= CHARGE or limit ~= its_limit or period ~= its_period then break end
+        say(code, remaining, retry, reset)
+        from, hits = from + 1, its_hits
       end
-    end
-    local held = total - base
-    local reset = 0
-    if held ~= 0 then reset = (newest < now and newest or now) - past end
+      through = from
+      if not understood then unsay() break end
+      if act == ASK then break end
+      if low == 0 and base == 0 and pushed == 0 and newest <= now then
+        -- Not left as it was: a longer period may have come with this limit.
+        if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
+        break
+      end
 
-    -- decide
-    local code, remaining, retry, pushed = ADMIT, limit - held, 0, 0
-    if remaining < 0 then remaining = 0 end
-    if act == REFUND then
-      code, pushed = REFUNDED, hits < held and -hits or -held
-      remaining = limit - held - pushed
-      if remaining < 0 then remaining = 0 end
-    elseif hits <= remaining then
-      remaining, pushed = remaining - hits, hits
-      if hits ~= 0 then reset = period end
-    elseif limit < hits then
-      code = NEVER
-    else -- frees_in
-      local at = run(first(low, nil, base + held + hits - limit - 1))
-      code, retry = DENY, (at < now and at or now) - past
-    end
-    if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
-    if act == ASK then return code, remaining, retry, reset end
-    if low == 0 and base == 0 and pushed == 0 and newest <= now then
-      -- Not left as it was: a longer period may have come with this limit.
-      if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
-      return code, remaining, retry, reset
-    end
-
-    -- What stays is low to keep - 1, and after it perhaps one run: at, up to total, since `before`.
-    local keep, at, before = size, nil, nil
-    if held ~= 0 and now < newest then
-      -- Hits of the future have arrived now.
-      keep, at = first(low, now), now
-    elseif 0 < pushed then
-      at = now
-    end
-    total = total + pushed
-    if at then
-      before = base
-      if low < keep then
-        local its_at, its_total, its_own = run(keep - 1)
-        before = its_total
-        if its_at == now then keep, before = keep - 1, its_total - its_own end
+      -- What stays is low to keep - 1, and after it perhaps one run: at, up to total, since `before`.
+      local keep, at, before = size, nil, nil
+      if held ~= 0 and now < newest then
+        -- Hits of the future have arrived now.
+        keep, at = first(low, now), now
+      elseif 0 < pushed then
+        at = now
+      end
+      total = total + pushed
+      if at then
+        before = base
+        if low < keep then
+          local its_at, its_total, its_own = run(keep - 1)
+          before = its_total
+          if its_at == now then keep, before = keep - 1, its_total - its_own end
+          if before < base then before = base end
+        end
+        if total <= before then at = nil end
+      end
+      if pushed < 0 and not at and base < total then -- drop_newest
+        keep = first(low, nil, total - 1)
+        local its_at, its_total, its_own = run(keep)
+        at, before = its_at, its_total - its_own
         if before < base then before = base end
       end
-      if total <= before then at = nil end
-    end
-    if pushed < 0 and not at and base < total then -- drop_newest
-      keep = first(low, nil, total - 1)
-      local its_at, its_total, its_own = run(keep)
-      at, before = its_at, its_total - its_own
-      if before < base then before = base end
-    end
-    if total == base then
-      if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
-      if 0 < size then call('DEL', key) end
-      return code, remaining, retry, 0
-    end
-    local cut, cut_at, cut_total, cut_own = false, 0, 0, 0
-    if low < keep and base ~= 0 then
-      cut_at, cut_total, cut_own = run(low)
-      cut = cut_total - cut_own < base
-    end
-    if not understood then return NOT_UNDERSTOOD, 0, 0, 0 end
+      if total == base then
+        if not understood then unsay() break end
+        if 0 < size then call('DEL', key) end
+        reset = 0
+        break
+      end
+      local cut, cut_at, cut_total, cut_own = false, 0, 0, 0
+      if low < keep and base ~= 0 then
+        cut_at, cut_total, cut_own = run(low)
+        cut = cut_total - cut_own < base
+      end
+      if not understood then unsay() break end
 
-    if keep <= low then
-      if 0 < size then call('DEL', key) end
-    elseif low ~= 0 or keep ~= size then
-      call('LTRIM', key, low, keep - 1)
+      if keep <= low then
+        if 0 < size then call('DEL', key) end
+      elseif low ~= 0 or keep ~= size then
+        call('LTRIM', key, low, keep - 1)
+      end
+      if cut then
+        call('LSET', key, 0, pack('<ddI4', cut_at, (cut_total + origin) % TOTALS, cut_total - base))
+      end
+      if at then
+        call('RPUSH', key, pack('<ddI4', at, (total + origin) % TOTALS, total - before))
+        newest = at
+      end
+      reset = newest - past
+      call('PEXPIREAT', key, expiry(reset))
     end
-    if cut then
-      call('LSET', key, 0, pack('<ddI4', cut_at, (cut_total + origin) % TOTALS, cut_total - base))
-    end
-    if at then
-      call('RPUSH', key, pack('<ddI4', at, (total + origin) % TOTALS, total - before))
-      newest = at
-    end
-    reset = newest - past
-    call('PEXPIREAT', key, expiry(reset))
-    return code, remaining, retry, reset
-  end
 

@@ -1,61 +1,77 @@
-  -- kernel/rate/sliding_window.rs.
-  --
-  -- State: 's', start, prev, cur: two counts, and in microseconds when the later began. 17 bytes.
-  if strategy == 4 then
-    local at_now = (now - now % tick) / tick
-    local began, held_prev, held_cur = 0, 0, 0
-    local value = try('GET', key)
-    if value then
-      if #value ~= 17 then return NOT_UNDERSTOOD, 0, 0, 0 end
-      local mark
-      mark, began, held_prev, held_cur = unpack('<BdI4I4', value)
-      if mark ~= 115 or not (0 <= began and began < EXACT) then return NOT_UNDERSTOOD, 0, 0, 0 end
-    end
+    -- kernel/rate/sliding_window.rs.
+    --
+    -- State: 's', start, prev, cur: two counts, and in microseconds when the later began. 17 bytes.
+    if strategy == 4 then
+      local began, prev, cur, changed = 0, 0, 0, false
+      value = value or try('GET', key)
+      if value then
+        if #value ~= 17 then break end
+        local mark
+        mark, began, prev, cur = unpack('<BdI4I4', value)
+        if mark ~= 115 or not (0 <= began and began < EXACT) then break end
+      end
 
-    -- seen
-    local prev, cur = held_prev, held_cur
-    local since = (began - began % tick) / tick
-    local at = at_now
-    if at < since then at = since end
-    local elapsed = at % period
-    local start, left = at - elapsed, period - elapsed
-    if since < start then
-      if start - since <= period then prev, cur = cur, 0 else prev, cur = 0, 0 end
-      since = start
-    end
-    -- Counted from now, as all that follows: an instant two periods on may lie beyond 2^53.
-    local finish = start - at_now + period
+      while true do
+        -- seen
+        local held_prev, held_cur = prev, cur
+        local since = (began - began % tick) / tick
+        local at_now = (now - now % tick) / tick
+        local at = at_now
+        if at < since then at = since end
+        local elapsed = at % period
+        local start, left = at - elapsed, period - elapsed
+        if since < start then
+          if start - since <= period then prev, cur = cur, 0 else prev, cur = 0, 0 end
+          since = start
+        end
+        -- Counted from now, as all that follows: an instant two periods on may lie beyond 2^53.
+        local finish = start - at_now + period
 
-    local faded = ceil(prev * left / period)
-    local remaining = limit - faded - cur
-    if remaining < 0 then remaining = 0 end
-    local code, retry = ADMIT, 0
-    if act == REFUND then
-      code, cur = REFUNDED, cur - hits
-      if cur < 0 then cur = 0 end
-      remaining = limit - faded - cur
-      if remaining < 0 then remaining = 0 end
-    elseif hits <= remaining then
-      cur, remaining = cur + hits, remaining - hits
-    elseif limit < hits then
-      code = NEVER
-    else -- passes_at
-      local after = limit - hits
-      local count, fades_at, spare = cur, finish + period, after
-      if cur <= after then count, fades_at, spare = prev, finish, after - cur end
-      code, retry = DENY, fades_at - (count == 0 and period or floor(spare * period / count))
-      if retry < 0 then retry = 0 end
-    end
+        local faded = ceil(prev * left / period)
+        remaining = limit - faded - cur
+        if remaining < 0 then remaining = 0 end
+        code, retry = ADMIT, 0
+        if act == REFUND then
+          code, cur = REFUNDED, cur - hits
+          if cur < 0 then cur = 0 end
+          remaining = limit - faded - cur
+          if remaining < 0 then remaining = 0 end
+        elseif hits <= remaining then
+          cur, remaining = cur + hits, remaining - hits
+        elseif limit < hits then
+          code = NEVER
+        else -- passes_at
+          local after = limit - hits
+          local count, fades_at, spare = cur, finish + period, after
+          if cur <= after then count, fades_at, spare = prev, finish, after - cur end
+          code, retry = DENY, fades_at - (count == 0 and period or floor(spare * period / count))
+          if retry < 0 then retry = 0 end
+        end
 
-    local reset = 0
-    if cur ~= 0 then reset = finish + period elseif prev ~= 0 then reset = finish end
-    if act ~= ASK then
-      if reset == 0 then
-        if value then call('DEL', key) end
-      elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
-        call('SET', key, pack('<BdI4I4', 115, since * tick, prev, cur), 'PXAT', expiry(reset * tick))
+        reset = 0
+        if cur ~= 0 then reset = finish + period elseif prev ~= 0 then reset = finish end
+        if reset == 0 then
+          -- Rested is as never seen.
+          began, prev, cur, changed = 0, 0, 0, true
+        elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
+          began, changed = since * tick, true
+        end
+        if from == last then break end
+
+        say(code, remaining, retry, reset)
+        from = from + 1
+        in_hand = plan[from]
+        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+          unpack(RECORD, ARGV[in_hand + 2])
+        act, hits = its_act, its_hits
+      end
+
+      if act ~= ASK then
+        if reset == 0 then
+          if value then call('DEL', key) end
+        elseif changed then
+          call('SET', key, pack('<BdI4I4', 115, began, prev, cur), 'PXAT', expiry(reset * tick))
+        end
       end
     end
-    return code, remaining, retry, reset
-  end
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Config, Rule, Unit};
+use crate::engine::membership::{Member, Membership, Record, read};
 use crate::kernel::units::Nanos;
 
 /// How loads went.
@@ -63,6 +64,26 @@ fn domains(config: &Config) -> Map<String, Value> {
         .into_iter()
         .map(|domain| (domain.name.to_string(), json!({"rules": domain.tree.rules().len()})))
         .collect()
+}
+
+/// `/fleet`: the replicas that share the store, as this one last saw them; null with counters in
+/// memory.
+#[must_use]
+pub fn fleet(membership: Option<&Membership>, now: Nanos) -> Value {
+    let Some(membership) = membership else { return Value::Null };
+    let seen = membership.seen();
+    let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
+    let member = |member: &Member| {
+        let Record { incarnation, build, revision } = read(&member.record);
+        json!({"node": member.node, "silent_ms": millis(member.silent), "build": build,
+            "incarnation": incarnation, "revision": revision})
+    };
+    json!({
+        "node": membership.node(),
+        "replicas": membership.replicas(),
+        "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.at))),
+        "members": seen.iter().flat_map(|seen| &seen.members).map(member).collect::<Vec<_>>(),
+    })
 }
 
 /// RFC 3339, in UTC.

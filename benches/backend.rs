@@ -1,0 +1,402 @@
+//! A Redis that replicas share: what it costs the server, the caller, and the Redis.
+//!
+//! The Redis is started here, on a Unix socket. The server's CPU is that of the real server over its
+//! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
+//! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
+//! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
+//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`.
+
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
+#![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
+
+#[path = "../tests/support/resp.rs"]
+#[allow(dead_code, unreachable_pub, reason = "made for the tests, which use the rest")]
+mod resp;
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor::Entry,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use sluicegate::backend::redis::{self, Batching, Redis};
+use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
+use sluicegate::kernel::decision::{Cost, Standing};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+
+const CONNECTIONS: usize = 4;
+const IN_FLIGHT: usize = 128;
+const KEYS: u64 = 1_000;
+const QUESTIONS: u64 = 200_000;
+const SERVED: u64 = 60_000;
+const TURNS: usize = 7;
+const DAY: Nanos = Nanos::from_secs(86_400);
+/// Never used up here: a denial writes nothing and would cost less.
+const LIMIT: u32 = 1_000_000_000;
+const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
+                      rate_limit: {requests_per_unit: 1000000000, unit: day, strategy: gcra}\n";
+
+fn main() {
+    let chosen: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let is_chosen = |part: &str| chosen.is_empty() || chosen.iter().any(|its| its == part);
+    let store = Store::start();
+    println!("{:<58} {:>9} {:>9}", "backend", "measured", "bound");
+    if is_chosen("server") {
+        server(&store);
+    }
+    if is_chosen("latency") {
+        latency(&store);
+    }
+    if is_chosen("redis") {
+        redis_alone(&store);
+        redis_under_load(&store);
+    }
+    if is_chosen("hot") {
+        hot_key(&store);
+    }
+}
+
+fn row(what: &str, measured: f64, unit: &str, bound: &str) {
+    println!("{what:<58} {measured:>6.2} {unit:<2} {bound:>9}");
+}
+
+/// Server CPU for each question, against memory.
+fn server(store: &Store) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
+    let memory = Server::start(dir.path(), &["--backend", "memory"]);
+    let shared = ["--backend", &store.url(), "--backend-deadline", "10s"];
+    let strict = Server::start(dir.path(), &shared);
+    let client = tokio(1);
+    let cost = |server: &Server| client.block_on(cpu_per_question(server));
+    cost(&memory);
+    cost(&strict);
+    let turns: Vec<(f64, f64)> = (0..TURNS).map(|_| (cost(&strict), cost(&memory))).collect();
+    row("server CPU a question, memory", median(turns.iter().map(|turn| turn.1)), "us", "");
+    row("server CPU a question, strict", median(turns.iter().map(|turn| turn.0)), "us", "");
+    let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
+    row("  ratio, 128 in flight over 4 connections", ratio, "", "2.0");
+}
+
+/// How long one question of one descriptor takes its caller, alone.
+fn latency(store: &Store) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
+    let server =
+        Server::start(dir.path(), &["--backend", &store.url(), "--backend-deadline", "10s"]);
+    let memory = Server::start(dir.path(), &["--backend", "memory"]);
+    let client = tokio(1);
+    for (name, server, bound) in [("strict", &server, "250"), ("memory", &memory, "")] {
+        let mut took = client.block_on(one_after_the_other(server));
+        took.sort_unstable();
+        let micros = |part: usize| took[took.len() * part / 100].as_nanos() as f64 / 1_000.0;
+        row(&format!("one question at 1 in flight, {name}, p50"), micros(50), "us", bound);
+        row(&format!("one question at 1 in flight, {name}, p99"), micros(99), "us", "");
+    }
+}
+
+async fn one_after_the_other(server: &Server) -> Vec<Duration> {
+    let mut client = server.client().await;
+    let mut took = Vec::new();
+    for number in 0..6_000 {
+        let began = Instant::now();
+        client.should_rate_limit(question(number % KEYS)).await.unwrap();
+        took.push(began.elapsed());
+    }
+    took.split_off(1_000)
+}
+
+/// What single commands cost the Redis, one at a time and many at once, for scale.
+fn redis_alone(store: &Store) {
+    let mut client = resp::Client::connect(&store.socket()).unwrap();
+    let mut each = |what: &str, commands: &dyn Fn(u64) -> Vec<Vec<Vec<u8>>>, together: u64| {
+        let before = store.cpu_micros();
+        for round in 0..60_000 / together {
+            let mut replies = 0;
+            for number in 0..together {
+                for command in commands((round * together + number) % KEYS) {
+                    client.queue(&command);
+                    replies += 1;
+                }
+            }
+            client.flush();
+            (0..replies).for_each(|_| drop(client.receive()));
+        }
+        row(what, (store.cpu_micros() - before) / 60_000.0, "us", "");
+    };
+    let text = |parts: &[&str]| parts.iter().map(|part| part.as_bytes().to_vec()).collect();
+    let incr = |number| {
+        let key = format!("scale:{number}");
+        vec![text(&["INCRBY", &key, "1"]), text(&["EXPIRE", &key, "86400"])]
+    };
+    each("Redis CPU: INCRBY + EXPIRE, 1 pair at a time", &incr, 1);
+    each("Redis CPU: INCRBY + EXPIRE, 64 pairs at a time", &incr, 64);
+    let sha = {
+        let mut client = resp::Client::connect(&store.socket()).unwrap();
+        client.call(&["SCRIPT", "LOAD", redis::CHARGE]).text()
+    };
+    let evalsha = |number| {
+        let charges = asked(number, Way::Gcra);
+        let call = redis::call::Call::of(vec![redis::codec::pack(&charges, b"scale:")], None);
+        let head = [b"EVALSHA".to_vec(), sha.clone().into_bytes(), b"1".to_vec()];
+        vec![head.into_iter().chain(call.keys).chain(call.args).collect()]
+    };
+    each("Redis CPU: EVALSHA of one GCRA, 1 at a time", &evalsha, 1);
+    each("Redis CPU: EVALSHA of one GCRA, 64 at a time", &evalsha, 64);
+}
+
+fn redis_under_load(store: &Store) {
+    for (way, bound) in [(Way::Gcra, "3.5"), (Way::FixedWindow, "1.6")] {
+        for batching in [Batching::On, Batching::Off] {
+            let bound = if batching == Batching::On { bound } else { "" };
+            let cost = store.cpu_per_decision(way, KEYS, batching);
+            let what =
+                format!("Redis CPU a decision, {way:?}, 128 in flight, batching {batching:?}");
+            row(&what, cost, "us", bound);
+        }
+    }
+}
+
+fn hot_key(store: &Store) {
+    for way in [Way::Gcra, Way::FixedWindow] {
+        let [on, off] =
+            [Batching::On, Batching::Off].map(|batching| store.cpu_per_decision(way, 1, batching));
+        row(&format!("Redis CPU a decision, {way:?}, one hot key"), on, "us", "");
+        row("  decisions per Redis CPU second, times the unbatched", off / on, "", "5");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Gcra,
+    FixedWindow,
+}
+
+fn asked(number: u64, way: Way) -> Charges {
+    let (strategy, counting) = match way {
+        Way::Gcra => (Gcra::new(LIMIT, DAY, LIMIT).map(Strategy::Gcra), Counting::Gcra),
+        Way::FixedWindow => (
+            FixedWindow::new(LIMIT, Windows::Every(DAY)).map(Strategy::FixedWindow),
+            Counting::FixedWindow(DAY),
+        ),
+    };
+    let value = format!("client-{number:04}");
+    let key = CounterKey::injective("shop", [("api_key", &*value)].into_iter(), counting);
+    let charge = Charge {
+        key,
+        home: Home::default(),
+        strategy: strategy.unwrap(),
+        cost: Cost::Charge(Hits(1)),
+        standing: Standing::default(),
+    };
+    Charges { list: [charge].into_iter().collect(), rule: Rule::Each }
+}
+
+/// A Redis of one's own; killed when dropped.
+struct Store {
+    process: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Store {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .arg(dir.path().join("redis.sock"))
+            .current_dir(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("REDIS IS MISSING: no redis-server here");
+        let store = Self { process, dir };
+        let patience = Instant::now();
+        while resp::Client::connect(&store.socket()).is_err() {
+            assert!(patience.elapsed() < Duration::from_secs(20), "redis does not answer");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        store
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("redis.sock")
+    }
+
+    fn url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// User and system time since it started.
+    fn cpu_micros(&self) -> f64 {
+        let info = resp::Client::connect(&self.socket()).unwrap().call(&["INFO", "cpu"]).text();
+        let value = |name: &str| -> f64 {
+            info.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+        };
+        (value("used_cpu_user:") + value("used_cpu_sys:")) * 1e6
+    }
+
+    /// Microseconds of the Redis' CPU, 128 in flight over so many keys.
+    fn cpu_per_decision(&self, way: Way, keys: u64, batching: Batching) -> f64 {
+        let runtime = tokio(2);
+        let backend = Arc::new(self.backend(&runtime, batching));
+        ask_all(&runtime, &backend, way, keys, QUESTIONS / 10);
+        let before = self.cpu_micros();
+        ask_all(&runtime, &backend, way, keys, QUESTIONS);
+        (self.cpu_micros() - before) / QUESTIONS as f64
+    }
+
+    fn backend(&self, runtime: &Runtime, batching: Batching) -> Redis {
+        let (backend, connection) = Redis::new(redis::Options {
+            batching,
+            deadline: Duration::from_secs(20),
+            ..redis::Options::at(redis::Place::Unix(self.socket()))
+        });
+        runtime.spawn(connection);
+        while backend.trouble().is_some() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        backend
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questions: u64) {
+    let left = Arc::new(AtomicU64::new(questions));
+    let asker = || {
+        let (backend, left) = (Arc::clone(backend), Arc::clone(&left));
+        runtime.spawn(async move {
+            while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+                // Spread, and not in an order.
+                let charges = asked(number.wrapping_mul(2_654_435_761) % keys, way);
+                let outcome = wait(backend.charge(Nanos(0), &charges)).await[0];
+                assert!(matches!(outcome, Outcome::Stepped(Step::Admit(_))), "{outcome:?}");
+            }
+        })
+    };
+    let askers: Vec<_> = (0..IN_FLIGHT).map(|_| asker()).collect();
+    askers.into_iter().for_each(|asker| runtime.block_on(asker).unwrap());
+}
+
+async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
+    match reply {
+        Reply::Now(outcomes) => outcomes,
+        Reply::Later(reply) => reply.await,
+    }
+}
+
+/// The real server.
+struct Server {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(limits: &std::path::Path, flags: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+            .args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"])
+            .args(["--host=127.0.0.1", "--threads=2", "--log-level=error", "--limits"])
+            .arg(limits)
+            .args(flags)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut address = None;
+        for line in lines.map(Result::unwrap) {
+            if let Some(at) = line.strip_prefix("grpc listening on ") {
+                address = Some(at.parse().unwrap());
+            }
+            if line.starts_with("ready") {
+                break;
+            }
+        }
+        Self { process, address: address.unwrap() }
+    }
+
+    async fn client(&self) -> RateLimitServiceClient<Channel> {
+        let mut client =
+            RateLimitServiceClient::connect(format!("http://{}", self.address)).await.unwrap();
+        // It may not be connected to its Redis yet.
+        while client.should_rate_limit(question(0)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        client
+    }
+
+    /// User and system time, in clock ticks of a hundredth of a second.
+    fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+async fn cpu_per_question(server: &Server) -> f64 {
+    let before = server.cpu_ticks();
+    let left = Arc::new(AtomicU64::new(SERVED));
+    let mut tasks = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let client = server.client().await;
+        let asker = |_| tokio::spawn(ask(client.clone(), Arc::clone(&left)));
+        tasks.extend((0..IN_FLIGHT / CONNECTIONS).map(asker));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    (server.cpu_ticks() - before) as f64 * 10_000.0 / SERVED as f64
+}
+
+async fn ask(mut client: RateLimitServiceClient<Channel>, left: Arc<AtomicU64>) {
+    while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+        let number = number.wrapping_mul(2_654_435_761) % KEYS;
+        let answer = client.should_rate_limit(question(number)).await.unwrap().into_inner();
+        assert_eq!(answer.overall_code, Code::Ok as i32);
+    }
+}
+
+fn question(number: u64) -> RateLimitRequest {
+    let entry = Entry { key: "api_key".into(), value: format!("client-{number:04}") };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..Default::default() };
+    RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], hits_addend: 1 }
+}
+
+fn tokio(threads: usize) -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

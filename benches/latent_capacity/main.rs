@@ -1,0 +1,56 @@
+//! Goodput under a capacity nobody sees: the published table, then 200 traces of noise.
+//!
+//! `cargo bench --bench latent_capacity`. The bounds: `gradient` at least 0.90 of an oracle's
+//! goodput and 1.25 times the source's AIMD's, at most 8.5 % limited, each with its paired standard
+//! error; the same is held in `tests/concurrency/latent.rs`.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+
+mod model;
+
+use model::{Mean, Played, Shock};
+use sluicegate::kernel::concurrency::policy::Law;
+
+type Player = fn(&[Shock]) -> Played;
+
+const PLAYERS: [(&str, Player); 7] = [
+    ("oracle", model::oracle),
+    ("gradient", |trace| model::product(trace, Law::Gradient)),
+    ("aimd", |trace| model::product(trace, Law::Aimd)),
+    ("gradient2", |trace| model::product(trace, Law::Gradient2)),
+    ("source's AIMD", model::source_aimd),
+    ("gradient2, not smoothed", model::bare_gradient2),
+    ("no limit (40)", |trace| model::play(trace, 40.0, &mut |_, _| 40.0)),
+];
+
+fn main() {
+    println!("recorded noise,passed,failed");
+    let recorded = model::recorded();
+    for rate in [10.0, 20.0, 50.0] {
+        show_recorded(&format!("constant {rate}"), model::play(&recorded, rate, &mut |_, _| rate));
+    }
+    show_recorded("source's AIMD", model::source_aimd(&recorded));
+    show_recorded("aimd", model::product(&recorded, Law::Aimd));
+    show_recorded("gradient", model::product(&recorded, Law::Gradient));
+
+    println!("\n200 traces,goodput/s,error,limited %,of oracle,error,of source's AIMD,error");
+    let traces: Vec<_> = (0..200).map(model::generated).collect();
+    let play = |player: Player| traces.iter().map(|trace| player(trace)).collect::<Vec<_>>();
+    let (oracle, aimd) = (play(model::oracle), play(model::source_aimd));
+    for (name, player) in PLAYERS {
+        show(name, &play(player), &oracle, &aimd);
+    }
+}
+
+fn show_recorded(name: &str, played: Played) {
+    println!("{name},{:.0},{:.0}", played.passed, played.failed);
+}
+
+fn show(name: &str, played: &[Played], oracle: &[Played], aimd: &[Played]) {
+    let goodput = model::mean(&played.iter().map(|p| p.goodput()).collect::<Vec<_>>());
+    let limited = model::mean(&played.iter().map(|p| 100.0 * p.limited()).collect::<Vec<_>>());
+    let (oracle, aimd) = (model::ratio(played, oracle), model::ratio(played, aimd));
+    let Mean { mean, error } = goodput;
+    print!("{name},{mean:.2},{error:.2},{:.1},", limited.mean);
+    println!("{:.3},{:.3},{:.3},{:.3}", oracle.mean, oracle.error, aimd.mean, aimd.error);
+}

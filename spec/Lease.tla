@@ -1,0 +1,254 @@
+-------------------------------- MODULE Lease --------------------------------
+(* Hits lent from one counter to several members, who spend them without asking.
+
+   What is here: messages that are lost, doubled, late and out of order; members that crash; leases
+   that end on two clocks; partial grants; hits above 1; what is given back, unneeded or with a
+   question; a window that rolls, or a debt that drains.
+
+   Time is counted in ticks, and everything is kept as ticks left, so behaviours have no end and
+   states are finite. A member may take any deadline up to the latest that its clock may show; the
+   latest is modelled, because one that ends sooner only does less.
+
+   A message stays in its set when it is received: it may come again at any time, or never come.
+
+   Ghost: `room` is the least, over all intervals that began at a tick and last until now, of what
+   the law and what was out when the interval began still allow. The theorem says it is never
+   negative. *)
+EXTENDS Integers, FiniteSets
+
+CONSTANTS
+    Members,    \* replicas; one that crashed is not used again, so a restart is another member
+    Limit,      \* hits per window, or the burst
+    Budget,     \* max_overshoot; not used where Coupled
+    Bucket,     \* TRUE: a debt that drains by one hit a tick. FALSE: windows
+    Coupled,    \* leases end with their window
+    Length,     \* ticks in a window
+    Term,       \* ticks that a lease is good for
+    Messages,   \* the most messages that a member sends
+    MostHits,   \* of one question
+    Want,       \* hits asked for beyond the question's
+    Doubled,    \* messages come again
+    Less,       \* how much less than the budget is claimed to suffice; 0 claims the theorem
+    Flaw        \* what a careless design does; "none" is ours
+
+VARIABLES
+    pos,        \* ticks since the window began
+    count,      \* charged hits: in this window, or in debt
+    room,       \* see above
+    book,       \* per member, the store's record
+    ledger,     \* per member, its own
+    asks,       \* messages to the store
+    answers     \* messages to the members
+
+vars == <<pos, count, room, book, ledger, asks, answers>>
+
+Min(a, b) == IF a < b THEN a ELSE b
+Max(a, b) == IF a < b THEN b ELSE a
+
+RECURSIVE Sum(_, _)
+Sum(S, f) == IF S = {} THEN 0 ELSE LET m == CHOOSE m \in S : TRUE IN f[m] + Sum(S \ {m}, f)
+
+Held == [m \in Members |-> book[m].held]
+Balances == [m \in Members |-> ledger[m].balance]
+Out == Sum(Members, Held)
+
+NoRecord == [num |-> 0, lease |-> 0, held |-> 0, fresh |-> 0, granted |-> 0, passed |-> TRUE,
+             left |-> 0, kept |-> 0]
+NoHits == [balance |-> 0, left |-> 0, lease |-> 0, flight |-> 0, age |-> 0, next |-> 1]
+
+Init ==
+    /\ pos = 0 /\ count = 0
+    /\ room = Limit + (IF Coupled THEN 0 ELSE IF Less = 0 THEN 0 ELSE Budget - Less)
+    /\ book = [m \in Members |-> NoRecord]
+    /\ ledger = [m \in Members |-> NoHits]
+    /\ asks = {} /\ answers = {}
+
+-----------------------------------------------------------------------------
+(* A member. *)
+
+Spend(m, h) ==
+    /\ h <= ledger[m].balance
+    /\ ledger' = [ledger EXCEPT ![m].balance = @ - h]
+    /\ room' = room - h
+    /\ UNCHANGED <<pos, count, book, asks, answers>>
+
+\* Answers that are awaited: no other is ever settled, so no other is kept.
+Awaited(all, l) == {a \in all : Flaw = "old_answer" \/ l[a.m].flight = a.num}
+
+Send(m, hits, want, held, returned, flight) ==
+    \E l \in {ledger[m]} :
+    /\ l.next <= Messages
+    /\ asks' = asks \cup {[m |-> m, num |-> l.next, hits |-> hits, want |-> want, held |-> held,
+                           returned |-> returned, lease |-> l.lease]}
+    /\ ledger' = [ledger EXCEPT ![m] = [l EXCEPT !.balance = held, !.next = @ + 1, !.age = 0,
+                                                 !.flight = IF flight THEN l.next ELSE 0]]
+    /\ answers' = Awaited(answers, ledger')
+    /\ UNCHANGED <<pos, count, room, book>>
+
+\* A question that the balance cannot answer; the balance goes back with it.
+Borrow(m, h) ==
+    /\ ledger[m].flight = 0 /\ ledger[m].balance < h
+    /\ Send(m, h, Want, 0, ledger[m].balance, TRUE)
+
+\* More, before it is needed.
+Ahead(m) ==
+    /\ ledger[m].flight = 0 /\ 0 < ledger[m].balance
+    /\ Send(m, 0, Want, ledger[m].balance, 0, TRUE)
+
+\* Some or all, with no answer awaited. Supersedes what is on its way.
+GiveBack(m, k) ==
+    /\ 0 < k /\ k <= ledger[m].balance
+    /\ Send(m, 0, 0, ledger[m].balance - k, k, FALSE)
+
+Lost(m) ==
+    /\ ledger[m].flight # 0
+    /\ ledger' = [ledger EXCEPT ![m].flight = 0, ![m].age = 0]
+    /\ answers' = Awaited(answers, ledger')
+    /\ UNCHANGED <<pos, count, room, book, asks>>
+
+Crash(m) ==
+    /\ ledger[m].next <= Messages
+    /\ ledger' = [ledger EXCEPT ![m] = [NoHits EXCEPT !.next = Messages + 1]]
+    /\ answers' = Awaited(answers, ledger')
+    /\ UNCHANGED <<pos, count, room, book, asks>>
+
+\* How long the member takes the lease for: from when it sent the question.
+Taken(a, l) == LET late == IF Flaw = "members_clock" THEN 1 ELSE 0 IN Max(0, a.good - l.age + late)
+
+Settle(a) ==
+    \E l \in {ledger[a.m]} :
+    \E left \in {Taken(a, l)} :
+    \E credit \in {IF Flaw = "each_waiter" THEN 2 * a.granted ELSE a.granted} :
+    \E balance \in {IF left = 0 THEN 0 ELSE Min(l.balance, a.kept) + credit} :
+        /\ IF Flaw = "old_answer" THEN l.flight # 0 /\ a.num <= l.flight ELSE a.num = l.flight
+        /\ ledger' = [ledger EXCEPT ![a.m] =
+                [l EXCEPT !.balance = balance, !.left = IF balance = 0 THEN 0 ELSE left,
+                          !.flight = 0, !.age = 0, !.lease = IF a.granted = 0 THEN @ ELSE a.num]]
+        /\ answers' = Awaited(answers, ledger')
+        /\ UNCHANGED <<pos, count, room, book, asks>>
+
+-----------------------------------------------------------------------------
+(* The store. *)
+
+Reply(q, granted, kept, good) ==
+    answers' = Awaited(answers \cup {[m |-> q.m, num |-> q.num, granted |-> granted, kept |-> kept,
+                                       good |-> good]}, ledger)
+
+Good == IF Coupled THEN Min(Term, Length - pos) ELSE Term
+
+\* What of the returned hits is uncharged.
+Back(q, r, kept, fresh) ==
+    LET listed == Min(r.held, kept + q.returned) - kept
+        ours == IF q.lease = r.lease THEN Min(fresh, listed) ELSE 0
+    IN
+    IF Flaw = "back_too_late" /\ r.held = 0 THEN Min(q.returned, count) ELSE ours
+
+\* What the law and the budget leave to be lent, when `charged` hits are charged.
+Most(q, r, kept, charged) ==
+    LET law == Limit - charged
+        budget == Budget - (Out - r.held) - kept
+    IN Max(0, Min(q.want, IF Coupled THEN law ELSE Min(law, budget)))
+
+\* Messages stay where they may come again; else a denied one stays until it passes.
+Keep(q, passed) == asks' = IF Doubled \/ ~passed THEN asks ELSE asks \ {q}
+
+\* A message not seen before. The values are bound by \E, so that each is computed once.
+Turn(q, r) ==
+    \E kept \in {Min(r.held, q.held)} :
+    \E fresh \in {Min(r.fresh, Min(r.held, kept + q.returned))} :
+    \E back \in {Back(q, r, kept, fresh)} :
+    \E before \in {Max(0, count - back)} :
+    \E passed \in {before + q.hits <= Limit} :
+    \E own \in {IF passed THEN q.hits ELSE 0} :
+    \E most \in {IF passed THEN Most(q, r, kept, before + own) ELSE 0} :
+    \E g \in 0 .. most :
+        /\ count' = before + own + g
+        /\ room' = room - own
+        /\ book' = [book EXCEPT ![q.m] =
+                [num |-> q.num, lease |-> IF g = 0 THEN r.lease ELSE q.num, held |-> kept + g,
+                 fresh |-> Min(Max(0, fresh - back), kept) + g, granted |-> g, passed |-> passed,
+                 left |-> Good, kept |-> Term]]
+        /\ Reply(q, g, kept, Good)
+        /\ Keep(q, passed)
+
+\* A message that was taken before: what was denied is put again, the rest only answered.
+Repeat(q, r) ==
+    \E own \in {IF r.passed THEN 0 ELSE q.hits} :
+        /\ count + own <= Limit
+        /\ count' = count + own
+        /\ room' = room - own
+        /\ book' = [book EXCEPT ![q.m].passed = TRUE]
+        /\ Reply(q, IF r.left = 0 THEN 0 ELSE r.granted, Max(0, r.held - r.granted), r.left)
+        /\ Keep(q, TRUE)
+
+Receive(q) ==
+    \E r \in {book[q.m]} :
+        /\ \/ r.num < q.num /\ Turn(q, r)
+           \/ r.num = q.num /\ (Doubled \/ ~r.passed) /\ Repeat(q, r)
+        /\ UNCHANGED <<pos, ledger>>
+
+-----------------------------------------------------------------------------
+
+Older(r) ==
+    LET left == Max(0, r.left - 1)
+        held == IF left = 0 THEN 0 ELSE r.held
+        fresh == IF left = 0 \/ (~Bucket /\ pos + 1 = Length) THEN 0 ELSE r.fresh
+    IN
+    IF r.kept <= 1 THEN NoRecord
+    ELSE [r EXCEPT !.left = left, !.kept = @ - 1, !.held = held, !.fresh = fresh,
+                   !.granted = IF left = 0 THEN 0 ELSE @]
+
+Aged(l) ==
+    LET left == Max(0, l.left - 1) IN
+    [l EXCEPT !.left = left, !.balance = IF left = 0 THEN 0 ELSE @,
+              !.age = IF l.flight = 0 THEN 0 ELSE Min(@ + 1, Term + 1)]
+
+\* What an interval that begins now may admit at once.
+Allowed(out) == Limit + (IF Less = 0 THEN out ELSE Budget - Less)
+
+Tick ==
+    \E rolls \in {pos + 1 = Length} :
+    \E older \in {[m \in Members |-> Older(book[m])]} :
+    \E out \in {Sum(Members, [m \in Members |-> older[m].held])} :
+        /\ pos' = IF rolls \/ Bucket THEN 0 ELSE pos + 1
+        /\ book' = older
+        /\ ledger' = [m \in Members |-> Aged(ledger[m])]
+        /\ count' = IF Bucket THEN Max(0, count - 1) ELSE IF rolls THEN 0 ELSE count
+        /\ room' = IF Bucket THEN Min(room + 1, Allowed(out)) ELSE IF rolls THEN Allowed(out) ELSE room
+        /\ UNCHANGED <<asks, answers>>
+
+Next ==
+    \/ Tick
+    \/ \E q \in asks : Receive(q)
+    \/ \E a \in answers : Settle(a)
+    \/ \E m \in Members :
+        \/ Ahead(m) \/ Lost(m) \/ Crash(m)
+        \/ \E h \in 1 .. MostHits : Spend(m, h) \/ Borrow(m, h)
+        \/ \E k \in 1 .. Limit : GiveBack(m, k)
+
+Spec == Init /\ [][Next]_vars
+
+-----------------------------------------------------------------------------
+
+\* Over any interval, admitted is at most what the law admits and what was out when it began.
+Theorem == 0 <= room
+
+\* ... and that is at most the budget.
+WithinBudget == Coupled \/ Out <= Budget
+
+\* Whatever a member may spend is listed, for at least as long.
+Listed == \A m \in Members :
+    ledger[m].balance <= book[m].held /\ (0 < ledger[m].balance => ledger[m].left <= book[m].left)
+
+\* All that was admitted or may yet be spent was charged, or was out: nothing was uncharged that
+\* was not given back.
+Charged == Less # 0 \/ Limit + Sum(Members, Balances) <= count + room
+
+WithinLaw == 0 <= count /\ count <= Limit
+
+\* A denied question passes at last, if it is put again and nobody's messages come twice.
+Denied(m) == \E q \in asks : q.m = m /\ 0 < q.hits /\ book[m].num = q.num /\ ~book[m].passed
+ServedAgain == \A m \in Members : Denied(m) ~> ~Denied(m)
+
+FairSpec == Spec /\ WF_vars(Tick) /\ WF_vars(\E q \in asks : Receive(q))
+=============================================================================

@@ -1,0 +1,329 @@
+//! Questions that travel together.
+//!
+//! Guarantees: a question that comes while no call is under way goes at once, in its caller's own
+//! task. One that comes while a call is under way waits until that call ends, or lingers for
+//! [`LINGER`], or enough wait to fill a call; then all that wait go together. A call is bounded, and so
+//! are the calls under way and the questions that wait. What was given up before it was sent is not
+//! sent. Who waits is answered whoever else goes away.
+//! Leaves out: deadlines of those who wait, which are theirs; what a question means.
+//!
+//! A lane is for one place that runs scripts on its own: one Redis, or one slot of a Cluster.
+
+use std::collections::VecDeque;
+use std::mem::take;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::call::{Call, Share};
+use super::codec::Packed;
+use super::route::Route;
+use super::{Batching, Cause};
+use crate::telemetry::event::Called;
+
+/// How long a call keeps those who come after it waiting. A store on the same machine answers sooner; of one
+/// that is far away each waits this long instead of a whole round trip, and it gets a call a millisecond.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// How long one script may keep the store busy, in microseconds: nobody else is answered meanwhile.
+const LONGEST_SCRIPT: usize = 1_000;
+
+/// Calls under way in one lane: at a call a millisecond those of a store 32 ms away, and when they are full
+/// 100,000 questions a second to one 80 ms away.
+const MOST_UNDER_WAY: usize = 32;
+
+/// What may wait in one lane, in microseconds of script: more than any deadline leaves time for.
+const MOST_WAITING: usize = 64 * LONGEST_SCRIPT;
+
+/// Slots of a Cluster.
+const SLOTS: u16 = 16_384;
+
+/// Everything that is asked of a Redis.
+#[derive(Debug)]
+pub(super) struct Calls {
+    route: Route,
+    deadline: Duration,
+    batching: Batching,
+    lanes: Box<[Mutex<Lane>]>,
+}
+
+/// What waits for one place, and what is under way to it.
+#[derive(Debug, Default)]
+struct Lane {
+    waiting: VecDeque<Waiting>,
+    /// Of all that waits, in microseconds of script.
+    micros: usize,
+    /// How many were given up since the dead were last cleared away, at least of those who wait.
+    given_up: usize,
+    under_way: usize,
+    calls: u64,
+    /// The number of the call that keeps the others waiting.
+    held_by: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    question: Packed,
+    answer: oneshot::Sender<Result<Share, Cause>>,
+}
+
+/// The right to have one call under way, until it is dropped.
+struct Turn {
+    calls: Arc<Calls>,
+    slot: u16,
+    /// Which call; none once it has ended.
+    number: Option<u64>,
+}
+
+/// What goes together, and the number of its call.
+type Batch = (Vec<Waiting>, u64);
+
+/// What becomes of a question that comes.
+enum Arrival {
+    /// It goes alone and at once.
+    Alone(Packed, Turn),
+    /// It waits, and perhaps filled a call that can go.
+    Waits(oneshot::Receiver<Result<Share, Cause>>, Option<(Vec<Waiting>, Turn)>),
+}
+
+impl Calls {
+    /// No calls yet.
+    pub(super) fn new(route: Route, deadline: Duration, batching: Batching) -> Arc<Self> {
+        let lanes = if route.is_clustered() { SLOTS } else { 1 };
+        let lanes = (0..lanes).map(|_| Mutex::default()).collect();
+        Arc::new(Self { route, deadline, batching, lanes })
+    }
+
+    /// Asks the place of `slot`.
+    pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Packed) -> Result<Share, Cause> {
+        match self.arrive(slot, question)? {
+            Arrival::Alone(question, turn) => {
+                let shares = turn.run(vec![question]).await;
+                self.route.saw(slot, shares.as_ref().err().copied());
+                shares.and_then(|mut shares| shares.pop().ok_or(Cause::NotUnderstood))
+            }
+            Arrival::Waits(answer, full) => {
+                if let Some((batch, turn)) = full {
+                    tokio::spawn(turn.drive(batch));
+                }
+                let answer = Waiter { calls: self, slot, answer, is_told: false }.wait().await;
+                if matches!(answer, Err(Cause::Late)) {
+                    self.route.saw(slot, Some(Cause::Late));
+                }
+                answer
+            }
+        }
+    }
+
+    fn arrive(self: &Arc<Self>, slot: u16, question: Packed) -> Result<Arrival, Cause> {
+        let turn = |number| Turn { calls: Arc::clone(self), slot, number: Some(number) };
+        let mut lane = self.lane(slot).lock();
+        let alone = lane.waiting.is_empty() && lane.may_go();
+        if alone || self.batching == Batching::Off {
+            let number = lane.begin();
+            return Ok(Arrival::Alone(question, turn(number)));
+        }
+        if MOST_WAITING < lane.micros {
+            return Err(Cause::Overloaded);
+        }
+        let (sender, receiver) = oneshot::channel();
+        lane.micros += question.micros();
+        lane.waiting.push_back(Waiting { question, answer: sender });
+        let full = lane.next();
+        drop(lane);
+        Ok(Arrival::Waits(receiver, full.map(|(batch, number)| (batch, turn(number)))))
+    }
+
+    fn lane(&self, slot: u16) -> &Mutex<Lane> {
+        &self.lanes[usize::from(slot) % self.lanes.len()]
+    }
+}
+
+impl Lane {
+    /// Whether a call may begin.
+    fn may_go(&self) -> bool {
+        let is_full = LONGEST_SCRIPT <= self.micros;
+        self.under_way < MOST_UNDER_WAY && (self.held_by.is_none() || is_full)
+    }
+
+    fn begin(&mut self) -> u64 {
+        self.calls += 1;
+        self.under_way += 1;
+        self.held_by = Some(self.calls);
+        self.calls
+    }
+
+    fn end(&mut self, number: u64) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.let_go(Some(number));
+    }
+
+    fn let_go(&mut self, number: Option<u64>) {
+        if self.held_by == number {
+            self.held_by = None;
+        }
+    }
+
+    /// The next call, if it may begin now.
+    fn next(&mut self) -> Option<Batch> {
+        if !self.may_go() {
+            return None;
+        }
+        let batch = self.take();
+        if batch.is_empty() { None } else { Some((batch, self.begin())) }
+    }
+
+    /// What goes together: as much as fits of those who still wait, and at least one of them.
+    fn take(&mut self) -> Vec<Waiting> {
+        let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
+        while let Some(first) = self.waiting.front() {
+            let its = first.question.micros();
+            let is_dead = first.answer.is_closed();
+            if !is_dead && !batch.is_empty() && LONGEST_SCRIPT < micros + its {
+                break;
+            }
+            self.micros -= its;
+            if is_dead {
+                self.waiting.pop_front();
+                self.given_up = self.given_up.saturating_sub(1);
+                continue;
+            }
+            micros += its;
+            batch.extend(self.waiting.pop_front());
+        }
+        batch
+    }
+
+    /// Clears the dead away once they are many: they hold no place for long, and looking for them costs
+    /// each who gave up no more than a constant.
+    fn give_up(&mut self) {
+        self.given_up += 1;
+        if self.waiting.len() < 2 * self.given_up {
+            self.given_up = 0;
+            self.waiting.retain(|waiting| !waiting.answer.is_closed());
+            self.micros = self.waiting.iter().map(|waiting| waiting.question.micros()).sum();
+        }
+    }
+}
+
+impl Turn {
+    /// Lets others go although this call is still under way.
+    fn let_go(&self) {
+        let next = {
+            let mut lane = self.calls.lane(self.slot).lock();
+            lane.let_go(self.number);
+            lane.next()
+        };
+        self.start(next);
+    }
+
+    /// Runs `batch`, and then what has come meanwhile.
+    async fn drive(mut self, mut batch: Vec<Waiting>) {
+        loop {
+            let (questions, askers): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|waiting| (waiting.question, waiting.answer)).unzip();
+            let shares = self.run(questions).await;
+            // Who is late says so.
+            if !matches!(shares, Err(Cause::Late)) {
+                self.calls.route.saw(self.slot, shares.as_ref().err().copied());
+            }
+            tell(askers, shares);
+            let Some((next, number)) = self.end() else { return };
+            (batch, self.number) = (next, Some(number));
+        }
+    }
+
+    /// One call, given up at the deadline.
+    async fn run(&self, questions: Vec<Packed>) -> Result<Vec<Share>, Cause> {
+        let live = self.calls.route.live(self.slot)?;
+        let mut call = Call::of(questions, None);
+        Called { questions: call.questions() }.emit();
+        let mut called = pin!(live.call(take(&mut call.keys), take(&mut call.args)));
+        let deadline = self.calls.deadline;
+        let linger = LINGER.min(deadline);
+        let reply = match timeout(linger, &mut called).await {
+            Ok(reply) => reply?,
+            Err(_elapsed) => {
+                self.let_go();
+                let left = deadline.saturating_sub(linger);
+                timeout(left, called).await.unwrap_or(Err(Cause::Late))?
+            }
+        };
+        call.share_out(&reply).map_err(|refused| {
+            tracing::error!(error = %refused, "redis answered what the script does not");
+            Cause::NotUnderstood
+        })
+    }
+
+    /// Ends the call; what goes next.
+    fn end(&mut self) -> Option<Batch> {
+        let number = self.number.take()?;
+        let mut lane = self.calls.lane(self.slot).lock();
+        lane.end(number);
+        lane.next()
+    }
+
+    fn start(&self, next: Option<Batch>) {
+        let Some((batch, number)) = next else { return };
+        let turn = Self { calls: Arc::clone(&self.calls), slot: self.slot, number: Some(number) };
+        // Without a runtime nobody is left who waits.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(turn.drive(batch));
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let next = self.end();
+        self.start(next);
+    }
+}
+
+/// Gives every asker its share, or the one failure of the call.
+fn tell(askers: Vec<oneshot::Sender<Result<Share, Cause>>>, shares: Result<Vec<Share>, Cause>) {
+    match shares {
+        Ok(shares) => {
+            for (asker, share) in askers.into_iter().zip(shares) {
+                // Who is gone is not told.
+                drop(asker.send(Ok(share)));
+            }
+        }
+        Err(cause) => {
+            for asker in askers {
+                drop(asker.send(Err(cause)));
+            }
+        }
+    }
+}
+
+/// One who waits for an answer; dropped before that, it has given up.
+struct Waiter<'c> {
+    calls: &'c Calls,
+    slot: u16,
+    answer: oneshot::Receiver<Result<Share, Cause>>,
+    is_told: bool,
+}
+
+impl Waiter<'_> {
+    async fn wait(mut self) -> Result<Share, Cause> {
+        let answer = timeout(self.calls.deadline, &mut self.answer).await;
+        self.is_told = answer.is_ok();
+        // Nobody drops who waits unless the process ends.
+        answer.map_or(Err(Cause::Late), |told| told.unwrap_or(Err(Cause::Unreachable)))
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.answer.close();
+            self.calls.lane(self.slot).lock().give_up();
+        }
+    }
+}

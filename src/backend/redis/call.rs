@@ -1,0 +1,222 @@
+//! Several questions in one call of [`super::CHARGE`], and its reply shared out among them.
+//!
+//! Guarantees: pure; what is answered is what asking one after the other at that instant would answer:
+//! first the questions of [`Rule::Each`](crate::backend::Rule), then the others, each kind in the order
+//! given; a key that several of the first kind name travels once, and so does a record; a reply of
+//! another length is refused whole.
+//! Leaves out: which questions go together (`batch`), and what an answer means (`codec`).
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::codec::{NotUnderstood, Packed, Said};
+use crate::kernel::rate::limit::Tick;
+use crate::kernel::units::Nanos;
+
+/// The most charges in a call: the script takes a plan of up to 8,000 bytes, and a charge six of them.
+pub const MOST_CHARGES: usize = 1_300;
+
+/// What is sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// KEYS.
+    pub keys: Vec<Vec<u8>>,
+    /// ARGV: the instant, the plan, and the records.
+    pub args: Vec<Vec<u8>>,
+    /// Whose the answers are, in their order.
+    whose: Vec<Whose>,
+    /// How many charges each question has.
+    sizes: SmallVec<[usize; 1]>,
+}
+
+/// The answers to one question, one per charge, in order.
+pub type Share = SmallVec<[Said; 1]>;
+
+/// A charge: of which question, and which of its charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Whose {
+    question: usize,
+    charge: usize,
+}
+
+impl Call {
+    /// One call for `questions`, at the store's own instant or at `at`, whose rest below a
+    /// microsecond is dropped. At most [`MOST_CHARGES`] charges. Cost: O(charges).
+    #[must_use]
+    pub fn of(mut questions: Vec<Packed>, at: Option<Nanos>) -> Self {
+        let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
+        if let [Packed { rule: 0, charges }] = questions.as_mut_slice()
+            && let [charge] = charges.as_mut_slice()
+        {
+            let charge = std::mem::take(charge);
+            return Self {
+                keys: vec![charge.key],
+                args: vec![now, Vec::new(), charge.record.into_vec()],
+                whose: vec![Whose { question: 0, charge: 0 }],
+                sizes: SmallVec::from_elem(1, 1),
+            };
+        }
+        let plan = Plan::of(&questions);
+        let mut args = vec![now, plan.bytes()];
+        args.extend(plan.records.into_iter().map(<[u8]>::to_vec));
+        let (keys, whose) = (plan.keys, plan.whose);
+        let sizes = questions.iter().map(|question| question.charges.len()).collect();
+        let mut key =
+            |whose: Whose| std::mem::take(&mut questions[whose.question].charges[whose.charge].key);
+        Self { keys: keys.into_iter().map(&mut key).collect(), args, whose, sizes }
+    }
+
+    /// How many questions it carries.
+    #[must_use]
+    pub fn questions(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// The answers of `reply`, one share per question, in the order of the questions.
+    ///
+    /// # Errors
+    /// It is not a reply that the script gives to this call.
+    pub fn share_out(&self, reply: &[i64]) -> Result<Vec<Share>, NotUnderstood> {
+        let refused = || NotUnderstood::of("two integers for each charge, or three", reply);
+        let mut shares: Vec<Share> =
+            self.sizes.iter().map(|size| SmallVec::from_elem(Said::default(), *size)).collect();
+        let mut rest = reply;
+        for whose in &self.whose {
+            let said = Said::read(&mut rest).ok_or_else(refused)?;
+            shares[whose.question][whose.charge] = said;
+        }
+        if rest.is_empty() { Ok(shares) } else { Err(refused()) }
+    }
+}
+
+/// What is said once, and in which order.
+#[derive(Default)]
+struct Plan<'q> {
+    records: Vec<&'q [u8]>,
+    /// Where each of KEYS is found.
+    keys: Vec<Whose>,
+    whose: Vec<Whose>,
+    /// How many of the keys are worth reading together.
+    read_together: usize,
+    parts: Vec<Part>,
+}
+
+/// Charges that follow each other: to one key each for itself, or of one question all or nothing.
+struct Part {
+    rule: u16,
+    /// Of these charges in `whose`.
+    charges: Range<usize>,
+    /// The numbers of their records.
+    records: SmallVec<[u16; 1]>,
+}
+
+/// Charges of one key, each for itself.
+struct Run {
+    whose: SmallVec<[Whose; 1]>,
+    records: SmallVec<[u16; 1]>,
+}
+
+impl<'q> Plan<'q> {
+    fn of(questions: &'q [Packed]) -> Self {
+        let (mut plan, mut numbers) = (Self::default(), Numbers::default());
+        let mut runs = runs(questions, &mut numbers);
+        // Charges of one record follow each other, so that the script unpacks it once; and first
+        // those whose state is read before it is written.
+        let is_read = |run: &Run| numbers.is_read(run.records[0]);
+        runs.sort_by_key(|run| (!is_read(run), run.records[0]));
+        plan.read_together = runs.iter().filter(|run| is_read(run)).count();
+        for run in runs {
+            plan.keys.push(run.whose[0]);
+            plan.push(0, run.whose, run.records);
+        }
+        for (question, packed) in questions.iter().enumerate().filter(|(_, asked)| asked.rule != 0)
+        {
+            let whose = (0..packed.charges.len()).map(|charge| Whose { question, charge });
+            plan.keys.extend(whose.clone());
+            let records = packed.charges.iter().map(|charge| numbers.number(&charge.record));
+            plan.push(packed.rule, whose, records.collect());
+        }
+        plan.records = numbers.records;
+        plan
+    }
+
+    fn push(
+        &mut self,
+        rule: u16,
+        whose: impl IntoIterator<Item = Whose>,
+        records: SmallVec<[u16; 1]>,
+    ) {
+        let from = self.whose.len();
+        self.whose.extend(whose);
+        self.parts.push(Part { rule, charges: from..self.whose.len(), records });
+    }
+
+    /// The plan as the script reads it.
+    fn bytes(&self) -> Vec<u8> {
+        let is_plain = |part: &Part| part.rule == 0 && part.charges.len() == 1;
+        if self.records.len() == 1 && self.parts.iter().all(is_plain) {
+            return Vec::new();
+        }
+        let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        let mut numbers = vec![number(self.read_together)];
+        for part in &self.parts {
+            numbers.extend([part.rule, number(part.charges.len())]);
+            numbers.extend(&part.records);
+        }
+        numbers.into_iter().flat_map(u16::to_le_bytes).collect()
+    }
+}
+
+/// The charges that are for themselves, by their keys; in the order given under each.
+fn runs<'q>(questions: &'q [Packed], numbers: &mut Numbers<'q>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut places: HashMap<&[u8], usize> = HashMap::new();
+    for (question, packed) in questions.iter().enumerate().filter(|(_, asked)| asked.rule == 0) {
+        for (charge, its) in packed.charges.iter().enumerate() {
+            let (whose, record) = (Whose { question, charge }, numbers.number(&its.record));
+            let place = *places.entry(&its.key).or_insert(runs.len());
+            if let Some(run) = runs.get_mut(place) {
+                run.whose.push(whose);
+                run.records.push(record);
+            } else {
+                let whose = SmallVec::from_elem(whose, 1);
+                runs.push(Run { whose, records: SmallVec::from_elem(record, 1) });
+            }
+        }
+    }
+    runs
+}
+
+/// The distinct records, numbered from 1.
+#[derive(Default)]
+struct Numbers<'q> {
+    records: Vec<&'q [u8]>,
+    known: HashMap<&'q [u8], u16>,
+    latest: u16,
+}
+
+impl<'q> Numbers<'q> {
+    fn number(&mut self, record: &'q [u8]) -> u16 {
+        // Mostly it is the one before.
+        if self.record(self.latest) == Some(record) {
+            return self.latest;
+        }
+        let next = u16::try_from(self.records.len()).unwrap_or(u16::MAX).saturating_add(1);
+        self.latest = *self.known.entry(record).or_insert(next);
+        if self.latest == next {
+            self.records.push(record);
+        }
+        self.latest
+    }
+
+    fn record(&self, number: u16) -> Option<&'q [u8]> {
+        self.records.get(usize::from(number).checked_sub(1)?).copied()
+    }
+
+    /// Whether the script begins by reading the key: GCRA and the sliding window.
+    fn is_read(&self, number: u16) -> bool {
+        matches!(self.record(number).and_then(<[u8]>::first), Some(1 | 4))
+    }
+}

@@ -1,0 +1,193 @@
+//! One client of one Redis process.
+//!
+//! Guarantees: it is connected and knows who we are, or there is none; its connection is closed when
+//! it is dropped; it never reconnects, and a command is sent at most once. The client's own
+//! reconnecting holds back what it could not send and sends it later, when its caller has long had
+//! another answer.
+//! Leaves out: making a new one ([`super::connection`]), and which process ([`super::sentinel`],
+//! [`super::cluster`]).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::ClientLike as _;
+use fred::types::config::{Config, ConnectionConfig, Server, ServerConfig, TcpConfig};
+use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
+use tokio::time::timeout;
+
+use super::options::{Address, Options, Password, Sentinels, Tls};
+use super::{files, tls};
+
+/// How long a connection may take to be made, and a command that charges nothing to be answered.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Calls that the client holds before it refuses more.
+const MOST_CALLS: usize = 16_384;
+
+/// Where one process listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Tcp(Address),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// As whom one process is spoken to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Login<'a> {
+    user: Option<&'a str>,
+    password: Option<&'a Password>,
+    database: u8,
+    tls: Option<&'a Tls>,
+}
+
+impl Options {
+    /// To those that hold the counters.
+    pub(super) fn login(&self) -> Login<'_> {
+        Login {
+            user: self.user.as_deref(),
+            password: self.password.as_ref(),
+            database: self.database,
+            tls: self.tls.as_ref(),
+        }
+    }
+}
+
+impl Sentinels {
+    /// To the sentinels themselves.
+    pub(super) fn login<'a>(&'a self, tls: Option<&'a Tls>) -> Login<'a> {
+        let (user, password) = (self.user.as_deref(), self.password.as_ref());
+        Login { user, password, database: 0, tls }
+    }
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+pub(super) struct Opened {
+    client: Client,
+    driver: ConnectHandle,
+}
+
+impl Opened {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Why not, after [`PATIENCE`] at the latest.
+    pub(super) async fn new(at: &At, login: Login<'_>) -> Result<Self, Error> {
+        let opening = async {
+            let client = Client::new(config(at, login).await?, None, Some(tuning()), None);
+            connect(client).await
+        };
+        let opened = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(silent()));
+        opened.map_err(|error| tls::in_words(error, login.tls))
+    }
+
+    /// What to send commands with; it fails them once this is dropped.
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Returns when the connection is closed.
+    pub(super) async fn closed(&mut self) {
+        // How it ended is in its answers, and nothing that could be mended.
+        let _ended = (&mut self.driver).await;
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// Runs a command that charges nothing.
+///
+/// # Errors
+/// Why it failed, after [`PATIENCE`] at the latest.
+pub(super) async fn run(client: &Client, command: &[&str]) -> Result<Value, Error> {
+    let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
+    let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
+    let args = args.iter().map(|&arg| Value::from(arg)).collect();
+    let answer = timeout(PATIENCE, client.custom(command, args)).await;
+    answer.unwrap_or_else(|_| Err(silent()))
+}
+
+fn silent() -> Error {
+    Error::new(ErrorKind::Timeout, "no answer within a second")
+}
+
+async fn connect(client: Client) -> Result<Opened, Error> {
+    let mut driver = None;
+    let connected = {
+        let mut waiting = pin!(client.wait_for_connect());
+        let begin = async {
+            driver = Some(Opened { client: client.clone(), driver: client.connect() });
+            std::future::pending::<()>().await;
+        };
+        // The waiting first: what it waits for is said once.
+        tokio::select! {
+            biased;
+            connected = &mut waiting => connected,
+            () = begin => Err(not_begun()),
+        }
+    };
+    connected?;
+    driver.ok_or_else(not_begun)
+}
+
+fn not_begun() -> Error {
+    Error::new(ErrorKind::Canceled, "not begun")
+}
+
+async fn config(at: &At, login: Login<'_>) -> Result<Config, Error> {
+    let server = match at {
+        At::Tcp(address) => ServerConfig::Centralized { server: server(address, login.tls) },
+        At::Unix(path) => ServerConfig::Unix { path: path.clone() },
+    };
+    let password = match login.password {
+        Some(password) => Some(files::password(password).await?),
+        None => None,
+    };
+    let tls = match (login.tls, at) {
+        (Some(tls), At::Tcp(_)) => Some(tls::config(tls).await?),
+        _ => None,
+    };
+    Ok(Config {
+        server,
+        username: login.user.map(str::to_owned),
+        password,
+        database: Some(login.database).filter(|number| *number != 0),
+        tls,
+        ..Config::default()
+    })
+}
+
+fn server(address: &Address, tls: Option<&Tls>) -> Server {
+    let mut server = Server::new(address.host.clone(), address.port);
+    server.tls_server_name = tls.and_then(|tls| tls.server_name.clone()).map(Into::into);
+    server
+}
+
+fn tuning() -> ConnectionConfig {
+    ConnectionConfig {
+        connection_timeout: PATIENCE,
+        internal_command_timeout: PATIENCE,
+        // A charge that may have been made is not made again.
+        max_command_attempts: 1,
+        max_command_buffer_len: MOST_CALLS,
+        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+        ..ConnectionConfig::default()
+    }
+}

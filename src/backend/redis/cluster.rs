@@ -1,0 +1,250 @@
+//! The nodes of a Cluster, and which has which slots.
+//!
+//! Guarantees: each node has a connection of its own, kept by itself, so that a node that is lost
+//! fails the charges of its slots alone; who has which slots is asked anew as soon as a node is lost,
+//! slow, or says that a slot is elsewhere, and of several answers the newest is believed.
+//! Leaves out: keys of several slots in one call, which no Cluster takes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use fred::error::Error;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::Cause;
+use super::client::At;
+use super::connection::{Link, Live};
+use super::keep::{self, Whereabouts};
+use super::options::{Address, Options};
+use super::pauses::Pauses;
+use super::slots::{self, Slots};
+
+/// How long nobody is asked who has which slots while all is well.
+const REST: Duration = Duration::from_secs(10);
+
+/// How long while it is not.
+const UNREST: Duration = Duration::from_millis(200);
+
+/// The longest pause between two looks, however much is doubted.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// Looks that a node without slots is kept for after another sent us there.
+const KEPT_FOR: u8 = 50;
+
+/// Nodes without slots that are kept.
+const MOST_NAMED: usize = 64;
+
+/// What the task that keeps the connections and those who use them share.
+#[derive(Debug, Default)]
+pub(super) struct Cluster {
+    map: ArcSwap<Map>,
+    /// Nodes that others sent us to, and for how many looks more they are kept.
+    named: Mutex<BTreeMap<Address, u8>>,
+    /// Who has which slots may have changed.
+    doubted: Notify,
+}
+
+/// Who has which slots.
+#[derive(Debug, Default)]
+struct Map {
+    slots: Slots,
+    nodes: BTreeMap<Address, Node>,
+}
+
+/// One node and the task that keeps the connection to it.
+#[derive(Clone, Debug)]
+struct Node {
+    link: Arc<Link>,
+    keeper: AbortHandle,
+}
+
+/// Where a node sends us instead of running a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Redirect {
+    to: Address,
+    /// Whether it has the key already but not the slot yet.
+    pub(super) asks: bool,
+}
+
+impl Redirect {
+    /// What `error` says, if it sends us on.
+    pub(super) fn of(error: &Error) -> Option<Self> {
+        let mut words = error.details().split(' ');
+        let asks = match words.next()? {
+            "MOVED" => false,
+            "ASK" => true,
+            _ => return None,
+        };
+        let (host, port) = words.nth(1)?.rsplit_once(':')?;
+        let to = Address { host: host.to_owned(), port: port.parse().ok()? };
+        Some(Self { to, asks })
+    }
+}
+
+impl Cluster {
+    /// The connection to the node that has the slot.
+    ///
+    /// # Errors
+    /// Why there is nothing to wait for.
+    pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
+        let map = self.map.load();
+        let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
+        node.ok_or(Cause::Unreachable)?.link.live()
+    }
+
+    /// Tells the connection of the slot's node how a call ended.
+    pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
+        let map = self.map.load();
+        let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
+        if let Some(node) = node {
+            node.link.saw(failed);
+        }
+    }
+
+    /// Why some charges are not answered just now, if so.
+    pub(super) fn trouble(&self) -> Option<Cause> {
+        let map = self.map.load();
+        let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
+        let trouble = owners.find_map(|node| match node {
+            Some(node) => node.link.live().err(),
+            None => Some(Cause::Unreachable),
+        });
+        trouble.or_else(|| (!map.slots.are_all()).then_some(Cause::Unreachable))
+    }
+
+    /// Asks anew who has which slots.
+    pub(super) fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// The connection to where `redirect` leads, if there is one.
+    pub(super) fn follow(&self, redirect: &Redirect) -> Option<Arc<Live>> {
+        if !redirect.asks {
+            self.doubt();
+        }
+        let map = self.map.load();
+        let known = map.nodes.get(&redirect.to);
+        if known.is_none() {
+            let mut named = self.named.lock();
+            if named.len() < MOST_NAMED {
+                named.insert(redirect.to.clone(), KEPT_FOR);
+            }
+            self.doubt();
+        }
+        known?.link.live().ok()
+    }
+
+    /// The nodes to ask who has which slots, those that answer.
+    fn answering(&self) -> Vec<(Address, Arc<Live>)> {
+        let map = self.map.load();
+        let live = map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.live().ok()?)));
+        live.map(|(at, live)| (at.clone(), live)).collect()
+    }
+
+    /// The nodes that are kept though they have no slots.
+    fn still_named(&self) -> Vec<Address> {
+        let mut named = self.named.lock();
+        named.retain(|_, looks| {
+            *looks = looks.saturating_sub(1);
+            *looks != 0
+        });
+        named.keys().cloned().collect()
+    }
+}
+
+/// Keeps `cluster` connected; never ends. The connections end with it.
+pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Arc<Options>) {
+    let mut keepers = Keepers {
+        tasks: JoinSet::new(),
+        cluster: Arc::clone(&cluster),
+        options: Arc::clone(&options),
+        pauses: Pauses::new(options.jitter),
+    };
+    let mut said = String::new();
+    loop {
+        match slots::look(cluster.answering(), &seeds, &options, &mut keepers.pauses).await {
+            Ok(slots) => {
+                keepers.lay_out(slots);
+                said.clear();
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if why != said {
+                    tracing::warn!(error = %why, "no node of the redis cluster tells its slots");
+                    said = why;
+                }
+            }
+        }
+        sleep(keepers.pauses.up_to(BREATH)).await;
+        let rest = if cluster.trouble().is_none() { REST } else { UNREST };
+        let _doubted_or_rested = timeout(rest, cluster.doubted.notified()).await;
+    }
+}
+
+/// The tasks that keep one node each.
+struct Keepers {
+    tasks: JoinSet<()>,
+    cluster: Arc<Cluster>,
+    options: Arc<Options>,
+    pauses: Pauses,
+}
+
+impl Keepers {
+    /// Keeps connections to those that have slots, and to no others.
+    fn lay_out(&mut self, slots: Slots) {
+        let before = self.cluster.map.load_full();
+        let named = self.cluster.still_named();
+        let mut nodes = BTreeMap::new();
+        for address in slots.owners().chain(&named) {
+            if !nodes.contains_key(address) {
+                let kept = before.nodes.get(address).filter(|node| !node.keeper.is_finished());
+                let node = kept.cloned().unwrap_or_else(|| self.node(address));
+                nodes.insert(address.clone(), node);
+            }
+        }
+        let gone = before.nodes.iter().filter(|(address, _)| !nodes.contains_key(*address));
+        for (address, node) in gone {
+            tracing::info!(at = %address, "this node of the redis cluster has no slots any more");
+            node.keeper.abort();
+        }
+        self.cluster.map.store(Arc::new(Map { slots, nodes }));
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    fn node(&mut self, address: &Address) -> Node {
+        let link = Arc::new(Link::default());
+        let at = At::Tcp(address.clone());
+        let place = Whereabouts::Node(at, Arc::downgrade(&self.cluster));
+        let options = Arc::clone(&self.options);
+        let kept = keep::keep(Arc::clone(&link), place, options, self.pauses.number());
+        Node { link, keeper: self.tasks.spawn(kept) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fred::error::{Error, ErrorKind};
+
+    use super::{Address, Redirect};
+
+    #[test]
+    fn a_redirect_is_understood_and_nothing_else_is_one() {
+        let of = |text: &'static str| Redirect::of(&Error::new(ErrorKind::Cluster, text));
+        let to = |host: &str, port, asks| {
+            Some(Redirect { to: Address { host: host.to_owned(), port }, asks })
+        };
+        assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
+        assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
+        assert_eq!(of("MOVED 3999 ::1:6381"), to("::1", 6381, false));
+        for other in
+            ["", "MOVED", "MOVED 1", "MOVED 1 x", "MOVED 1 x:y", "TRYAGAIN x y:1", "ASKING"]
+        {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The task that keeps one connection.
+//!
+//! Guarantees: a connection that was lost, that answers what only another can mend, or whose Redis is
+//! not the primary any more is replaced as a whole, at once and then with jittered pauses, for ever:
+//! nothing that was sent or waited on the old one is sent on the new one. Where the primary is is
+//! asked anew each time. A silent connection is replaced after [`PATIENCE`].
+//! Leaves out: what is sent over it ([`super::connection`]).
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::ClientLike as _;
+use fred::types::Value;
+use tokio::time::{sleep, timeout};
+
+use super::client::{At, Opened, PATIENCE, run};
+use super::cluster::Cluster;
+use super::connection::{Link, Live};
+use super::options::Options;
+use super::pauses::Pauses;
+use super::sentinel::Watchers;
+
+/// The longest pause between two probes of a slow Redis.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Which process a link leads to.
+#[derive(Debug)]
+pub(super) enum Whereabouts {
+    /// Always this one.
+    Fixed(At),
+    /// This one, as long as the Cluster says so.
+    Node(At, Weak<Cluster>),
+    /// The one that sentinels name.
+    Named(Watchers),
+}
+
+impl Whereabouts {
+    async fn find(&self) -> Result<At, Error> {
+        match self {
+            Self::Fixed(at) | Self::Node(at, _) => Ok(at.clone()),
+            Self::Named(watchers) => watchers.primary().await.map(At::Tcp),
+        }
+    }
+
+    /// Returns when it is elsewhere.
+    async fn leaves(&self, at: &At, pauses: &mut Pauses) {
+        match (self, at) {
+            (Self::Named(watchers), At::Tcp(address)) => watchers.leaves(address, pauses).await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    fn cluster(&self) -> Option<Weak<Cluster>> {
+        match self {
+            Self::Node(_, cluster) => Some(Weak::clone(cluster)),
+            Self::Fixed(_) | Self::Named(_) => None,
+        }
+    }
+
+    /// The node does not answer: perhaps another has its slots.
+    fn doubt(&self) {
+        if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
+            cluster.doubt();
+        }
+    }
+}
+
+/// Keeps `link` connected; never ends.
+pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Options>, jitter: u64) {
+    let mut pauses = Pauses::new(jitter);
+    let mut said = String::new();
+    loop {
+        match open(&place, &options).await {
+            Ok((at, opened, live)) => {
+                let live = Arc::new(live);
+                link.set(Some(Arc::clone(&live)));
+                tracing::info!(at = %at, "redis answers");
+                let mut watched = Watched { link: &link, live: &live, opened, place: &place };
+                let why = watched.until_useless(&at, options.deadline, &mut pauses).await;
+                link.set(None);
+                tracing::warn!(why, at = %at, "redis is lost: on_backend_failure answers until it is back");
+                said.clear();
+            }
+            Err(error) => {
+                // Once for each new reason: an outage of an hour is not ten thousand lines.
+                let why = error.to_string();
+                if why != said {
+                    tracing::warn!(error = %why, "redis cannot be had: on_backend_failure answers");
+                    said = why;
+                }
+            }
+        }
+        place.doubt();
+        sleep(pauses.next()).await;
+    }
+}
+
+/// A connection that is ready.
+async fn open(place: &Whereabouts, options: &Options) -> Result<(At, Opened, Live), Error> {
+    let at = place.find().await?;
+    let opened = Opened::new(&at, options.login()).await?;
+    if let Whereabouts::Named(_) = place {
+        is_primary(&opened).await?;
+    }
+    let live = Live::new(opened.client().clone(), place.cluster());
+    let live = timeout(PATIENCE, live).await;
+    let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
+    Ok((at, opened, live))
+}
+
+/// Sentinels name a new primary a moment before it is one, and an old one for a while after.
+async fn is_primary(opened: &Opened) -> Result<(), Error> {
+    let Value::Array(role) = run(opened.client(), &["ROLE"]).await? else {
+        return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
+    };
+    match role.first().and_then(Value::as_string) {
+        Some(role) if role == "master" => Ok(()),
+        _ => Err(Error::new(ErrorKind::Routing, "the sentinels name a primary that is none")),
+    }
+}
+
+/// A connection in use.
+struct Watched<'a> {
+    link: &'a Link,
+    live: &'a Live,
+    opened: Opened,
+    place: &'a Whereabouts,
+}
+
+impl Watched<'_> {
+    /// Returns why the connection is of no use any more.
+    async fn until_useless(
+        &mut self,
+        at: &At,
+        deadline: Duration,
+        pauses: &mut Pauses,
+    ) -> &'static str {
+        let mut proves_itself = pin!(sleep(PATIENCE));
+        let mut is_proven = false;
+        let mut looking = pauses.clone();
+        let mut leaves = pin!(self.place.leaves(at, &mut looking));
+        loop {
+            tokio::select! {
+                () = self.opened.closed() => return "the connection was closed",
+                () = self.link.useless() => return "it may not write, or is not ready",
+                () = &mut leaves => return "the sentinels name another primary",
+                () = &mut proves_itself, if !is_proven => {
+                    is_proven = true;
+                    pauses.start_anew();
+                }
+                () = self.link.breaker.opened() => {
+                    self.place.doubt();
+                    tokio::select! {
+                        () = &mut leaves => return "the sentinels name another primary",
+                        again = answers_again(self.live, deadline, pauses) => if !again {
+                            return "it was silent";
+                        },
+                    }
+                    self.link.breaker.close();
+                    tracing::info!(at = %at, "redis answers in time again");
+                }
+            }
+        }
+    }
+}
+
+/// Whether Redis answers in time again: returns when it does, or when it is silent. One probe at a
+/// time, and a probe charges nothing.
+async fn answers_again(live: &Live, deadline: Duration, pauses: &mut Pauses) -> bool {
+    loop {
+        let mut probe = pin!(live.client.ping::<Value>(None));
+        match timeout(deadline, &mut probe).await {
+            Ok(answer) => return answer.is_ok(),
+            Err(_elapsed) => match timeout(PATIENCE, probe).await {
+                Ok(Ok(_late)) => {}
+                Ok(Err(_)) | Err(_) => return false,
+            },
+        }
+        sleep(pauses.up_to(PROBE_PAUSE)).await;
+    }
+}

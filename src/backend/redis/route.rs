@@ -1,0 +1,92 @@
+//! Over which connection the charges of a slot go.
+//!
+//! Guarantees: outside a Cluster every key is of slot 0, and there is one connection.
+//! Leaves out: which charges travel together.
+
+use std::sync::Arc;
+
+use super::cluster::{self, Cluster};
+use super::codec;
+use super::connection::{Link, Live};
+use super::keep::{Whereabouts, keep};
+use super::options::{Options, Place};
+use super::sentinel::Watchers;
+use super::{Cause, client::At};
+
+/// The connections.
+#[derive(Clone, Debug)]
+pub(super) enum Route {
+    /// To one primary.
+    One(Arc<Link>),
+    /// To the nodes of a Cluster.
+    Many(Arc<Cluster>),
+}
+
+impl Route {
+    /// The connections, none of them made yet, and the task that makes and keeps them.
+    pub(super) fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let options = Arc::new(options);
+        let route = match &options.place {
+            Place::Cluster(_) => Self::Many(Arc::default()),
+            Place::Tcp(_) | Place::Unix(_) | Place::Sentinel(_) => Self::One(Arc::default()),
+        };
+        (route.clone(), kept(route, options))
+    }
+
+    /// Whether keys of different slots need calls of their own.
+    pub(super) const fn is_clustered(&self) -> bool {
+        matches!(self, Self::Many(_))
+    }
+
+    /// The slot of a key.
+    pub(super) fn slot_of(&self, key: &[u8]) -> u16 {
+        if self.is_clustered() { codec::slot(key) } else { 0 }
+    }
+
+    /// The connection for a slot's keys.
+    ///
+    /// # Errors
+    /// Why there is nothing to wait for.
+    pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
+        match self {
+            Self::One(link) => link.live(),
+            Self::Many(cluster) => cluster.live(slot),
+        }
+    }
+
+    /// Learns from how a call for a slot's keys ended.
+    pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
+        match self {
+            Self::One(link) => link.saw(failed),
+            Self::Many(cluster) => cluster.saw(slot, failed),
+        }
+    }
+
+    /// Why some charges are not answered just now, if so.
+    pub(super) fn trouble(&self) -> Option<Cause> {
+        match self {
+            Self::One(link) => link.live().err(),
+            Self::Many(cluster) => cluster.trouble(),
+        }
+    }
+}
+
+async fn kept(route: Route, options: Arc<Options>) {
+    let link = match route {
+        Route::One(link) => link,
+        Route::Many(cluster) => {
+            let Place::Cluster(seeds) = &options.place else { return };
+            return cluster::keep(cluster, seeds.clone(), options).await;
+        }
+    };
+    let place = match &options.place {
+        Place::Tcp(address) => Whereabouts::Fixed(At::Tcp(address.clone())),
+        Place::Unix(path) => Whereabouts::Fixed(At::Unix(path.clone())),
+        Place::Sentinel(sentinels) => {
+            Whereabouts::Named(Watchers::new(Arc::clone(&options), sentinels.clone()))
+        }
+        Place::Cluster(_) => return,
+    };
+    let jitter = options.jitter;
+    keep(link, place, options, jitter).await;
+}

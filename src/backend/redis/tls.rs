@@ -1,0 +1,106 @@
+//! TLS toward Redis.
+//!
+//! Guarantees: a server's certificate is verified, its name too, against the roots that were named or
+//! the system's; there is no way to turn that off; files are read anew for each connection.
+//! Leaves out: the handshake, which is the client's.
+
+use std::sync::Arc;
+
+use fred::error::{Error, ErrorKind};
+use fred::types::config::{TlsConfig, TlsConnector};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use super::files::{aside, read, refused};
+use super::options::{Identity, Tls};
+
+/// What the client shakes hands with.
+///
+/// # Errors
+/// A file cannot be read or holds something else; the system has no roots.
+pub(super) async fn config(tls: &Tls) -> Result<TlsConfig, Error> {
+    let tls = tls.clone();
+    aside(move || Ok(TlsConnector::from(client(&tls)?).into())).await
+}
+
+/// What the parts of a failed handshake mean.
+const MEANINGS: [(&str, &str); 7] = [
+    ("UnknownIssuer", "nobody signed the certificate of redis whom we trust"),
+    ("BadSignature", "nobody signed the certificate of redis whom we trust"),
+    ("NotValidForName", "the certificate of redis is not made out to the name that we call it by"),
+    ("InvalidCertificate(Expired", "the certificate of redis has expired"),
+    ("AlertReceived(CertificateRequired)", "redis wants to see a certificate of ours"),
+    ("AlertReceived(UnknownCA)", "redis does not trust whoever signed our certificate"),
+    ("InvalidContentType", "redis does not speak TLS there"),
+];
+
+/// `error` with what it means, where it came of `tls`.
+pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
+    let details = error.details();
+    let meaning = MEANINGS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
+    match meaning {
+        Some((_, meaning)) => Error::new(ErrorKind::Tls, format!("{meaning}: {details}")),
+        None => error,
+    }
+}
+
+fn client(tls: &Tls) -> Result<ClientConfig, Error> {
+    // Named, not left to what the process has: two of its parts could disagree about that.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| broken(&error))?
+        .with_root_certificates(roots(tls)?);
+    match &tls.identity {
+        None => Ok(builder.with_no_client_auth()),
+        Some(identity) => {
+            let key = key(identity)?;
+            let unfit = |error| refused(&identity.certificate, &format!("does not fit: {error}"));
+            builder.with_client_auth_cert(chain(identity)?, key).map_err(unfit)
+        }
+    }
+}
+
+fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
+    let Some(path) = &tls.ca else { return system_roots() };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
+        let certificate = certificate.map_err(|_| refused(path, "is not PEM"))?;
+        let unfit = |error| refused(path, &format!("holds no root certificate: {error}"));
+        roots.add(certificate).map_err(unfit)?;
+    }
+    if roots.is_empty() { Err(refused(path, "holds no certificate")) } else { Ok(roots) }
+}
+
+fn system_roots() -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
+        return Err(Error::new(ErrorKind::Tls, why));
+    }
+    Ok(roots)
+}
+
+fn chain(identity: &Identity) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let path = &identity.certificate;
+    let bytes = read(path)?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    match chain {
+        Err(_) => Err(refused(path, "is not PEM")),
+        Ok(none) if none.is_empty() => Err(refused(path, "holds no certificate")),
+        Ok(chain) => Ok(chain),
+    }
+}
+
+fn key(identity: &Identity) -> Result<PrivateKeyDer<'static>, Error> {
+    let bytes = read(&identity.key)?;
+    // The error is not shown: it could have part of the key in it.
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| refused(&identity.key, "holds no PEM key"))
+}
+
+fn broken(error: &rustls::Error) -> Error {
+    Error::new(ErrorKind::Tls, error.to_string())
+}

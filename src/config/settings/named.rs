@@ -1,0 +1,69 @@
+//! Settings that name something outside: a file, a host.
+//!
+//! Guarantees: nothing is opened or looked up here; an empty text is none.
+//! Leaves out: whether it is there.
+
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::value::{Value, quoted};
+
+/// A file.
+impl Value for Option<PathBuf> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => (!text.contains('\0')).then(|| Some(PathBuf::from(text))),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "the path of a file, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.as_ref().map(|path| path.to_string_lossy()).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string"})
+    }
+}
+
+/// A DNS name or an IP address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostName(String);
+
+impl HostName {
+    /// `text` when it is such a name or address, without brackets.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let is_name = !text.is_empty() && text.len() <= 253 && text.bytes().all(sound);
+        (is_name || text.parse::<std::net::IpAddr>().is_ok()).then(|| Self(text.to_owned()))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Value for Option<HostName> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => HostName::new(text).map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "a DNS name or an IP address, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(self.as_ref().map(HostName::as_str).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "maxLength": 253, "pattern": "^[0-9A-Za-z._:-]*$"})
+    }
+}

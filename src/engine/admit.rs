@@ -1,0 +1,223 @@
+//! Who may be in flight: buckets behind locks, and waiting for a place in them.
+//!
+//! Guarantees: what is held is given back once, whatever happens to whom it was given: a
+//! [`Held`] that is dropped leaves, an acquire whose future is dropped leaves the queue, or gives
+//! back the permit that was on its way. Nobody waits longer than its patience. Buckets are bounded,
+//! and those that have been idle are dropped.
+//! Leaves out: the decisions, which are [`Limiter`]'s; ids of requests (see
+//! [`Register`](crate::kernel::concurrency::Register)); which questions ask for which bucket.
+//! Cost: two locks for an acquire (the map's for as long as a look-up takes), one for a release.
+
+mod bucket;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+
+use crate::clock::Clock;
+use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
+use crate::kernel::concurrency::{Outcome, Permit};
+use crate::kernel::units::Nanos;
+use bucket::{Bucket, Place};
+
+/// How long after a deadline at most a permit is taken back, where nobody comes by before.
+const SWEEP: Duration = Duration::from_secs(1);
+/// How long a bucket is kept after its last permit: what it learnt is lost with it.
+const KEPT_IDLE: Nanos = Nanos::from_secs(600);
+
+/// The name of a bucket: whatever tells two ceilings apart.
+pub type Name = Box<[u8]>;
+
+/// All ceilings of this replica.
+#[derive(Debug)]
+pub struct Admission {
+    clock: Arc<Clock>,
+    buckets: RwLock<HashMap<Name, Arc<Bucket>>>,
+    most: usize,
+    jitter: u64,
+}
+
+/// What one asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Which bucket.
+    pub bucket: &'a [u8],
+    /// What its ceiling is, for a bucket that is not there yet.
+    pub rules: &'a Rules,
+    /// How long the permit may be out; `None` where its end is always seen, as a stream's is.
+    pub keep: Option<Nanos>,
+    /// How long one can wait oneself; zero asks without a queue.
+    pub patience: Nanos,
+}
+
+/// Why one was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// The ceiling is reached, and there is no queue or no patience for one.
+    #[error("the ceiling on requests in flight is reached")]
+    Full,
+    /// The ceiling is reached and so is the queue's size.
+    #[error("the ceiling on requests in flight is reached, and its queue is full")]
+    QueueFull,
+    /// A place in the queue did not become a permit in time.
+    #[error("no permit became free in the time to wait for one")]
+    Late,
+    /// There are as many buckets as there may be.
+    #[error("there are as many ceilings in use as may be")]
+    TooManyBuckets,
+}
+
+impl Admission {
+    /// No buckets yet, and never more than `most`. `jitter` is any number, another one for each
+    /// replica: it spreads the recalibrations of ceilings.
+    #[must_use]
+    pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
+        Self { clock, buckets: RwLock::default(), most, jitter }
+    }
+
+    /// A permit of a bucket, at once or after waiting for it. Safe to cancel: a dropped future holds
+    /// neither a place nor a permit.
+    ///
+    /// # Errors
+    /// Why there is none; nothing is held then.
+    pub async fn acquire(&self, ask: Ask<'_>) -> Result<Held, Denied> {
+        loop {
+            let bucket = self.bucket(&ask)?;
+            // A bucket that was dropped meanwhile has a successor.
+            let Some(place) = bucket.arrive(&self.clock, ask.keep, ask.patience) else { continue };
+            return match place {
+                Place::Passes(permit) => Ok(self.held(bucket, permit)),
+                Place::Turned(Refusal::Full) => Err(Denied::Full),
+                Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
+                Place::Waits(waiting) => {
+                    let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
+                    let patience = timeout.min(ask.patience);
+                    let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
+                    Ok(self.held(bucket, permit))
+                }
+            };
+        }
+    }
+
+    /// Puts a changed ceiling in force; what its bucket learnt stays. Wakes whom it lets pass.
+    pub fn reload(&self, bucket: &[u8], rules: &Rules) {
+        self.tell(bucket, Event::Reload(*rules));
+    }
+
+    /// Sets this replica's part of a ceiling.
+    pub fn share(&self, bucket: &[u8], share: u32) {
+        self.tell(bucket, Event::Share(share));
+    }
+
+    /// Takes back what is over its deadline and drops what has been idle for long.
+    pub fn sweep(&self) {
+        let now = self.clock.now();
+        let all: Vec<_> = self.buckets.read().values().cloned().collect();
+        let idle = all.iter().filter(|bucket| bucket.sweep(now).is_some_and(is_old(now))).count();
+        if 0 < idle {
+            self.buckets.write().retain(|_, bucket| !bucket.retire(is_old(now)));
+        }
+    }
+
+    /// Sweeps for ever: the one timer behind all deadlines of permits.
+    pub async fn run(&self) {
+        let mut ticks = tokio::time::interval(SWEEP);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.sweep();
+        }
+    }
+
+    /// How many buckets there are.
+    #[must_use]
+    pub fn buckets(&self) -> usize {
+        self.buckets.read().len()
+    }
+
+    /// How many are in flight, wait and may be in flight in `bucket`; `None` where it is idle.
+    #[must_use]
+    pub fn load(&self, bucket: &[u8]) -> Option<Load> {
+        self.buckets.read().get(bucket).map(|bucket| bucket.load())
+    }
+
+    fn tell(&self, bucket: &[u8], event: Event) {
+        let bucket = self.buckets.read().get(bucket).cloned();
+        if let Some(bucket) = bucket {
+            bucket.step(&self.clock, event);
+        }
+    }
+
+    fn held(&self, bucket: Arc<Bucket>, permit: Permit) -> Held {
+        Held { bucket, permit, clock: Arc::clone(&self.clock), left: false }
+    }
+
+    fn bucket(&self, ask: &Ask<'_>) -> Result<Arc<Bucket>, Denied> {
+        if let Some(bucket) = self.buckets.read().get(ask.bucket) {
+            return Ok(Arc::clone(bucket));
+        }
+        let mut buckets = self.buckets.write();
+        if self.most <= buckets.len() && !buckets.contains_key(ask.bucket) {
+            return Err(Denied::TooManyBuckets);
+        }
+        let number = u64::try_from(buckets.len()).unwrap_or(u64::MAX);
+        let made = || Arc::new(Bucket::new(ask.rules, self.jitter.wrapping_add(number)));
+        Ok(Arc::clone(buckets.entry(ask.bucket.into()).or_insert_with(made)))
+    }
+}
+
+/// One bucket at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// How many are in flight.
+    pub in_flight: u32,
+    /// How many wait.
+    pub waiting: usize,
+    /// How many may be in flight.
+    pub limit: u32,
+}
+
+/// A permit in somebody's hands. Dropped, it leaves, and tells nothing of the backend.
+#[derive(Debug)]
+pub struct Held {
+    bucket: Arc<Bucket>,
+    permit: Permit,
+    clock: Arc<Clock>,
+    left: bool,
+}
+
+impl Held {
+    /// Gives the permit back. `rtt` is the request's latency where somebody measured it better than
+    /// from acquire to release. False when its deadline had taken it back before.
+    #[must_use]
+    pub fn release(mut self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.leave(outcome, rtt)
+    }
+
+    /// The request was seen alive: `keep` counts from now. False when its deadline took it back.
+    #[must_use]
+    pub fn renew(&self, keep: Nanos) -> bool {
+        let event = Event::Renew { permit: self.permit, keep };
+        !self.bucket.step(&self.clock, event).contains(&Effect::Unknown)
+    }
+
+    fn leave(&mut self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.left = true;
+        let event = Event::Leave { permit: self.permit, outcome, rtt };
+        !self.bucket.step(&self.clock, event).contains(&Effect::Unknown)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.left {
+            self.leave(Outcome::Ignored, None);
+        }
+    }
+}
+
+fn is_old(now: Nanos) -> impl Fn(Nanos) -> bool {
+    move |since| KEPT_IDLE <= now.since(since)
+}

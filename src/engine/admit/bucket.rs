@@ -1,0 +1,165 @@
+//! One ceiling behind its lock, and those who wait for it.
+//!
+//! Guarantees: an effect is carried out under the lock of the step that had it, so that nobody is
+//! woken twice or told of a permit that is gone; a permit whose taker has left goes to the next.
+//! Leaves out: which bucket it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::Load;
+use crate::clock::Clock;
+use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
+use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
+use crate::kernel::units::Nanos;
+
+#[derive(Debug)]
+pub(super) struct Bucket(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    limiter: Limiter,
+    waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
+    /// Dropped from the map: whoever still finds it must look again.
+    retired: bool,
+}
+
+/// Where an arrival stands.
+pub(super) enum Place {
+    Passes(Permit),
+    Waits(Waiting),
+    Turned(Refusal),
+}
+
+/// A place in the queue; dropped, it is given up.
+pub(super) struct Waiting {
+    bucket: Arc<Bucket>,
+    clock: Arc<Clock>,
+    ticket: Ticket,
+    permit: oneshot::Receiver<Permit>,
+}
+
+impl Bucket {
+    pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
+        let limiter = Limiter::new(rules, jitter);
+        Self(Mutex::new(State { limiter, waiters: HashMap::new(), retired: false }))
+    }
+
+    /// `None` where this bucket is no longer the one of its name.
+    pub(super) fn arrive(
+        self: &Arc<Self>,
+        clock: &Arc<Clock>,
+        keep: Option<Nanos>,
+        patience: Nanos,
+    ) -> Option<Place> {
+        let mut state = self.0.lock();
+        if state.retired {
+            return None;
+        }
+        // Under the lock: the time of one step must not be before that of another.
+        let mut effects = state.step(clock.now(), Event::Arrive { keep, patience });
+        Some(match effects.pop()? {
+            Effect::Admit(permit) => Place::Passes(permit),
+            Effect::Queue(ticket) => Place::Waits(self.wait(&mut state, clock, ticket)),
+            Effect::Deny(refusal) => Place::Turned(refusal),
+            _ => return None,
+        })
+    }
+
+    /// Steps, and gives what is left for the caller to do.
+    pub(super) fn step(&self, clock: &Clock, event: Event) -> Effects {
+        let mut state = self.0.lock();
+        state.step(clock.now(), event)
+    }
+
+    /// Takes back what is over; since when the bucket has been idle, if it is.
+    pub(super) fn sweep(&self, now: Nanos) -> Option<Nanos> {
+        let mut state = self.0.lock();
+        state.step(now, Event::Expire);
+        state.limiter.idle_since()
+    }
+
+    /// Retires the bucket if it is idle and `old` enough.
+    pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
+        let mut state = self.0.lock();
+        state.retired = state.limiter.idle_since().is_some_and(old);
+        state.retired
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let limiter = &self.0.lock().limiter;
+        let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting());
+        Load { in_flight, waiting, limit: limiter.limit() }
+    }
+
+    fn wait(self: &Arc<Self>, state: &mut State, clock: &Arc<Clock>, ticket: Ticket) -> Waiting {
+        let (sender, permit) = oneshot::channel();
+        state.waiters.insert(ticket, sender);
+        Waiting { bucket: Arc::clone(self), clock: Arc::clone(clock), ticket, permit }
+    }
+}
+
+impl State {
+    /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
+    fn step(&mut self, now: Nanos, event: Event) -> Effects {
+        let mut mine = Effects::new();
+        let mut todo = self.limiter.step(now, event);
+        while !todo.is_empty() {
+            let mut refused = Effects::new();
+            for effect in todo.drain(..) {
+                match effect {
+                    Effect::Wake(ticket, permit) => {
+                        refused.extend(self.wake(ticket, permit).into_iter().flat_map(|permit| {
+                            let outcome = Outcome::Ignored;
+                            self.limiter.step(now, Event::Leave { permit, outcome, rtt: None })
+                        }));
+                    }
+                    // Dropping the sender tells the one that waits.
+                    Effect::Late(ticket) => drop(self.waiters.remove(&ticket)),
+                    // Its holder learns of it when it leaves.
+                    Effect::Expired(_) => {}
+                    other => mine.push(other),
+                }
+            }
+            todo = refused;
+        }
+        mine
+    }
+
+    /// Hands `permit` over; gives it back where nobody takes it.
+    fn wake(&mut self, ticket: Ticket, permit: Permit) -> Option<Permit> {
+        match self.waiters.remove(&ticket) {
+            Some(waiter) => waiter.send(permit).err(),
+            None => Some(permit),
+        }
+    }
+}
+
+impl Waiting {
+    /// The permit, if it comes within `patience`.
+    pub(super) async fn permit(mut self, patience: Nanos) -> Option<Permit> {
+        let patience = Duration::from_nanos(patience.0);
+        // The queue's own timeout, where it is shorter, ends the wait from the other side.
+        match tokio::time::timeout(patience, &mut self.permit).await {
+            Ok(permit) => permit.ok(),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = self.bucket.0.lock();
+        let now = self.clock.now();
+        if state.waiters.remove(&self.ticket).is_some() {
+            state.step(now, Event::Cancel(self.ticket));
+        } else if let Ok(permit) = self.permit.try_recv() {
+            // Woken, but nobody came for the permit.
+            state.step(now, Event::Leave { permit, outcome: Outcome::Ignored, rtt: None });
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Which replicas share the store: one record each in the store, one call a second.
+//!
+//! Guarantees: the store's clock decides who lives: a replica that is silent for
+//! [`SILENT_AT_MOST`] is not counted any more, one that leaves in order is not counted at once. While
+//! the store does not answer, what was last seen stays. A store that forgot the replicas, or that
+//! was away for so long that all look dead, is not believed until each had the time to speak again.
+//! Leaves out: agreement: two replicas may see the fleet differently for about a second.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use serde::{Deserialize, Serialize};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::Engine;
+pub use crate::backend::fleet::Member;
+use crate::backend::fleet::{Beat, Fleet, SILENT_AT_MOST};
+use crate::backend::{Backend, Cause, Reply};
+use crate::kernel::units::{Nanos, Revision};
+
+/// How often a replica speaks.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a beat is waited for: less than until the next.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What a replica says of itself. Others read the fields that they know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// The number of this life of the replica.
+    pub incarnation: u64,
+    /// The version that it runs.
+    pub build: String,
+    /// The number of the configuration in force there.
+    pub revision: u64,
+}
+
+/// The fleet as this replica knows it.
+#[derive(Debug)]
+pub struct Membership {
+    node: Box<str>,
+    incarnation: u64,
+    replicas_min: NonZeroU32,
+    seen: ArcSwapOption<Seen>,
+    told_twin: AtomicBool,
+    left: AtomicBool,
+}
+
+/// The fleet as it was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Those that lived, by name, this replica among them.
+    pub members: Vec<Member>,
+    /// When, by this replica's clock.
+    pub at: Nanos,
+    /// Until when those that the store forgot are held to live.
+    held_until: Nanos,
+}
+
+impl Membership {
+    /// A replica that has seen nobody yet. `node` is its name, another one for each replica;
+    /// `incarnation` is the number of this life of it.
+    #[must_use]
+    pub fn new(node: &str, incarnation: u64, replicas_min: NonZeroU32) -> Self {
+        Self {
+            node: node.into(),
+            incarnation,
+            replicas_min,
+            seen: ArcSwapOption::empty(),
+            told_twin: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// This replica's name.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The fleet as it was last seen; nothing where it never was.
+    #[must_use]
+    pub fn seen(&self) -> Option<Arc<Seen>> {
+        self.seen.load_full()
+    }
+
+    /// By how many replicas a limit is divided: those that lived when they were last seen, and
+    /// never fewer than `replicas_min`.
+    #[must_use]
+    pub fn replicas(&self) -> NonZeroU32 {
+        let seen = self.seen.load();
+        let live = seen.as_ref().map_or(0, |seen| seen.members.len());
+        let live = NonZeroU32::new(u32::try_from(live).unwrap_or(u32::MAX));
+        live.map_or(self.replicas_min, |live| live.max(self.replicas_min))
+    }
+
+    /// Takes what the store answered at `now`.
+    pub fn learn(&self, fleet: Fleet, now: Nanos) {
+        let seen = self.seen.load_full();
+        if seen.is_some() {
+            self.look_for_a_twin(fleet.before.as_deref());
+        }
+        self.seen.store(Some(Arc::new(next(seen.as_deref(), fleet, now))));
+    }
+
+    fn look_for_a_twin(&self, before: Option<&str>) {
+        let other = before.map(read).filter(|record| record.incarnation != self.incarnation);
+        if other.is_some() && !self.told_twin.swap(true, Relaxed) {
+            let node = &*self.node;
+            tracing::warn!(
+                node,
+                "another replica has this node_id: they are counted as one, and limits are divided \
+                 by too few; give each its own"
+            );
+        }
+    }
+
+    fn beat(&self, revision: Revision) -> Beat {
+        let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
+        let record = Record { incarnation, build, revision: revision.0 };
+        Beat { node: self.node.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
+    }
+}
+
+/// What a record says; one that cannot be read says nothing.
+#[must_use]
+pub fn read(record: &str) -> Record {
+    serde_json::from_str(record).unwrap_or_default()
+}
+
+/// The fleet after `fleet` was said at `now`.
+fn next(seen: Option<&Seen>, fleet: Fleet, now: Nanos) -> Seen {
+    let Fleet { mut members, before } = fleet;
+    let mut held_until = seen.map_or(Nanos(0), |seen| seen.held_until);
+    if before.is_none() {
+        // It forgot us, and so it may have forgotten the others.
+        held_until = now.plus(SILENT_AT_MOST);
+    }
+    if now < held_until {
+        for old in seen.iter().flat_map(|seen| &seen.members) {
+            if members.iter().all(|member| member.node != old.node) {
+                members.push(old.clone());
+            }
+        }
+    }
+    members.sort_unstable_by(|a, b| a.node.cmp(&b.node));
+    Seen { members, at: now, held_until }
+}
+
+impl Engine {
+    /// Tells the fleet of this replica, and this replica of the fleet, once a second; never ends.
+    pub async fn beat_on(&self) {
+        let mut ticks = interval(BEAT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some(membership) = self.membership().filter(|m| !m.left.load(Relaxed)) else {
+                continue;
+            };
+            let revision = self.config().map_or(Revision(0), |config| config.revision);
+            match say(self.backend(), &membership.beat(revision)).await {
+                Ok(fleet) => membership.learn(fleet, self.clock().now()),
+                Err(cause) => tracing::debug!(cause = cause.as_str(), "no answer to a beat"),
+            }
+        }
+    }
+
+    /// Takes this replica's record out of the store, if the store answers, and speaks no more.
+    pub async fn leave(&self) {
+        let Some(membership) = self.membership() else { return };
+        membership.left.store(true, Relaxed);
+        let beat = Beat { node: membership.node.clone(), record: None };
+        if let Err(cause) = say(self.backend(), &beat).await {
+            tracing::debug!(cause = cause.as_str(), "left without a word");
+        }
+    }
+}
+
+async fn say(backend: &dyn Backend, beat: &Beat) -> Result<Fleet, Cause> {
+    match backend.beat(beat) {
+        Reply::Now(fleet) => fleet,
+        Reply::Later(fleet) => timeout(PATIENCE, fleet).await.unwrap_or(Err(Cause::Late)),
+    }
+}

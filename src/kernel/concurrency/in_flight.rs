@@ -1,0 +1,124 @@
+//! The permits of one ceiling that are out.
+//!
+//! Guarantees: a permit is given back once; one that was given back, or is of another life of its
+//! slot, is unknown. A free slot is reused, so that there are never more than the largest limit.
+//! Cost: O(1) without a deadline, O(log n) with one; no allocation without a deadline once the
+//! slots are there.
+//! Leaves out: the limit; see [`super::limiter`].
+
+use std::collections::BTreeSet;
+
+use crate::kernel::units::Nanos;
+
+/// The right to be one in flight, until it is given back or its deadline passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Permit {
+    slot: u32,
+    /// How often the slot was given before: a permit of an earlier life is unknown.
+    life: u32,
+}
+
+/// What is known of a permit that is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Held {
+    pub(super) since: Nanos,
+    /// How many were in flight when it was admitted, itself among them.
+    pub(super) among: u32,
+    until: Option<Nanos>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Slot {
+    life: u32,
+    held: Option<Held>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct InFlight {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    count: u32,
+    deadlines: BTreeSet<(Nanos, Permit)>,
+}
+
+impl InFlight {
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// One more. `keep` is how long it may be out: `None` where its end is always seen.
+    pub(super) fn admit(&mut self, now: Nanos, keep: Option<Nanos>) -> Permit {
+        self.count = self.count.saturating_add(1);
+        let until = keep.map(|keep| now.plus(keep));
+        let permit = self.place(Held { since: now, among: self.count, until });
+        self.deadlines.extend(until.map(|until| (until, permit)));
+        permit
+    }
+
+    /// Gives `permit` back; `None` when it is not out.
+    pub(super) fn take(&mut self, permit: Permit) -> Option<Held> {
+        let held = self.slot(permit)?.held.take()?;
+        self.count = self.count.saturating_sub(1);
+        self.free.push(permit.slot);
+        held.until.map(|until| self.deadlines.remove(&(until, permit)));
+        Some(held)
+    }
+
+    /// Moves the deadline of `permit` to `keep` from now; false when it is not out.
+    pub(super) fn renew(&mut self, permit: Permit, now: Nanos, keep: Nanos) -> bool {
+        let Some(held) = self.slot(permit).and_then(|slot| slot.held.as_mut()) else {
+            return false;
+        };
+        // A permit without a deadline gets none: its end will be seen.
+        let Some(old) = held.until else { return true };
+        let until = now.plus(keep);
+        held.until = Some(until);
+        self.deadlines.remove(&(old, permit));
+        self.deadlines.insert((until, permit))
+    }
+
+    /// A permit whose deadline has come, if there is one; it is given back.
+    pub(super) fn expire(&mut self, now: Nanos) -> Option<Permit> {
+        let &(until, permit) = self.deadlines.first()?;
+        if now < until {
+            return None;
+        }
+        self.take(permit).map(|_| permit)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        self.deadlines.first().map(|&(until, _)| until)
+    }
+
+    /// Those that are out, with when each was admitted, in the order of their slots.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
+        (0..).zip(&self.slots).filter_map(|(slot, place)| {
+            place.held.map(|held| (Permit { slot, life: place.life }, held.since))
+        })
+    }
+
+    fn slot(&mut self, permit: Permit) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(usize::try_from(permit.slot).ok()?)?;
+        (slot.life == permit.life).then_some(slot)
+    }
+
+    fn place(&mut self, held: Held) -> Permit {
+        if let Some(permit) = self.free.pop().and_then(|slot| self.reuse(slot, held)) {
+            return permit;
+        }
+        // There are fewer slots than the limit, which is a u32.
+        let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        self.slots.push(Slot { life: 0, held: Some(held) });
+        // Room for every slot at once: giving back must not allocate.
+        self.free.reserve(self.slots.len());
+        Permit { slot, life: 0 }
+    }
+
+    fn reuse(&mut self, slot: u32, held: Held) -> Option<Permit> {
+        let place = self.slots.get_mut(usize::try_from(slot).ok()?)?;
+        // Wraps after 2^32 lives of one slot, by when a permit of the first is long forgotten.
+        place.life = place.life.wrapping_add(1);
+        place.held = Some(held);
+        Some(Permit { slot, life: place.life })
+    }
+}

@@ -1,0 +1,164 @@
+//! What the ceiling should be, inferred from those that left.
+//!
+//! | policy | law | acts |
+//! |---|---|---|
+//! | static | the configured number | never |
+//! | [`gradient`] | 1.3 × the capacity that latency shows, by Little's law; the default | once a window |
+//! | [`aimd`] | +1 while latency is near the minimum, × 0.9 when it is not | once a round trip |
+//! | [`gradient2`] | limit · tolerance · minRTT / RTT + √limit, smoothed; as published | at every sample |
+//!
+//! Guarantees: a step is pure, does not allocate, and leaves the limit between `min` and `max`.
+//! What a reload does not change is kept. Growth needs use: a limit that nobody reached says
+//! nothing about a higher one.
+//! Leaves out: the clock, and the fleet's share, which comes as a number.
+
+pub mod aimd;
+pub mod gradient;
+pub mod gradient2;
+mod level;
+mod min_rtt;
+mod round;
+mod tally;
+
+use aimd::Aimd;
+use gradient::Gradient;
+use gradient2::Gradient2;
+use level::Level;
+
+use super::Outcome;
+use crate::kernel::units::Nanos;
+
+/// How a ceiling is inferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Adaptive {
+    /// By which law.
+    pub law: Law,
+    /// Never below; at least 1, or the policy could learn nothing.
+    pub min: u32,
+    /// Never above.
+    pub max: u32,
+}
+
+/// The laws of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Law {
+    /// `gradient`, the default.
+    #[default]
+    Gradient,
+    /// `aimd`.
+    Aimd,
+    /// `gradient2`.
+    Gradient2,
+}
+
+/// One request that left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sample {
+    /// When it left.
+    pub at: Nanos,
+    /// How long it took.
+    pub rtt: Nanos,
+    /// How many were in flight when it was admitted, itself among them.
+    pub in_flight: u32,
+    /// How it went.
+    pub outcome: Outcome,
+}
+
+/// One ceiling's policy, with what it has learnt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    bounds: Bounds,
+    estimate: Level,
+    learnt: Learnt,
+    jitter: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Bounds {
+    min: u32,
+    max: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Learnt {
+    Static,
+    Gradient(Box<Gradient>),
+    Aimd(Aimd),
+    Gradient2(Gradient2),
+}
+
+impl Learnt {
+    fn new(limit: Level, adaptive: Option<Adaptive>, jitter: u64) -> Self {
+        match adaptive.map(|adaptive| adaptive.law) {
+            None => Self::Static,
+            Some(Law::Gradient) => Self::Gradient(Box::new(Gradient::new(limit, jitter))),
+            Some(Law::Aimd) => Self::Aimd(Aimd::default()),
+            Some(Law::Gradient2) => Self::Gradient2(Gradient2::default()),
+        }
+    }
+
+    const fn law(&self) -> Option<Law> {
+        match self {
+            Self::Static => None,
+            Self::Gradient(_) => Some(Law::Gradient),
+            Self::Aimd(_) => Some(Law::Aimd),
+            Self::Gradient2(_) => Some(Law::Gradient2),
+        }
+    }
+}
+
+impl Policy {
+    /// A policy that has learnt nothing and starts at `limit`.
+    #[must_use]
+    pub fn new(limit: u32, adaptive: Option<Adaptive>, jitter: u64) -> Self {
+        let bounds = bounds(limit, adaptive);
+        let estimate = Level::whole(limit).within(bounds.min, bounds.max);
+        Self { bounds, estimate, learnt: Learnt::new(estimate, adaptive, jitter), jitter }
+    }
+
+    /// The ceiling it holds to be right.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.estimate.floor()
+    }
+
+    /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy
+    /// thinks: use is judged against the smaller of both.
+    pub fn step(&mut self, sample: &Sample, share: u32) {
+        let ignored = sample.outcome == Outcome::Ignored;
+        let Self { bounds, estimate, learnt, .. } = self;
+        let next = match learnt {
+            Learnt::Static => return,
+            Learnt::Gradient(gradient) => gradient.step(*estimate, sample, share, bounds.min),
+            Learnt::Aimd(_) | Learnt::Gradient2(_) if ignored => return,
+            Learnt::Aimd(aimd) => aimd.step(*estimate, sample, share),
+            Learnt::Gradient2(gradient2) => gradient2.step(*estimate, sample),
+        };
+        *estimate = next.within(bounds.min, bounds.max);
+    }
+
+    /// Goes on under another configuration. The same law keeps its estimate, cut to the new bounds;
+    /// another one, or a static limit, starts at `limit`.
+    pub fn reload(&mut self, limit: u32, adaptive: Option<Adaptive>) {
+        self.bounds = bounds(limit, adaptive);
+        let law = adaptive.map(|adaptive| adaptive.law);
+        if law.is_none() || law != self.learnt.law() {
+            self.estimate = Level::whole(limit);
+            self.learnt = Learnt::new(self.estimate, adaptive, self.jitter);
+        }
+        self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
+    }
+}
+
+fn bounds(limit: u32, adaptive: Option<Adaptive>) -> Bounds {
+    adaptive.map_or(Bounds { min: limit, max: limit }, |adaptive| {
+        let min = adaptive.min.max(1);
+        Bounds { min, max: adaptive.max.max(min) }
+    })
+}
+
+/// Was the limit used enough that its latency says something of a higher one? The limit is the one
+/// this replica could use.
+fn was_used(sample: &Sample, estimate: Level, share: u32) -> bool {
+    estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
+}

@@ -1,0 +1,443 @@
+//! Ours: follow the capacity that Little's law shows, and look below it to know the ideal latency.
+//!
+//! A queue shows as latency: with `m` in flight before a backend that serves `C` at once, a request
+//! takes `m/C` times as long as without a queue. So every window of samples measures `C` by
+//! itself, whatever the limit was meanwhile:
+//!
+//! | formula | worked row: minRTT 10 ms, 60 in flight, RTT 15 ms |
+//! |---|---|
+//! | stretch x = RTT / minRTT | 15 / 10 = 1.5 |
+//! | capacity C = m / x | 60 / 1.5 = 40 |
+//! | limit = 1.3 · C, once x shows a queue | 52 |
+//!
+//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window, faster
+//!   while nothing is met; × 2 until the first queue was ever seen.
+//! * **Overload** (x > 1.55, beyond doubt): the limit falls to 0.3 · C until the queue is gone,
+//!   then returns to 1.3 · C.
+//! * **The ideal latency** (minRTT) is not a minimum, which noise biases low, but a mean of
+//!   samples that were alone: those admitted below 0.7 · C, after an overload or, for its own sake,
+//!   once in 128 to 191 windows, when the limit is lowered to 0.7 · C for about one round trip. It
+//!   also falls when a window is below it beyond doubt. A backend that became slower shows there:
+//!   fewer in flight and no quicker.
+//! * **Boldness.** Where the capacity moved by more than its own measurement error for many windows
+//!   (a moving average above 5 %), an estimate is worth little by the time it is used, and after a
+//!   queue has drained the limit returns to 5 · C instead: it costs one queue to learn more.
+//!
+//! Guarantees: bounded, and never stuck: a lowered limit always admits, whatever it admits counts
+//! as alone, and it ends with time if nothing succeeds. The limit is not judged where it was not
+//! used; latency may always lower it. With a share, `m` is scaled from the share to the whole.
+//! Leaves out: service times that vary by half their mean or more, of which a window shows too
+//! little: `benches/real_backend` shows how often the limit is held too low then.
+//! Source of the numbers: chosen together for both experiments of `benches/`; none is per backend.
+
+use super::level::{Level, Ratio};
+use super::tally::Tally;
+use super::{Outcome, Sample};
+use crate::kernel::units::Nanos;
+
+/// Where the limit is held, in capacities: a short queue keeps the backend busy.
+const TARGET: Ratio = Ratio::percent(130);
+/// After a drain where the capacity does not hold still.
+const BOLD: Ratio = Ratio::percent(500);
+/// Of the capacity, while a queue drains.
+const DRAIN: Ratio = Ratio::percent(30);
+/// Of the capacity, while only the ideal latency is measured.
+const LOOK: Ratio = Ratio::percent(70);
+/// While the first ideal latency might have had a queue in it.
+const HALF: Ratio = Ratio::percent(50);
+/// Below this part of the capacity a request is alone.
+const ALONE: Ratio = Ratio::percent(70);
+/// Stretches, in millionths: no queue, and far too much of one.
+const CALM: u64 = 1_150_000;
+const OVERLOAD: u64 = 1_550_000;
+const QUICKER: u64 = 820_000;
+/// An overload is at least this many requests too many: with a handful, one more is no news.
+const EXCESS: Ratio = Ratio::percent(150);
+/// Samples a window has at most before its error is looked at.
+const WINDOW: u64 = 4_096;
+/// Error of a mean good enough to act on, in millionths, and how many windows' worth to wait for it.
+const GOOD_ERROR: u64 = 50_000;
+const PATIENCE: u64 = 8;
+/// Spread of single samples from which the quick ones, which return first, would bias a drain.
+const WIDE: u64 = 200_000;
+const WIDE_PATIENCE: u64 = 4;
+/// Windows from one look at the ideal latency to the next, and by how many more at most.
+const LOOK_EVERY: u64 = 128;
+const LOOK_JITTER: u64 = 63;
+/// Moving average of moves, in millionths, from which the capacity does not hold still.
+const RESTLESS: u64 = 50_000;
+/// One move counts no more than this: a single step is news, not restlessness.
+const LARGEST_MOVE: u64 = 260_000;
+/// Below this capacity every request more is a large move.
+const FEW: u32 = 4;
+
+/// What gradient has learnt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gradient {
+    ideal: Option<Nanos>,
+    /// The ideal when it was last measured alone.
+    alone_at: Option<Nanos>,
+    capacity: Level,
+    window: Tally,
+    /// The newest part of the window, until it is seen whether it agrees with the rest.
+    block: Tally,
+    dropped: u64,
+    drain: Option<Drain>,
+    /// Windows in a row without a queue.
+    calm: u32,
+    /// Was there ever a queue?
+    met: bool,
+    /// The capacity that was last seen, and the moving average of its moves.
+    seen: Option<Level>,
+    moves: u64,
+    /// Windows until the next look, and the limit after the last one.
+    look_in: u64,
+    looked_at: Level,
+    jitter: u64,
+}
+
+/// The limit is lowered, to empty the queue or to measure without one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Drain {
+    since: Nanos,
+    why: Why,
+    alone: Tally,
+    dropped: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Why {
+    Overload,
+    Look,
+    /// The first ideal latency is not known to be one.
+    First,
+}
+
+/// One window, measured.
+struct Finding {
+    in_flight: Level,
+    rtt: Nanos,
+    /// In millionths of the latency.
+    error: u64,
+    /// In millionths: latency over the ideal.
+    stretch: u64,
+    capacity: Level,
+}
+
+impl Gradient {
+    /// Nothing learnt; `jitter` spreads the looks of many ceilings.
+    pub(super) fn new(limit: Level, jitter: u64) -> Self {
+        let mut new = Self {
+            ideal: None,
+            alone_at: None,
+            capacity: limit,
+            window: Tally::default(),
+            block: Tally::default(),
+            dropped: 0,
+            drain: None,
+            calm: 0,
+            met: false,
+            seen: None,
+            moves: 0,
+            look_in: 0,
+            looked_at: Level::whole(0),
+            jitter,
+        };
+        new.plan_look();
+        new
+    }
+
+    /// The ideal latency, as far as known.
+    #[must_use]
+    pub const fn ideal(&self) -> Option<Nanos> {
+        self.ideal
+    }
+
+    /// The limit after `sample`, given the one before it and what this replica may use of it.
+    pub(super) fn step(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
+        self.note(sample, min);
+        if self.drain.is_some() {
+            return self.step_drain(limit, sample, share, min);
+        }
+        if self.is_window_over(limit, share) {
+            self.judge(limit, sample.at, share, min)
+        } else {
+            limit
+        }
+    }
+
+    fn note(&mut self, sample: &Sample, min: u32) {
+        let alone = self.alone(min);
+        let ideal = self.ideal.unwrap_or_default();
+        if let Some(drain) = &mut self.drain {
+            drain.note(sample, alone, ideal);
+        }
+        match sample.outcome {
+            Outcome::Success => self.block.push(sample.in_flight, sample.rtt),
+            Outcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            Outcome::Ignored => {}
+        }
+    }
+
+    /// At most so many in flight are alone; a drained limit is never above.
+    fn alone(&self, min: u32) -> Level {
+        self.capacity.times(ALONE).max(Level::whole(min))
+    }
+
+    /// Looks whenever a block is full: a window grows while its mean is in doubt, but only of blocks
+    /// that agree. What does not agree is a change, and averaging over it would hide it.
+    fn is_window_over(&mut self, limit: Level, share: u32) -> bool {
+        let enough = enough(limit, share);
+        if self.block.count().saturating_add(self.dropped) < enough {
+            return false;
+        }
+        let block = std::mem::take(&mut self.block);
+        if self.window.agrees(&block) {
+            self.window.join(&block);
+        } else {
+            self.window = block;
+        }
+        let at_last = enough.saturating_mul(PATIENCE) <= self.window.count();
+        at_last || 0 < self.dropped || self.window.error() < GOOD_ERROR
+    }
+
+    fn step_drain(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
+        let ideal = self.ideal.unwrap_or_default();
+        let over =
+            self.drain.as_ref().is_some_and(|d| d.is_over(enough(limit, share), sample.at, ideal));
+        if over {
+            return self.end_drain(sample.at, min);
+        }
+        // Those of before the drain still tell of the capacity.
+        if !self.is_window_over(limit, share) || self.window.count() == 0 {
+            return limit;
+        }
+        let found = self.find(limit, share);
+        self.fall_to(&found);
+        if found.is_overload() { self.overload(&found, sample.at) } else { limit }
+    }
+
+    /// What the window shows; the next one begins.
+    fn find(&mut self, limit: Level, share: u32) -> Finding {
+        let window = std::mem::take(&mut self.window);
+        let rtt = window.mean();
+        let ideal = *self.ideal.get_or_insert(rtt);
+        let in_flight = scaled(window.in_flight(), limit, share);
+        let stretch = Ratio { times: 1_000_000, per: ideal.0 }.of(rtt.0).max(1);
+        // Of a limit that was hardly used only the limit itself can be judged.
+        let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
+        let capacity = judged.times(Ratio { times: 1_000_000, per: stretch });
+        let error = window.cautious_error();
+        Finding { in_flight, rtt, error, stretch, capacity }
+    }
+
+    fn judge(&mut self, limit: Level, at: Nanos, share: u32, min: u32) -> Level {
+        if 0 < std::mem::take(&mut self.dropped) {
+            return self.give_way(limit);
+        }
+        let first = self.ideal.is_none();
+        let found = self.find(limit, share);
+        let changed = self.fall_to(&found);
+        if (first || changed) && Level::whole(min) < limit {
+            self.capacity = limit;
+            return self.start_drain(at, Why::First);
+        }
+        if found.is_overload() {
+            return self.overload(&found, at);
+        }
+        if self.is_look_due(limit) && Level::whole(min) < limit {
+            self.capacity = limit.times(TARGET.inverse());
+            return self.start_drain(at, Why::Look);
+        }
+        self.follow(limit, &found)
+    }
+
+    /// Dropped requests tell of too many, but not of how many too many.
+    fn give_way(&mut self, limit: Level) -> Level {
+        self.window = Tally::default();
+        (self.calm, self.met) = (0, true);
+        self.capacity = self.capacity.min(limit).times(Ratio::percent(90));
+        limit.times(Ratio::percent(90))
+    }
+
+    /// The ideal is no more than what is seen, beyond doubt: moved a little at once, unless the
+    /// backend is so much quicker that it must have changed. True when it is now far below what was
+    /// last measured alone: what is quicker may still have a queue in it.
+    fn fall_to(&mut self, found: &Finding) -> bool {
+        let Some(ideal) = self.ideal else { return false };
+        let doubt = Ratio { times: found.error.saturating_mul(4), per: 1_000_000 };
+        let most = found.rtt.plus(Nanos(doubt.of(found.rtt.0)));
+        if most < ideal {
+            let changed = most < Nanos(Ratio::percent(65).of(ideal.0));
+            let (goal, pace) = if changed { (found.rtt, 100) } else { (most, 9) };
+            self.ideal = Some(ideal.toward(goal, Ratio::percent(pace)));
+        }
+        self.ideal < self.alone_at.map(|alone| Nanos(Ratio::percent(88).of(alone.0)))
+    }
+
+    fn overload(&mut self, found: &Finding, at: Nanos) -> Level {
+        self.see(found);
+        self.start_drain(at, Why::Overload)
+    }
+
+    fn follow(&mut self, limit: Level, found: &Finding) -> Level {
+        let used = limit.times(HALF) <= found.in_flight;
+        if CALM < found.stretch && used {
+            self.see(found);
+            return self.capacity.times(TARGET);
+        }
+        // Quicker than ideal: the ideal is wrong, and what it would call calm may be a queue.
+        if found.stretch < QUICKER {
+            return limit;
+        }
+        if CALM < found.stretch || found.in_flight < limit.floored().times(Ratio::percent(80)) {
+            return limit;
+        }
+        let next = limit.times(self.growth()).max(limit.plus(Level::whole(1)));
+        self.calm = self.calm.saturating_add(1);
+        self.capacity = self.capacity.max(next.times(TARGET.inverse()));
+        next
+    }
+
+    fn growth(&self) -> Ratio {
+        if !self.met {
+            return Ratio::percent(200);
+        }
+        let faster = u64::from(self.calm).saturating_mul(26).saturating_add(130);
+        Ratio::percent(faster.min(200))
+    }
+
+    /// Takes the capacity for what the window shows, and its move into the average.
+    fn see(&mut self, found: &Finding) {
+        if let Some(before) = self.seen {
+            let moved = before.apart(found.capacity);
+            let counts = found.error.saturating_mul(4) < moved;
+            let moved = if counts { moved.min(LARGEST_MOVE) } else { 0 };
+            self.moves = self.moves.saturating_mul(31).saturating_add(moved) / 32;
+        }
+        self.seen = Some(found.capacity);
+        (self.capacity, self.calm, self.met) = (found.capacity, 0, true);
+    }
+
+    fn is_look_due(&mut self, limit: Level) -> bool {
+        self.look_in = self.look_in.saturating_sub(1);
+        self.look_in == 0 || limit < self.looked_at.times(HALF)
+    }
+
+    fn plan_look(&mut self) {
+        // Any number after the last: the next one of a congruential sequence, high bits first.
+        self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let more = Ratio { times: LOOK_JITTER, per: u64::MAX >> 8 }.of(self.jitter >> 8);
+        self.look_in = LOOK_EVERY.saturating_add(more);
+    }
+
+    fn start_drain(&mut self, since: Nanos, why: Why) -> Level {
+        self.drain = Some(Drain { since, why, alone: Tally::default(), dropped: 0 });
+        self.capacity.times(match why {
+            Why::Overload => DRAIN,
+            Why::Look => LOOK,
+            Why::First => HALF,
+        })
+    }
+
+    fn end_drain(&mut self, at: Nanos, min: u32) -> Level {
+        let Some(drain) = self.drain.take() else { return self.capacity };
+        (self.window, self.block) = (Tally::default(), Tally::default());
+        (self.dropped, self.calm) = (0, 0);
+        self.plan_look();
+        let before = self.ideal.unwrap_or(Nanos(1));
+        let learnt = self.learn_ideal(&drain);
+        if drain.why == Why::First && learnt.0 < Ratio::percent(80).of(before.0) {
+            // Fewer in flight and quicker: there was a queue in what was taken for ideal.
+            self.ideal = Some(learnt);
+            self.capacity = self.capacity.times(HALF);
+            if Level::whole(min) < self.capacity {
+                return self.start_drain(at, Why::First);
+            }
+        }
+        self.alone_at = self.ideal;
+        let slower = self.ideal.is_some_and(|ideal| Ratio::percent(110).of(before.0) < ideal.0);
+        let limit = self.capacity.times(self.way_back(&drain, slower));
+        self.looked_at = self.capacity.times(TARGET);
+        limit
+    }
+
+    fn way_back(&self, drain: &Drain, slower: bool) -> Ratio {
+        if drain.why == Why::First {
+            // Nothing is known of the capacity but that the limit was not beyond it.
+            return Ratio::percent(100);
+        }
+        let few = self.seen.is_none_or(|seen| seen < Level::whole(FEW));
+        let bold = drain.why == Why::Overload && RESTLESS < self.moves && !slower && !few;
+        if bold { BOLD } else { TARGET }
+    }
+
+    /// Moves the ideal towards what was measured alone; a backend beyond doubt slower is believed
+    /// at once, and was never as small as it seemed. Gives what was measured.
+    fn learn_ideal(&mut self, drain: &Drain) -> Nanos {
+        let (alone, ideal) = (&drain.alone, self.ideal.unwrap_or(Nanos(1)));
+        if alone.count() == 0 {
+            return ideal;
+        }
+        let rtt = alone.mean();
+        let error = alone.cautious_error();
+        let sure = 1_000_000_u64.saturating_sub(error.saturating_mul(2));
+        let least = Nanos(Ratio { times: sure, per: 1_000_000 }.of(rtt.0));
+        let slower = Nanos(Ratio::percent(130).of(ideal.0));
+        let pace = match () {
+            () if slower < least => 100,
+            () if slower < rtt => 50,
+            () => 20,
+        };
+        let learnt = ideal.toward(rtt, Ratio::percent(pace));
+        self.ideal = Some(learnt);
+        if 20 < pace {
+            self.capacity = self.capacity.times(Ratio { times: learnt.0, per: ideal.0 });
+        }
+        rtt
+    }
+}
+
+impl Drain {
+    fn note(&mut self, sample: &Sample, most: Level, ideal: Nanos) {
+        let settled = Nanos(ideal.0 / 2) <= sample.at.since(self.since);
+        if !settled || most < Level::whole(sample.in_flight) {
+            return;
+        }
+        match sample.outcome {
+            Outcome::Success => self.alone.push(sample.in_flight, sample.rtt),
+            Outcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            Outcome::Ignored => {}
+        }
+    }
+
+    fn is_over(&self, enough: u64, at: Nanos, ideal: Nanos) -> bool {
+        let times = if WIDE < self.alone.spread() { WIDE_PATIENCE } else { 1 };
+        let needed = enough.saturating_mul(times);
+        let count = self.alone.count().saturating_add(self.dropped);
+        // Where nothing succeeds, time alone must end it.
+        let longest = Nanos(ideal.0.saturating_mul(64)).plus(Nanos::SECOND);
+        needed <= count || longest < at.since(self.since)
+    }
+}
+
+impl Finding {
+    fn is_overload(&self) -> bool {
+        let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
+        let beyond_doubt = Ratio { times: sure, per: 1_000_000 }.of(self.stretch);
+        let excess = Level::whole(1).times(EXCESS);
+        OVERLOAD < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
+    }
+}
+
+/// How many samples make a window: about a round trip of what this replica may have in flight.
+fn enough(limit: Level, share: u32) -> u64 {
+    u64::from(limit.floor().min(share)).clamp(1, WINDOW)
+}
+
+/// What `in_flight` of a share would be of the whole limit.
+fn scaled(in_flight: Level, limit: Level, share: u32) -> Level {
+    let allowed = u64::from(limit.floor().min(share)).max(1);
+    let whole = u64::from(limit.floor()).max(1);
+    in_flight.times(Ratio { times: whole, per: allowed })
+}

@@ -1,0 +1,295 @@
+//! What the store knows of one ceiling, and its one step: a heartbeat in, a grant out.
+//!
+//! The state is flat, public data, so that it can be kept as the fields of one hash and the step
+//! be written a second time, line for line, where that hash lives.
+//!
+//! Guarantees: the sum of all exposures grows only up to the ceiling, never above it; a message
+//! that is late or doubled changes nothing; one step costs O(members of this ceiling).
+//! Leaves out: keeping the state, and forgetting it: once [`Coordinator::rests_at`] has passed
+//! nobody holds anything of it.
+
+use super::aggregate::{Level, Ratio};
+use super::life::Life;
+use super::message::{Grant, Heartbeat, Holding};
+use super::seat::{Granted, Seat};
+use super::split::{Split, Want};
+use super::terms::Law;
+use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
+
+/// Seats that one ceiling can have, so that a fleet gone mad cannot fill the store.
+pub const MOST_SEATS: usize = 4_096;
+
+/// The state of one ceiling.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Coordinator {
+    /// The life it was written in; of another life it is void.
+    pub incarnation: Incarnation,
+    /// The latest instant it was told: a store's clock that steps back stands still here.
+    pub latest: Nanos,
+    /// The last grant's number.
+    pub generation: Generation,
+    /// The ceiling. None until the first heartbeat.
+    pub level: Option<Level>,
+    /// The ceiling was taken over from what members remember of an earlier life.
+    pub recovered: bool,
+    /// When the votes were last counted.
+    pub counted: Nanos,
+    /// In the order of member and life.
+    pub seats: Vec<Seat>,
+}
+
+/// What comes of a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The answer to send.
+    Grant(Grant),
+    /// It left; its seat is gone, or goes when its last requests have ended.
+    Left,
+    /// Late or doubled: a later heartbeat was heard.
+    Late,
+    /// From a life that is over: a later one was heard.
+    Superseded,
+    /// It holds what this state has not granted yet, so this state is an old one: begin a new life.
+    Lost,
+    /// More seats than a ceiling can have.
+    Full,
+}
+
+impl Coordinator {
+    /// Hears `beat` at `now` on the store's clock, in `life`.
+    pub fn on_heartbeat(&mut self, now: Nanos, life: &Life, law: &Law, beat: &Heartbeat) -> Reply {
+        if self.incarnation != life.incarnation {
+            *self = Self { incarnation: life.incarnation, counted: now, ..Self::default() };
+        }
+        self.latest = self.latest.max(now);
+        let now = self.latest;
+        self.seats.retain(|seat| !seat.is_over(now, &law.terms));
+        let at = match self.place(beat) {
+            Ok(at) => at,
+            Err(refused) => return refused,
+        };
+        let grace = life.is_in_grace(now, &law.terms);
+        let seat = self.hear(at, now, law, beat, grace);
+        if beat.leaves {
+            self.seats.retain(|seat| !seat.is_over(now, &law.terms));
+            return Reply::Left;
+        }
+        self.move_ceiling(now, law, beat, grace);
+        Reply::Grant(self.grant(at, now, law, seat, grace))
+    }
+
+    /// The whole ceiling; zero before the first heartbeat.
+    #[must_use]
+    pub fn ceiling(&self) -> Share {
+        self.level.map_or(Share(0), Level::whole)
+    }
+
+    /// The most that all members together may be using.
+    #[must_use]
+    pub fn exposure(&self) -> Share {
+        self.seats.iter().fold(Share(0), |sum, seat| sum.plus(seat.exposure()))
+    }
+
+    /// When nobody can hold anything of this ceiling any more, if nobody is heard until then.
+    #[must_use]
+    pub fn rests_at(&self, law: &Law) -> Nanos {
+        let ends = self.seats.iter().map(|seat| seat.until.plus(law.terms.max_duration));
+        ends.max().unwrap_or(self.latest)
+    }
+
+    /// Where the seat of `beat` is or belongs.
+    fn place(&self, beat: &Heartbeat) -> Result<usize, Reply> {
+        let later = |seat: &Seat| seat.member == beat.member && beat.life < seat.life;
+        if self.seats.iter().any(later) {
+            return Err(Reply::Superseded);
+        }
+        let ours = |holds: &Holding| holds.coordinator == self.incarnation;
+        if beat.holds.filter(ours).is_some_and(|holds| self.generation < holds.generation) {
+            return Err(Reply::Lost);
+        }
+        match self.seats.binary_search_by_key(&beat.name(), Seat::name) {
+            Ok(at) if self.seats.get(at).is_some_and(|seat| beat.number <= seat.number) => {
+                Err(Reply::Late)
+            }
+            Err(_) if MOST_SEATS <= self.seats.len() => Err(Reply::Full),
+            Ok(at) | Err(at) => Ok(at),
+        }
+    }
+
+    /// Writes down what the member said.
+    fn hear(&mut self, at: usize, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) -> Seat {
+        let before = self.seats.get(at).filter(|seat| seat.name() == beat.name()).copied();
+        let held = if beat.leaves { Granted::default() } else { self.held(before, beat, grace) };
+        let seat = Seat {
+            member: beat.member,
+            life: beat.life,
+            number: beat.number,
+            held,
+            // Void since this heartbeat was sent; kept until the answer, to tell whether it waits.
+            granted: before.filter(|_| !beat.leaves).map_or(held, |seat| seat.granted),
+            told: before.map_or(Share(0), |seat| seat.told),
+            in_flight: beat.in_flight,
+            wanted: beat.wanted,
+            vote: self.vote(before, beat),
+            until: if beat.leaves { now } else { now.plus(law.terms.term) },
+            since: before.map_or(now, |seat| seat.since),
+        };
+        match self.seats.get_mut(at).filter(|_| before.is_some()) {
+            Some(kept) => *kept = seat,
+            None => self.seats.insert(at, seat),
+        }
+        seat
+    }
+
+    /// The grant that the member held when it sent `beat`, acknowledged by its number.
+    fn held(&self, before: Option<Seat>, beat: &Heartbeat, grace: bool) -> Granted {
+        let Some(holds) = beat.holds else { return Granted::default() };
+        if holds.coordinator == self.incarnation {
+            let both = before.into_iter().flat_map(|seat| [seat.held, seat.granted]);
+            let mut named = both.filter(|granted| granted.generation == holds.generation);
+            // One whose seat is gone is over at the member as well: its term ended first.
+            return named.next().unwrap_or_default();
+        }
+        // A share of an earlier life is believed as long as others may hold such shares unseen.
+        let share = if grace { holds.share } else { Share(0) };
+        Granted { generation: Generation(0), share }
+    }
+
+    /// What counts of the member's vote: what it inferred under another ceiling was about that one.
+    fn vote(&self, before: Option<Seat>, beat: &Heartbeat) -> Option<Ratio> {
+        let under = beat.holds.is_some_and(|holds| holds.ceiling == self.ceiling());
+        let hungry = Share(0) < beat.wanted;
+        let kept = before.and_then(|seat| seat.vote);
+        beat.vote.or(kept).filter(|_| under && hungry)
+    }
+
+    /// Keeps the ceiling within the law, takes it over from an earlier life, and counts the votes.
+    fn move_ceiling(&mut self, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) {
+        let earlier = |holds: &Holding| grace && holds.coordinator != self.incarnation;
+        let claim = beat.holds.filter(earlier).map(|holds| Level::of(holds.ceiling));
+        let level = match (self.level.filter(|_| self.recovered || claim.is_none()), claim) {
+            (Some(level), Some(claim)) => level.min(claim),
+            (level, claim) => level.or(claim).unwrap_or(Level::of(law.start)),
+        };
+        self.recovered |= claim.is_some();
+        self.level = Some(level.within(law.min, law.max));
+        // Twice a heartbeat: one to tell all of the new ceiling, one to hear what they make of it.
+        let due = self.counted.plus(law.terms.heartbeat).plus(law.terms.heartbeat);
+        if !grace && due <= now {
+            self.count(now, law);
+        }
+    }
+
+    /// Folds the votes of the living and scales the ceiling by what comes of it.
+    fn count(&mut self, now: Nanos, law: &Law) {
+        let mut votes: Vec<Ratio> = self.live(now).filter_map(|(_, seat)| seat.vote).collect();
+        let (Some(ratio), Some(level)) = (law.aggregate.fold(&mut votes), self.level) else {
+            return;
+        };
+        self.level = Some(level.scaled(ratio, law.min, law.max));
+        self.counted = now;
+        for seat in &mut self.seats {
+            seat.vote = None;
+        }
+    }
+
+    /// Members that may be granted something, with where they sit.
+    fn live(&self, now: Nanos) -> impl Iterator<Item = (usize, &Seat)> {
+        self.seats.iter().enumerate().filter(move |(at, seat)| {
+            let later = self.seats.get(at.saturating_add(1));
+            now < seat.until && later.is_none_or(|later| later.member != seat.member)
+        })
+    }
+
+    /// Grants the seat what is fair, as far as the others' exposure leaves room for it.
+    fn grant(&mut self, at: usize, now: Nanos, law: &Law, seat: Seat, grace: bool) -> Grant {
+        let live: Vec<(usize, Want)> =
+            self.live(now).map(|(at, seat)| (at, self.want(seat))).collect();
+        let fair = self.fair(&live, at, now, law);
+        let share = self.share(&live, at, law, fair, grace);
+        // The same number for the same share: its number would say nothing new.
+        let same = seat.held.share == share && seat.held.generation != Generation(0);
+        let generation = if same { seat.held.generation } else { self.generation.next() };
+        self.generation = self.generation.max(generation);
+        let turned = (share == Share(0)) != (seat.granted.share == Share(0));
+        let since = if turned { now } else { seat.since };
+        if let Some(kept) = self.seats.get_mut(at) {
+            let granted = Granted { generation, share };
+            *kept =
+                Seat { granted, told: self.level.map_or(Share(0), Level::whole), since, ..seat };
+        }
+        Grant {
+            member: seat.member,
+            life: seat.life,
+            number: seat.number,
+            coordinator: self.incarnation,
+            generation,
+            share,
+            fair,
+            ceiling: self.ceiling(),
+            members: u64::try_from(live.len()).unwrap_or(u64::MAX),
+            recovering: grace,
+        }
+    }
+
+    fn want(&self, seat: &Seat) -> Want {
+        let need = seat.wanted.min(self.ceiling());
+        Want { need, waits: seat.granted.share == Share(0), since: seat.since }
+    }
+
+    /// Its part of the ceiling, whether there is room for it yet or not.
+    fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> Share {
+        let wants: Vec<Want> = live.iter().map(|(_, want)| *want).collect();
+        let me = live.iter().position(|(seat, _)| *seat == at);
+        let turned = now.since(law.terms.stint());
+        me.map_or(Share(0), |me| law.split.part(self.ceiling(), &wants, me, turned))
+    }
+
+    /// The share to grant, given what would be fair.
+    fn share(
+        &self,
+        live: &[(usize, Want)],
+        at: usize,
+        law: &Law,
+        fair: Share,
+        grace: bool,
+    ) -> Share {
+        let others = self.others(at);
+        let free =
+            self.ceiling().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
+        let own = self.seats.get(at).map_or(Share(0), |seat| seat.held.share);
+        if free < own {
+            // The ceiling fell below what is out. Lowering all to nothing until each has heard of it
+            // would help nobody: what it holds it may be granted again, as long as all that
+            // were granted since the fall fit below it together.
+            return fair.min(own).min(self.left_by_the_lowered(live, at));
+        }
+        let floor =
+            Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.ceiling().0)));
+        let short = |(other, want): &(usize, Want)| {
+            let granted = self.seats.get(*other).map_or(Share(0), |seat| seat.granted.share);
+            *other != at && granted < want.need.max(floor)
+        };
+        // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
+        let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
+        let goal = if keeps { fair.max(own) } else { fair };
+        goal.min(if grace { own } else { free })
+    }
+
+    /// What is left of the ceiling by those who know it, and by those who are not heard any more.
+    fn left_by_the_lowered(&self, live: &[(usize, Want)], at: usize) -> Share {
+        let ceiling = self.ceiling();
+        let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
+        let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
+            false => seat.exposure(),
+            true if seat.told <= ceiling => seat.granted.share,
+            true => Share(0),
+        };
+        let others = self.seats.iter().enumerate().filter(|(other, _)| *other != at);
+        ceiling.less(others.map(taken).fold(Share(0), Share::plus))
+    }
+
+    fn others(&self, at: usize) -> impl Iterator<Item = &Seat> {
+        self.seats.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, seat)| seat)
+    }
+}

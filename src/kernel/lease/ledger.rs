@@ -1,0 +1,284 @@
+//! A member's side of one key: what it may spend, and until when.
+//!
+//! ```text
+//! spend ── Spent                              no call
+//!       ├─ Denied                             no call: denied before, and not yet time
+//!       └─ Ask ─ borrow ── a message          one call, then settle or lost
+//!                       └─ none: one is on its way. Look again when it is settled, or charge alone
+//! ahead ─ a message                           in the background, before the balance runs out
+//! surplus, give_back ─ a message              what will not be needed; everything
+//! ```
+//!
+//! Guarantees: a grant is settled once, and only as the answer to the last message; what is spent
+//! was granted, before its deadline; what is given back or superseded is gone from here before the
+//! message leaves. A remembered denial answers only questions of as many hits or more.
+//! Leaves out: who waits for whom, and the numbers, which rise over all keys of a member.
+
+use super::counter::room;
+use super::sizer::{Size, Sizer};
+use super::{Answer, Borrow, Number, early};
+use crate::kernel::rate::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+
+/// What changes only when another member gives back is looked at so often in a term: whether there is
+/// something to lend again, and whether a denial still stands that was due to what others hold.
+const TRIES_A_TERM: u64 = 8;
+
+/// Hits held of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ledger {
+    term: Nanos,
+    sizer: Sizer,
+    balance: Hits,
+    /// When the balance is void.
+    until: Nanos,
+    /// The last lease settled.
+    lease: Number,
+    flight: Option<Flight>,
+    denial: Option<Denial>,
+    /// What the key had left when it was last heard of.
+    heard: Option<(Nanos, Room)>,
+    /// The longest that recent answers took, fading.
+    round_trip: Nanos,
+    /// No grant is asked for ahead before this.
+    pause: Nanos,
+}
+
+/// The message that an answer is awaited to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Flight {
+    number: Number,
+    sent: Nanos,
+    hits: Hits,
+}
+
+/// So many hits do not pass before then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Denial {
+    hits: Hits,
+    /// When they pass if nobody else comes.
+    passes: Nanos,
+    /// Until when that is not asked again.
+    until: Nanos,
+}
+
+/// What became of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spend {
+    /// Its hits were taken from the balance.
+    Spent(Room),
+    /// As many hits or fewer were denied, and it is not yet time.
+    Denied {
+        /// Wait until these hits may pass.
+        retry_after: Nanos,
+        /// What the key has left regardless.
+        room: Room,
+    },
+    /// Only the store can say.
+    Ask,
+}
+
+impl Ledger {
+    /// A ledger that holds nothing; `most` hits at most are borrowed at once, for terms of `term`.
+    #[must_use]
+    pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
+        Self {
+            term,
+            sizer: Sizer::new(size, term, most),
+            balance: Hits(0),
+            until: Nanos(0),
+            lease: Number(0),
+            flight: None,
+            denial: None,
+            heard: None,
+            round_trip: Nanos(0),
+            pause: Nanos(0),
+        }
+    }
+
+    /// Hits that may be spent now.
+    #[must_use]
+    pub fn balance(&self, now: Nanos) -> Hits {
+        if now < self.until { self.balance } else { Hits(0) }
+    }
+
+    /// Answers a question where that takes no call. Cost: O(1), no allocation.
+    ///
+    /// 0 hits are answered here only while there is a balance.
+    pub fn spend(&mut self, now: Nanos, hits: Hits) -> Spend {
+        self.sizer.asked(now, hits);
+        self.look(now, hits)
+    }
+
+    /// Answers a question that was counted before, when a message it waited for is settled.
+    pub fn look(&mut self, now: Nanos, hits: Hits) -> Spend {
+        self.expire(now);
+        if self.balance != Hits(0) && hits <= self.balance {
+            self.balance = self.balance.less(hits);
+            return Spend::Spent(self.room(now));
+        }
+        match self.denial {
+            Some(denial) if denial.hits <= hits && now < denial.until => {
+                Spend::Denied { retry_after: denial.passes.since(now), room: self.room(now) }
+            }
+            _ => Spend::Ask,
+        }
+    }
+
+    /// What the key has left for those who ask here: what the store had when last heard of, and the
+    /// balance.
+    #[must_use]
+    pub fn room(&self, now: Nanos) -> Room {
+        let Some((at, room)) = self.heard else { return Room::default() };
+        Room {
+            remaining: room.remaining.plus(self.balance(now)),
+            reset_after: room.reset_after.since(now.since(at)),
+        }
+    }
+
+    /// The message for a question that only the store can answer. What is left of the balance did
+    /// not suffice, and goes back with it. None while another message is on its way.
+    pub fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
+        if self.flight.is_some() {
+            return None;
+        }
+        let returned = self.expire_all(now);
+        Some(self.message(now, number, hits, self.sizer.want(now, hits), returned))
+    }
+
+    /// The message that asks for more before it is needed. None while nothing is held, enough is,
+    /// or another message is on its way.
+    pub fn ahead(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        let want = self.sizer.want(now, Hits(0));
+        let held = self.balance(now);
+        let idle = self.flight.is_some() || now < self.pause || held == Hits(0);
+        if idle || want == Hits(0) || !self.is_due(now, held) {
+            return None;
+        }
+        Some(self.message(now, number, Hits(0), want, Hits(0)))
+    }
+
+    /// The message that gives back what will not be asked for before it is void. None when all of
+    /// it will be, or another message is on its way.
+    pub fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.expire(now);
+        let surplus = self.sizer.surplus(now, self.balance, self.until.since(now));
+        if self.flight.is_some() || surplus == Hits(0) {
+            return None;
+        }
+        self.balance = self.balance.less(surplus);
+        self.sizer.stranded(now, surplus);
+        Some(self.parting(now, number, surplus))
+    }
+
+    /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes
+    /// one on its way: its answer is ignored. None when nothing is held.
+    pub fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.flight = None;
+        let returned = self.expire_all(now);
+        (returned != Hits(0)).then(|| self.parting(now, number, returned))
+    }
+
+    /// Takes the answer to the last message; any other is ignored.
+    pub fn settle(&mut self, now: Nanos, answer: &Answer) {
+        let Some(flight) = self.flight.filter(|flight| flight.number == answer.number) else {
+            return;
+        };
+        self.flight = None;
+        self.expire(now);
+        self.hear(now, flight, answer);
+        let kept = self.balance.min(answer.kept);
+        self.sizer.stranded(now, self.balance.less(kept));
+        self.balance = kept.plus(answer.granted);
+        if answer.granted != Hits(0) {
+            self.lease = answer.number;
+        }
+        if self.balance != Hits(0) {
+            self.until = flight.sent.plus(early(answer.good_for));
+            self.expire(now);
+        }
+    }
+
+    /// Nobody will answer: gives the message up. An answer that comes all the same is ignored.
+    pub fn lost(&mut self, number: Number) {
+        self.flight = self.flight.filter(|flight| flight.number != number);
+    }
+
+    /// Voids what is past its deadline: these hits.
+    pub fn expire(&mut self, now: Nanos) -> Hits {
+        if now < self.until || self.balance == Hits(0) {
+            return Hits(0);
+        }
+        let void = std::mem::take(&mut self.balance);
+        self.sizer.stranded(now, void);
+        void
+    }
+
+    /// Takes the whole balance, what is void left out.
+    fn expire_all(&mut self, now: Nanos) -> Hits {
+        self.expire(now);
+        std::mem::take(&mut self.balance)
+    }
+
+    /// Is it time to ask for more? Two round trips ahead: one for the answer, one because it may be
+    /// as late again.
+    fn is_due(&self, now: Nanos, held: Hits) -> bool {
+        let ahead = self.round_trip.plus(self.round_trip);
+        self.sizer.runs_out(now, held, ahead) || self.until.since(now) <= ahead
+    }
+
+    fn message(
+        &mut self,
+        now: Nanos,
+        number: Number,
+        hits: Hits,
+        want: Hits,
+        returned: Hits,
+    ) -> Borrow {
+        self.flight = Some(Flight { number, sent: now, hits });
+        let (demand, held, lease) = (self.sizer.demand(now), self.balance(now), self.lease);
+        Borrow { number, hits, want, demand, held, returned, lease }
+    }
+
+    /// A message that no answer is awaited to.
+    fn parting(&mut self, now: Nanos, number: Number, returned: Hits) -> Borrow {
+        let parting = self.message(now, number, Hits(0), Hits(0), returned);
+        self.flight = None;
+        parting
+    }
+
+    /// Remembers what an answer says of the key.
+    fn hear(&mut self, now: Nanos, flight: Flight, answer: &Answer) {
+        let took = now.since(flight.sent);
+        let faded = Nanos(self.round_trip.0.saturating_sub(self.round_trip.0 / 4));
+        self.round_trip = took.max(faded);
+        if answer.step == Step::Stale {
+            return;
+        }
+        self.heard = Some((flight.sent, room(answer.step)));
+        self.denial = self.denial_after(flight, answer);
+        if answer.granted == Hits(0) {
+            self.pause = now.plus(self.try_again());
+        }
+    }
+
+    /// The denial to remember. The one of the fewest hits tells most.
+    fn denial_after(&self, flight: Flight, answer: &Answer) -> Option<Denial> {
+        let before = self.denial.filter(|denial| flight.sent < denial.until);
+        match answer.step {
+            Step::Deny { retry_after, .. } if flight.hits != Hits(0) => {
+                let passes = flight.sent.plus(retry_after);
+                let again = flight.sent.plus(self.try_again());
+                let until = if answer.parked == Hits(0) { passes } else { passes.min(again) };
+                let denial = Denial { hits: flight.hits, passes, until };
+                Some(before.filter(|before| before.hits < flight.hits).unwrap_or(denial))
+            }
+            Step::Admit(_) => before.filter(|denial| flight.hits < denial.hits),
+            _ => before,
+        }
+    }
+
+    const fn try_again(&self) -> Nanos {
+        Nanos(self.term.0 / TRIES_A_TERM)
+    }
+}

@@ -1,0 +1,190 @@
+//! Buckets behind locks: what is held comes back, whoever walks away.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::task::{Context, Poll, Waker};
+
+use sluicegate::clock::Clock;
+use sluicegate::engine::admit::{Admission, Ask, Denied, Held, Load};
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
+use sluicegate::kernel::units::Nanos;
+use tokio::runtime::Runtime;
+
+const START: Nanos = Nanos::from_secs(1_000);
+const LONG: Nanos = Nanos::from_secs(60);
+
+const fn queued(limit: u32, size: u32) -> Rules {
+    Rules { waiting: Some(Waiting { size, timeout: LONG }), ..Rules::fixed(limit) }
+}
+
+const fn ask(rules: &Rules) -> Ask<'_> {
+    Ask { bucket: b"shop", rules, keep: None, patience: LONG }
+}
+
+fn manual() -> (Arc<Clock>, Admission) {
+    let clock = Arc::new(Clock::manual(START));
+    (Arc::clone(&clock), Admission::new(clock, 4, 0))
+}
+
+fn pass(clock: &Clock, by: Nanos) {
+    let Clock::Manual(manual) = clock else { panic!() };
+    manual.advance(by);
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// What is answered without waiting.
+fn at_once(admission: &Admission, ask: Ask<'_>) -> Result<Held, Denied> {
+    match poll(pin!(admission.acquire(ask))) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+fn load(admission: &Admission) -> Load {
+    admission.load(b"shop").unwrap()
+}
+
+/// Timers need a runtime to be made in.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
+}
+
+#[test]
+fn sixty_four_tasks_on_one_bucket_all_pass_and_never_more_than_the_ceiling_at_once() {
+    const CEILING: u32 = 5;
+    let runtime = runtime();
+    let admission = Arc::new(Admission::new(Arc::new(Clock::system()), 4, 0));
+    let (within, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let task = |_| {
+        let (admission, within, most) = (admission.clone(), within.clone(), most.clone());
+        runtime.spawn(async move {
+            for _ in 0..200 {
+                let held = admission.acquire(ask(&queued(CEILING, 64))).await.unwrap();
+                most.fetch_max(within.fetch_add(1, SeqCst) + 1, SeqCst);
+                tokio::task::yield_now().await;
+                within.fetch_sub(1, SeqCst);
+                assert!(held.release(Outcome::Success, None));
+            }
+        })
+    };
+    let tasks: Vec<_> = (0..64).map(task).collect();
+    for task in tasks {
+        runtime.block_on(task).unwrap();
+    }
+    assert_eq!(most.load(SeqCst), CEILING, "exactly: all of it was used");
+    assert_eq!(load(&admission), Load { in_flight: 0, waiting: 0, limit: CEILING });
+}
+
+#[test]
+fn a_dropped_permit_leaves() {
+    let (_, admission) = manual();
+    let rules = Rules::fixed(1);
+    let held = at_once(&admission, ask(&rules)).unwrap();
+    assert_eq!(at_once(&admission, ask(&rules)).unwrap_err(), Denied::Full);
+    drop(held);
+    assert!(at_once(&admission, ask(&rules)).is_ok());
+}
+
+#[test]
+fn a_dropped_future_leaves_the_queue() {
+    let (_, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 1));
+    let _inside = runtime.enter();
+    let held = at_once(&admission, ask(&rules)).unwrap();
+    {
+        let mut waits = pin!(admission.acquire(ask(&rules)));
+        assert!(poll(waits.as_mut()).is_pending());
+        assert_eq!(at_once(&admission, ask(&rules)).unwrap_err(), Denied::QueueFull);
+    }
+    assert_eq!(load(&admission).waiting, 0);
+    drop(held);
+    assert_eq!(load(&admission).in_flight, 0, "no permit went to the one that left");
+}
+
+#[test]
+fn a_future_dropped_with_its_permit_on_the_way_gives_it_to_the_next() {
+    let (_, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 2));
+    let _inside = runtime.enter();
+    let held = at_once(&admission, ask(&rules)).unwrap();
+    let mut next = pin!(admission.acquire(ask(&rules)));
+    {
+        let mut first = Box::pin(admission.acquire(ask(&rules)));
+        assert!(poll(first.as_mut()).is_pending());
+        assert!(poll(next.as_mut()).is_pending());
+        drop(held);
+        assert_eq!(load(&admission), Load { in_flight: 1, waiting: 1, limit: 1 });
+    }
+    let Poll::Ready(Ok(passed)) = poll(next.as_mut()) else { panic!("the permit was lost") };
+    drop(passed);
+    assert_eq!(load(&admission).in_flight, 0);
+}
+
+#[test]
+fn a_deadline_takes_back_what_is_not_renewed() {
+    let (clock, admission) = manual();
+    let rules = Rules::fixed(2);
+    let keep = Ask { keep: Some(LONG), ..ask(&rules) };
+    let (lost, alive) = (at_once(&admission, keep).unwrap(), at_once(&admission, keep).unwrap());
+    pass(&clock, Nanos::from_secs(40));
+    assert!(alive.renew(LONG));
+    pass(&clock, Nanos::from_secs(20));
+    admission.sweep();
+    assert_eq!(load(&admission).in_flight, 1);
+    assert!(!lost.release(Outcome::Success, None), "it was taken back before");
+    assert!(alive.release(Outcome::Success, None));
+    assert_eq!(load(&admission).in_flight, 0);
+}
+
+#[test]
+fn a_waiter_is_told_when_the_queues_timeout_is_over() {
+    let (clock, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 1));
+    let _inside = runtime.enter();
+    let _held = at_once(&admission, ask(&rules)).unwrap();
+    let mut waits = pin!(admission.acquire(ask(&rules)));
+    assert!(poll(waits.as_mut()).is_pending());
+    pass(&clock, LONG);
+    admission.sweep();
+    assert!(matches!(poll(waits.as_mut()), Poll::Ready(Err(Denied::Late))));
+    assert_eq!(load(&admission).waiting, 0);
+}
+
+#[test]
+fn a_raised_limit_and_a_raised_share_wake_those_that_wait() {
+    let (_, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 2));
+    let _inside = runtime.enter();
+    let _held = at_once(&admission, ask(&rules)).unwrap();
+    let mut waits = pin!(admission.acquire(ask(&rules)));
+    assert!(poll(waits.as_mut()).is_pending());
+    admission.share(b"shop", 1);
+    admission.reload(b"shop", &queued(2, 2));
+    assert!(poll(waits.as_mut()).is_pending(), "the share is still one");
+    admission.share(b"shop", 2);
+    assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn buckets_are_bounded_and_idle_ones_make_room() {
+    let (clock, admission) = manual();
+    let rules = Rules::fixed(1);
+    let of = |bucket: &'static [u8]| Ask { bucket, ..ask(&rules) };
+    let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+    let mut held: Vec<_> = names.map(|name| at_once(&admission, of(name)).unwrap()).into();
+    assert_eq!(at_once(&admission, of(b"e")).unwrap_err(), Denied::TooManyBuckets);
+    held.truncate(1);
+    pass(&clock, Nanos::from_secs(599));
+    admission.sweep();
+    assert_eq!(admission.buckets(), 4, "idle, but not for long");
+    pass(&clock, Nanos::from_secs(1));
+    admission.sweep();
+    assert_eq!(admission.buckets(), 1, "the one in use stays");
+    assert!(at_once(&admission, of(b"e")).is_ok());
+}

@@ -1,0 +1,242 @@
+//! What the policies must never do, and what each of them does.
+
+use proptest::prelude::*;
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy, Sample};
+use sluicegate::kernel::units::Nanos;
+
+const LAWS: [Law; 3] = [Law::Gradient, Law::Gradient2, Law::Aimd];
+const ALONE: u32 = u32::MAX;
+
+const fn bounded(law: Law, min: u32, max: u32) -> Adaptive {
+    Adaptive { law, min, max }
+}
+
+fn policy(law: Law, start: u32) -> Policy {
+    Policy::new(start, Some(bounded(law, 1, 1_000)), 1)
+}
+
+const fn ms(count: u64) -> Nanos {
+    Nanos(count * Nanos::MILLI.0)
+}
+
+/// A backend whose requests take what `rtt` says of how many are in flight, used to the limit.
+struct Backend {
+    now: Nanos,
+    share: u32,
+}
+
+impl Backend {
+    const fn new(share: u32) -> Self {
+        Self { now: Nanos::from_secs(1_000), share }
+    }
+
+    fn round(&mut self, policy: &mut Policy, outcome: Outcome, rtt: impl Fn(u32) -> Nanos) {
+        let in_flight = policy.limit().min(self.share);
+        let rtt = rtt(in_flight);
+        self.now = self.now.plus(rtt);
+        for _ in 0..in_flight {
+            policy.step(&Sample { at: self.now, rtt, in_flight, outcome }, self.share);
+        }
+    }
+
+    fn rounds(&mut self, count: u32, policy: &mut Policy, rtt: impl Fn(u32) -> Nanos) {
+        for _ in 0..count {
+            self.round(policy, Outcome::Success, &rtt);
+        }
+    }
+}
+
+/// 10 ms each, `workers` at a time.
+fn queueing(workers: u32) -> impl Fn(u32) -> Nanos {
+    move |in_flight| Nanos(ms(10).0 * u64::from(in_flight.max(workers)) / u64::from(workers))
+}
+
+fn outcomes() -> impl Strategy<Value = Outcome> {
+    prop_oneof![Just(Outcome::Success), Just(Outcome::Ignored), Just(Outcome::Dropped)]
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_the_limit_stays_within_its_bounds(
+        law in prop::sample::select(&LAWS[..]),
+        (min, max, start, share) in (0..50_u32, 0..200_u32, 0..300_u32, 0..300_u32),
+        jitter in any::<u64>(),
+        samples in proptest::collection::vec(
+            (any::<u64>(), prop_oneof![0..10_u64, any::<u64>()], any::<u32>(), outcomes()), 1..400,
+        ),
+    ) {
+        let mut policy = Policy::new(start, Some(bounded(law, min, max)), jitter);
+        for (at, rtt, in_flight, outcome) in samples {
+            policy.step(&Sample { at: Nanos(at), rtt: Nanos(rtt), in_flight, outcome }, share);
+            let low = min.max(1);
+            prop_assert!((low..=max.max(low)).contains(&policy.limit()));
+        }
+    }
+}
+
+#[test]
+fn ignored_requests_teach_nothing() {
+    for law in LAWS {
+        let (mut policy, mut backend) = (policy(law, 40), Backend::new(ALONE));
+        for _ in 0..500 {
+            backend.round(&mut policy, Outcome::Ignored, |_| Nanos(0));
+        }
+        assert_eq!(policy.limit(), 40, "{law:?}");
+    }
+}
+
+#[test]
+fn refusals_that_come_quickly_lower_the_limit_and_are_no_ideal() {
+    for law in LAWS {
+        let (mut policy, mut backend) = (policy(law, 40), Backend::new(ALONE));
+        backend.rounds(20, &mut policy, queueing(40));
+        let before = policy.limit();
+        backend.round(&mut policy, Outcome::Dropped, |_| Nanos(1));
+        assert!(policy.limit() < before, "{law:?}");
+        let after = policy.limit();
+        backend.rounds(60, &mut policy, queueing(40));
+        assert!(after < policy.limit(), "{law:?} holds 10 ms for slow now");
+    }
+}
+
+#[test]
+fn the_gradient_finds_the_workers_whether_they_grow_or_fall() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+    for workers in [16, 64, 16, 200, 50] {
+        backend.rounds(12, &mut policy, queueing(workers));
+        for _ in 0..200 {
+            backend.round(&mut policy, Outcome::Success, queueing(workers));
+            let limit = policy.limit();
+            // 0.7 · 1.3 while it looks at the ideal, 1.3 else.
+            assert!(workers * 6 / 10 <= limit && limit < workers * 2, "{limit} for {workers}");
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_became_slower_is_not_taken_for_a_queue() {
+    for slower in [2, 3, 10] {
+        let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+        backend.rounds(50, &mut policy, queueing(20));
+        let slow = |in_flight: u32| Nanos(queueing(20)(in_flight).0 * slower);
+        backend.rounds(30, &mut policy, slow);
+        assert!(18 <= policy.limit(), "{} of 20 at {slower} times", policy.limit());
+        backend.rounds(30, &mut policy, queueing(20));
+        assert!((18..40).contains(&policy.limit()), "{} after it", policy.limit());
+    }
+}
+
+#[test]
+fn an_ideal_taken_while_a_queue_stood_is_found_out() {
+    let mut policy = Policy::new(200, Some(bounded(Law::Gradient, 1, 1_000)), 1);
+    let mut backend = Backend::new(ALONE);
+    backend.rounds(30, &mut policy, queueing(20));
+    assert!(policy.limit() < 40, "{}", policy.limit());
+}
+
+#[test]
+fn one_sample_of_no_time_does_not_poison_the_ideal() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+    backend.rounds(100, &mut policy, queueing(40));
+    let before = policy.limit();
+    let quick = Sample { at: backend.now, rtt: Nanos(0), in_flight: 1, outcome: Outcome::Success };
+    policy.step(&quick, ALONE);
+    backend.rounds(10, &mut policy, queueing(40));
+    assert!(before / 2 <= policy.limit(), "{} from {before}", policy.limit());
+}
+
+#[test]
+fn use_is_judged_against_the_share_and_latency_lowers_what_is_hardly_used() {
+    for law in [Law::Gradient, Law::Aimd] {
+        let (mut policy, mut backend) = (policy(law, 100), Backend::new(10));
+        backend.rounds(100, &mut policy, queueing(1_000));
+        assert!(100 < policy.limit(), "{law:?}: a share in full use is a limit in full use");
+    }
+    let (mut policy, mut backend) = (policy(Law::Gradient, 100), Backend::new(10));
+    backend.rounds(20, &mut policy, queueing(1_000));
+    let before = policy.limit();
+    backend.rounds(1, &mut policy, |_| ms(100));
+    assert!(policy.limit() < before, "ten times the latency and nothing happened");
+}
+
+#[test]
+fn a_limit_that_nobody_reaches_does_not_grow() {
+    for law in LAWS {
+        let (mut policy, mut now) = (policy(law, 100), Nanos::from_secs(1_000));
+        for _ in 0..20_000 {
+            now = now.plus(ms(10));
+            let outcome = Outcome::Success;
+            policy.step(&Sample { at: now, rtt: ms(10), in_flight: 3, outcome }, ALONE);
+            assert!(policy.limit() <= 130, "{law:?}: {}", policy.limit());
+        }
+    }
+}
+
+#[test]
+fn a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter() {
+    let looks = |jitter| {
+        let mut policy = Policy::new(10, Some(bounded(Law::Gradient, 1, 1_000)), jitter);
+        let mut backend = Backend::new(ALONE);
+        backend.rounds(30, &mut policy, queueing(40));
+        let mut looks = Vec::new();
+        for round in 0..2_000 {
+            backend.round(&mut policy, Outcome::Success, queueing(40));
+            assert!(28 <= policy.limit(), "a cliff: {}", policy.limit());
+            if policy.limit() < 40 {
+                looks.push(round);
+            }
+        }
+        looks
+    };
+    let (one, other) = (looks(1), looks(2));
+    assert!((8..=32).contains(&one.len()), "{one:?}");
+    assert_ne!(one, other, "all replicas look at once");
+}
+
+#[test]
+fn a_lowered_limit_comes_back_although_nothing_succeeds() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+    backend.rounds(30, &mut policy, queueing(40));
+    backend.rounds(1, &mut policy, queueing(4));
+    let low = policy.limit();
+    assert!(low < 20, "an overload: {low}");
+    backend.round(&mut policy, Outcome::Ignored, |_| Nanos::from_secs(10));
+    assert!(low < policy.limit(), "stuck at {low}");
+}
+
+#[test]
+fn a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did() {
+    for law in LAWS {
+        let (mut policy, mut backend) = (policy(law, 10), Backend::new(ALONE));
+        backend.rounds(100, &mut policy, queueing(60));
+        let learnt = policy.limit();
+        assert_ne!(learnt, 10, "{law:?}");
+        policy.reload(10, Some(bounded(law, 1, 2_000)));
+        assert_eq!(policy.limit(), learnt, "{law:?}");
+        policy.reload(10, Some(bounded(law, 1, 20)));
+        assert_eq!(policy.limit(), learnt.min(20), "{law:?} cut to its new bound");
+        policy.reload(7, None);
+        assert_eq!(policy.limit(), 7, "{law:?} to a static limit");
+    }
+}
+
+#[test]
+fn gradient2_computes_its_worked_row() {
+    let mut policy = policy(Law::Gradient2, 64);
+    let sample =
+        |rtt, in_flight| Sample { at: Nanos::SECOND, rtt, in_flight, outcome: Outcome::Success };
+    policy.step(&sample(ms(10), 1), ALONE);
+    assert_eq!(policy.limit(), 64, "hardly used: no update, but a minimum");
+    policy.step(&sample(ms(40), 64), ALONE);
+    assert_eq!(policy.limit(), 59);
+}
+
+#[test]
+fn aimd_adds_one_and_takes_a_tenth_once_a_round_trip() {
+    let (mut policy, mut backend) = (policy(Law::Aimd, 50), Backend::new(ALONE));
+    backend.rounds(10, &mut policy, |_| ms(10));
+    assert_eq!(policy.limit(), 60);
+    backend.rounds(1, &mut policy, |_| ms(21));
+    assert_eq!(policy.limit(), 54);
+}

@@ -1,0 +1,275 @@
+//! How a share moves from one member to another, and when one ends.
+
+use sluicegate::kernel::coordinator::member::{Applied, Load};
+use sluicegate::kernel::coordinator::message::Holding;
+use sluicegate::kernel::coordinator::{Life, Member, Reply, Terms};
+use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+
+use super::{Store, fixed, hungry, member, terms, uses};
+
+#[test]
+fn a_share_moves_only_after_it_was_let_go_and_is_out_of_use() {
+    let mut store = Store::new(fixed(10));
+    let (mut old, mut new) = (member(1, 1), member(2, 1));
+    assert_eq!(store.round(0, &mut old, &hungry(0)), Share(10));
+    assert_eq!(store.round(5, &mut new, &hungry(0)), Share(0), "all is held");
+    assert_eq!(store.round(10, &mut old, &hungry(10)), Share(5));
+    assert_eq!(store.round(11, &mut new, &hungry(0)), Share(0), "not acknowledged");
+    assert_eq!(store.round(12, &mut old, &hungry(8)), Share(5));
+    assert_eq!(store.round(13, &mut new, &hungry(0)), Share(2), "8 are in flight still");
+    assert_eq!(store.round(14, &mut old, &hungry(5)), Share(5));
+    assert_eq!(store.round(15, &mut new, &hungry(2)), Share(5));
+}
+
+#[test]
+fn late_and_doubled_heartbeats_change_nothing() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    let first = one.beat(Nanos(0), &hungry(0));
+    let second = one.beat(Nanos(1), &hungry(3));
+    store.granted(2, &second);
+    let state = store.coordinator.clone();
+    assert_eq!(store.hear(2, &first), Reply::Late);
+    assert_eq!(store.hear(2, &second), Reply::Late);
+    assert_eq!(store.coordinator, state);
+}
+
+#[test]
+fn the_answer_to_any_heartbeat_but_the_newest_is_void() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    let first = one.beat(Nanos(0), &hungry(0));
+    let late = store.granted(0, &first);
+    let second = one.beat(Nanos(1), &hungry(0));
+    assert_eq!(one.on_grant(Nanos(1), &late), Applied::Late);
+    let grant = store.granted(2, &second);
+    assert_eq!(one.on_grant(Nanos(2), &grant), Applied::From(Share(0)));
+    assert_eq!(one.on_grant(Nanos(2), &grant), Applied::Late, "doubled");
+}
+
+#[test]
+fn a_share_is_over_at_term_less_margin_after_its_heartbeat_was_sent_and_not_a_tick_later() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    let beat = one.beat(Nanos(100), &hungry(0));
+    let grant = store.granted(7, &beat);
+    one.on_grant(Nanos(120), &grant);
+    assert_eq!(one.in_force(Nanos(129)), Share(10));
+    assert_eq!(one.in_force(Nanos(130)), Share(0));
+    assert!(!one.fence(Nanos(129)) && one.fence(Nanos(130)) && !one.fence(Nanos(131)), "seen once");
+    assert_eq!((one.fences(), one.under(Nanos(130))), (1, None));
+}
+
+#[test]
+fn an_answer_that_finds_its_share_fenced_is_void() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    store.round(0, &mut one, &hungry(0));
+    let beat = one.beat(Nanos(29), &hungry(9));
+    let grant = store.granted(29, &beat);
+    assert_eq!(one.on_grant(Nanos(30), &grant), Applied::Late);
+    assert_eq!(one.in_force(Nanos(30)), Share(0));
+}
+
+#[test]
+fn a_lost_member_is_reserved_its_exposure_until_its_requests_have_ended() {
+    let mut store = Store::new(fixed(10));
+    let (mut lost, mut other) = (member(1, 1), member(2, 1));
+    store.round(0, &mut lost, &hungry(0));
+    store.round(1, &mut other, &hungry(0));
+    // It reported nothing in flight and is not heard again. Term 36, requests of 30.
+    assert_eq!(store.round(65, &mut other, &hungry(0)), Share(0));
+    assert_eq!(store.round(66, &mut other, &hungry(0)), Share(10));
+}
+
+#[test]
+fn a_member_that_drained_in_order_frees_its_seat_at_once() {
+    let mut store = Store::new(fixed(10));
+    let (mut leaver, mut other) = (member(1, 1), member(2, 1));
+    store.round(0, &mut leaver, &hungry(0));
+    let draining = leaver.leave(Nanos(1), Share(4));
+    assert_eq!(store.hear(1, &draining), Reply::Left);
+    assert_eq!(leaver.in_force(Nanos(1)), Share(0));
+    assert_eq!(store.round(2, &mut other, &hungry(0)), Share(6));
+    let drained = leaver.beat(Nanos(3), &Load::default());
+    assert_eq!(store.hear(3, &drained), Reply::Left);
+    assert_eq!(store.round(4, &mut other, &hungry(6)), Share(10));
+}
+
+#[test]
+fn a_member_that_comes_back_in_a_new_life_does_not_free_what_its_old_one_left() {
+    let mut store = Store::new(fixed(10));
+    let (mut old, mut new) = (member(1, 1), member(1, 2));
+    store.round(0, &mut old, &hungry(0));
+    assert_eq!(store.round(5, &mut new, &hungry(0)), Share(0));
+    let late = old.beat(Nanos(6), &hungry(0));
+    assert_eq!(store.hear(6, &late), Reply::Superseded);
+    assert_eq!(store.round(65, &mut new, &hungry(0)), Share(0));
+    assert_eq!(store.round(66, &mut new, &hungry(0)), Share(10));
+}
+
+/// A store that forgot everything at `now`, as life 2.
+fn forgets(store: &mut Store, now: u64) {
+    store.life = Life::begin(Incarnation(2), Nanos(now));
+}
+
+#[test]
+fn after_a_loss_nobody_is_granted_more_than_it_proves_to_hold() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    store.round(0, &mut one, &hungry(0));
+    store.round(1, &mut one, &hungry(3));
+    store.round(2, &mut two, &hungry(0));
+    forgets(&mut store, 10);
+    assert_eq!(store.round(11, &mut two, &hungry(0)), Share(0), "first to speak, holds nothing");
+    assert_eq!(store.round(12, &mut one, &hungry(3)), Share(10));
+    assert_eq!(one.under(Nanos(12)), Some(Incarnation(2)));
+    // Neither term nor requests of the first life can go on after 10 + 36 + 30.
+    assert_eq!(store.round(30, &mut one, &hungry(3)), Share(10));
+    assert_eq!(store.round(55, &mut one, &hungry(3)), Share(10));
+    assert_eq!(store.round(75, &mut two, &hungry(0)), Share(0));
+    assert_eq!(store.round(76, &mut one, &hungry(3)), Share(5));
+}
+
+#[test]
+fn the_grace_ends_when_every_live_record_is_under_this_life() {
+    use sluicegate::kernel::coordinator::life::Record;
+    let record = |id, under: Option<u64>| Record {
+        member: MemberId(id),
+        life: Incarnation(1),
+        under: under.map(Incarnation),
+    };
+    let longest = terms().longest();
+    let settles = |now, since, fleet: &[Record]| {
+        let mut life = Life::begin(Incarnation(2), Nanos(100));
+        life.settle(Nanos(now), longest, Nanos(since), fleet);
+        !life.is_in_grace(Nanos(now), &terms())
+    };
+    assert!(settles(101, 0, &[record(1, Some(2)), record(2, Some(2))]));
+    assert!(!settles(101, 0, &[record(1, Some(2)), record(2, Some(1))]));
+    assert!(!settles(101, 0, &[record(1, Some(2)), record(2, None)]));
+    assert!(!settles(165, 100, &[record(1, Some(2))]), "a table that was lost too");
+    assert!(settles(166, 100, &[]), "term and max_duration have passed");
+}
+
+#[test]
+fn a_ceiling_survives_the_loss_as_far_as_members_remember_it() {
+    let law = sluicegate::kernel::coordinator::Law { min: Share(1), max: Share(500), ..fixed(10) };
+    let mut store = Store::new(law);
+    let mut one = member(1, 1);
+    store.round(0, &mut one, &hungry(0));
+    store.law.start = Share(400);
+    forgets(&mut store, 10);
+    store.round(11, &mut one, &hungry(0));
+    assert_eq!(store.coordinator.ceiling(), Share(10));
+}
+
+#[test]
+fn a_store_that_fell_back_to_an_old_state_is_told_so() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    let old = store.coordinator.clone();
+    store.round(0, &mut one, &hungry(0));
+    store.coordinator = old;
+    store.coordinator.incarnation = Incarnation(1);
+    let beat = one.beat(Nanos(1), &hungry(0));
+    assert_eq!(beat.holds.unwrap().generation, Generation(1));
+    assert_eq!(store.hear(1, &beat), Reply::Lost);
+}
+
+#[test]
+fn a_clock_that_steps_back_ends_nothing_early() {
+    let mut store = Store::new(fixed(10));
+    let (mut lost, mut other) = (member(1, 1), member(2, 1));
+    store.round(1_000, &mut lost, &hungry(0));
+    assert_eq!(store.round(10, &mut other, &hungry(0)), Share(0));
+    assert_eq!(store.coordinator.latest, Nanos(1_000));
+    assert_eq!(store.round(1_065, &mut other, &hungry(0)), Share(0));
+}
+
+#[test]
+fn a_falling_ceiling_lowers_each_to_its_part_and_none_below_it() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    store.round(0, &mut one, &hungry(0));
+    store.round(0, &mut two, &hungry(0));
+    for now in 1..4 {
+        store.round(now, &mut one, &hungry(5));
+        store.round(now, &mut two, &hungry(5));
+    }
+    store.law = fixed(4);
+    assert_eq!(store.round(10, &mut one, &hungry(5)), Share(2));
+    assert_eq!(store.round(10, &mut two, &hungry(5)), Share(2));
+}
+
+#[test]
+fn a_share_that_nobody_else_wants_is_kept() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    store.round(0, &mut one, &uses(7));
+    store.round(0, &mut two, &uses(0));
+    assert_eq!(store.round(1, &mut one, &uses(1)), Share(5), "for the other to show demand with");
+    store.round(2, &mut one, &uses(1));
+    assert_eq!(store.round(3, &mut two, &uses(0)), Share(5));
+    assert_eq!(store.round(4, &mut one, &uses(9)), Share(5));
+    assert_eq!(store.round(5, &mut two, &uses(0)), Share(1), "nine are wanted there");
+    store.round(6, &mut two, &uses(0));
+    assert_eq!(store.round(7, &mut one, &uses(9)), Share(9));
+    assert_eq!(store.round(8, &mut one, &uses(1)), Share(9), "nobody is short of it");
+}
+
+#[test]
+fn a_heartbeat_is_due_early_when_it_makes_a_share_move_sooner() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    assert_eq!(two.due(Nanos(3), &hungry(0)), Nanos(3), "cold: at once");
+    store.round(0, &mut one, &hungry(0));
+    assert_eq!(one.due(Nanos(0), &hungry(10)), Nanos(10), "content");
+    store.round(0, &mut two, &hungry(0));
+    assert_eq!(two.due(Nanos(0), &hungry(0)), Nanos(1), "capped below its fair part");
+    assert_eq!(two.due(Nanos(0), &uses(0)), Nanos(10), "but wants nothing");
+    store.round(10, &mut one, &hungry(10));
+    assert_eq!(one.due(Nanos(10), &hungry(10)), Nanos(11), "a lowered share was applied");
+    store.round(11, &mut one, &hungry(10));
+    assert_eq!(one.due(Nanos(12), &hungry(6)), Nanos(21), "not drained yet");
+    assert_eq!(one.due(Nanos(12), &hungry(5)), Nanos(12), "drained");
+    one.beat(Nanos(12), &hungry(5));
+    assert_eq!(one.due(Nanos(13), &hungry(5)), Nanos(22), "its answer is under way");
+}
+
+#[test]
+fn the_wait_between_fruitless_heartbeats_doubles_up_to_the_usual() {
+    let mut store = Store::new(fixed(10));
+    let slow = Terms { heartbeat: Nanos(100), term: Nanos(1_000), ..terms() };
+    let mut one = Member::new(MemberId(1), Incarnation(1), slow);
+    let mut two = Member::new(MemberId(2), Incarnation(1), slow);
+    store.law.terms = slow;
+    store.round(0, &mut one, &hungry(0));
+    let mut now = 0;
+    let mut waits = Vec::new();
+    for _ in 0..46 {
+        store.round(now, &mut two, &hungry(0));
+        let due = two.due(Nanos(now), &hungry(0)).0;
+        waits.push(due - now);
+        now = due;
+    }
+    assert!(waits[..40].iter().all(|wait| *wait == 5), "prompt for two heartbeats: {waits:?}");
+    assert_eq!(waits[40..], [10, 20, 40, 80, 100, 100]);
+}
+
+#[test]
+fn a_heartbeat_says_what_the_newest_grant_said() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    store.round(0, &mut one, &hungry(0));
+    let again = one.beat(Nanos(1), &hungry(2));
+    let holds = Holding {
+        coordinator: Incarnation(1),
+        generation: Generation(1),
+        share: Share(10),
+        ceiling: Share(10),
+    };
+    assert_eq!((again.number, again.holds, again.in_flight), (2, Some(holds), Share(2)));
+    let grant = store.granted(1, &again);
+    assert_eq!(grant.generation, Generation(1), "the same share has the same number");
+}

@@ -1,0 +1,262 @@
+//! The laws of the ledger, one by one.
+
+use sluicegate::kernel::lease::ledger::{Ledger, Spend};
+use sluicegate::kernel::lease::sizer::Size;
+use sluicegate::kernel::lease::{Answer, Borrow, Number, early};
+use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+const NOW: Nanos = Nanos(5_000_000_000);
+const TERM: Nanos = Nanos::SECOND;
+const ROOM: Room = Room { remaining: Hits(7), reset_after: Nanos::SECOND };
+
+fn after(millis: u64) -> Nanos {
+    NOW.plus(Nanos(millis * 1_000_000))
+}
+
+fn ledger() -> Ledger {
+    Ledger::new(Size::Fixed(Hits(10)), TERM, Hits(100))
+}
+
+fn grant(number: u64, granted: u64, kept: u64) -> Answer {
+    Answer {
+        number: Number(number),
+        step: Step::Admit(ROOM),
+        granted: Hits(granted),
+        kept: Hits(kept),
+        parked: Hits(0),
+        good_for: TERM,
+    }
+}
+
+fn denial(number: u64, wait: Nanos, parked: u64) -> Answer {
+    let step = Step::Deny { retry_after: wait, room: ROOM };
+    Answer { step, parked: Hits(parked), ..grant(number, 0, 0) }
+}
+
+fn ask(ledger: &mut Ledger, at: Nanos, number: u64, hits: u64) -> Borrow {
+    ledger.borrow(at, Number(number), Hits(hits)).unwrap()
+}
+
+/// A ledger that was lent 10 at NOW.
+fn lent() -> Ledger {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(NOW, &grant(1, 10, 0));
+    ledger
+}
+
+#[test]
+fn what_is_held_is_spent_without_asking_and_not_one_hit_more() {
+    let mut ledger = lent();
+    for _ in 0..5 {
+        assert!(matches!(ledger.spend(NOW, Hits(2)), Spend::Spent(_)));
+    }
+    assert_eq!(ledger.spend(NOW, Hits(1)), Spend::Ask);
+}
+
+#[test]
+fn a_grant_is_settled_once() {
+    let mut ledger = lent();
+    ledger.settle(NOW, &grant(1, 10, 0));
+    assert_eq!(ledger.balance(NOW), Hits(10));
+}
+
+#[test]
+fn an_answer_to_a_message_given_up_is_ignored() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.lost(Number(1));
+    ledger.settle(NOW, &grant(1, 10, 0));
+    assert_eq!(ledger.balance(NOW), Hits(0));
+    ask(&mut ledger, NOW, 2, 1);
+    ledger.lost(Number(1));
+    ledger.settle(NOW, &grant(1, 10, 0));
+    assert_eq!(ledger.balance(NOW), Hits(0));
+    ledger.settle(NOW, &grant(2, 4, 0));
+    assert_eq!(ledger.balance(NOW), Hits(4));
+}
+
+#[test]
+fn one_message_is_on_its_way_at_a_time() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    assert_eq!(ledger.borrow(NOW, Number(2), Hits(1)), None);
+    assert_eq!(ledger.ahead(NOW, Number(3)), None);
+    assert_eq!(ledger.surplus(NOW, Number(4)), None);
+}
+
+#[test]
+fn a_lease_ends_early_counted_from_when_the_question_was_sent() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(after(100), &grant(1, 10, 0));
+    assert_eq!(ledger.balance(after(997)), Hits(10));
+    assert_eq!(ledger.balance(after(998)), Hits(0), "998 ms of 1 s");
+    assert_eq!(ledger.expire(after(998)), Hits(10));
+    assert_eq!(ledger.spend(after(998), Hits(1)), Spend::Ask);
+}
+
+#[test]
+fn an_answer_that_comes_after_its_lease_brings_nothing() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(after(998), &grant(1, 10, 0));
+    assert_eq!(ledger.balance(after(998)), Hits(0));
+}
+
+#[test]
+fn early_is_two_thousandths_rounded_up() {
+    for (good_for, used) in [(0, 0), (1, 0), (500, 499), (501, 499), (1_000, 998)] {
+        assert_eq!(early(Nanos(good_for)), Nanos(used));
+    }
+}
+
+#[test]
+fn what_did_not_suffice_goes_back_with_the_question() {
+    let mut ledger = lent();
+    let borrow = ask(&mut ledger, NOW, 2, 11);
+    let expected = (Hits(11), Hits(0), Hits(10), Number(1));
+    assert_eq!((borrow.hits, borrow.held, borrow.returned, borrow.lease), expected);
+    assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
+}
+
+#[test]
+fn more_is_asked_for_before_it_is_needed_and_what_is_held_stays_usable() {
+    let mut ledger = lent();
+    assert_eq!(ledger.ahead(NOW, Number(2)), None, "there is enough");
+    ledger.spend(NOW, Hits(8));
+    let borrow = ledger.ahead(NOW, Number(2)).unwrap();
+    assert_eq!((borrow.hits, borrow.want, borrow.held), (Hits(0), Hits(10), Hits(2)));
+    assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+    ledger.settle(NOW, &grant(2, 10, 2));
+    assert_eq!(ledger.balance(NOW), Hits(11));
+}
+
+#[test]
+fn a_lease_is_renewed_two_round_trips_before_it_ends() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(after(50), &grant(1, 10, 0));
+    assert_eq!(ledger.ahead(after(897), Number(2)), None);
+    assert!(ledger.ahead(after(898), Number(2)).is_some(), "998 − 2·50");
+}
+
+#[test]
+fn what_the_store_does_not_list_is_not_kept() {
+    let mut ledger = lent();
+    ledger.spend(NOW, Hits(8));
+    ledger.ahead(NOW, Number(2)).unwrap();
+    ledger.settle(NOW, &grant(2, 5, 1));
+    assert_eq!(ledger.balance(NOW), Hits(6));
+}
+
+#[test]
+fn after_a_grant_of_nothing_no_more_is_asked_for_ahead_for_a_while() {
+    let mut ledger = lent();
+    ledger.spend(NOW, Hits(8));
+    ledger.ahead(NOW, Number(2)).unwrap();
+    ledger.settle(NOW, &grant(2, 0, 2));
+    assert_eq!(ledger.ahead(after(124), Number(3)), None);
+    assert!(ledger.ahead(after(125), Number(3)).is_some(), "an eighth of the term");
+}
+
+#[test]
+fn everything_is_given_back_once_and_an_answer_on_its_way_is_ignored() {
+    let mut ledger = lent();
+    ledger.spend(NOW, Hits(8));
+    ledger.ahead(NOW, Number(2)).unwrap();
+    let back = ledger.give_back(NOW, Number(3)).unwrap();
+    assert_eq!((back.returned, back.held, back.lease), (Hits(2), Hits(0), Number(1)));
+    ledger.settle(NOW, &grant(2, 10, 2));
+    assert_eq!(ledger.balance(NOW), Hits(0));
+    assert_eq!(ledger.give_back(NOW, Number(4)), None);
+}
+
+#[test]
+fn nothing_void_is_given_back() {
+    assert_eq!(lent().give_back(after(998), Number(2)), None);
+}
+
+#[test]
+fn idle_hits_are_surplus() {
+    let mut ledger = Ledger::new(Size::Learned, TERM, Hits(100));
+    // 40 are asked for in this term.
+    for number in 1..=40 {
+        if ledger.spend(NOW, Hits(1)) == Spend::Ask {
+            ask(&mut ledger, NOW, number, 1);
+            ledger.settle(NOW, &grant(number, if number == 20 { 90 } else { 0 }, 0));
+        }
+    }
+    assert_eq!(ledger.balance(NOW), Hits(70));
+    let back = ledger.surplus(after(499), Number(90)).unwrap();
+    // Until 998 ms: ⌊40·0.499⌋ = 19.
+    assert_eq!((back.returned, back.held), (Hits(51), Hits(19)));
+    assert_eq!(ledger.balance(after(499)), Hits(19));
+}
+
+#[test]
+fn a_denial_is_remembered_until_it_may_pass() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 5);
+    ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
+    let expected = Spend::Denied {
+        retry_after: Nanos(900_000_000),
+        room: Room { remaining: Hits(7), reset_after: Nanos(900_000_000) },
+    };
+    assert_eq!(ledger.spend(after(100), Hits(5)), expected);
+    assert_eq!(ledger.spend(after(1_000), Hits(5)), Spend::Ask);
+}
+
+#[test]
+fn an_expensive_denial_does_not_deny_what_is_cheaper() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 5);
+    ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
+    assert_eq!(ledger.spend(NOW, Hits(4)), Spend::Ask);
+    assert!(matches!(ledger.spend(NOW, Hits(6)), Spend::Denied { .. }));
+}
+
+#[test]
+fn the_denial_of_the_fewest_hits_is_remembered() {
+    let mut ledger = ledger();
+    for (number, hits) in [(1, 3), (2, 9)] {
+        ask(&mut ledger, NOW, number, hits);
+        ledger.settle(NOW, &denial(number, Nanos::SECOND, 0));
+    }
+    assert!(matches!(ledger.spend(NOW, Hits(3)), Spend::Denied { .. }));
+    ask(&mut ledger, NOW, 3, 2);
+    ledger.settle(NOW, &grant(3, 0, 0));
+    assert!(matches!(ledger.spend(NOW, Hits(3)), Spend::Denied { .. }), "2 passed, 3 did not");
+    ask(&mut ledger, NOW, 4, 3);
+    ledger.settle(NOW, &grant(4, 0, 0));
+    assert_eq!(ledger.spend(NOW, Hits(3)), Spend::Ask, "3 passed");
+}
+
+#[test]
+fn while_others_hold_hits_a_denial_is_asked_again_soon() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(NOW, &denial(1, Nanos::from_secs(3_600), 4));
+    let Spend::Denied { retry_after, .. } = ledger.spend(after(124), Hits(1)) else { panic!() };
+    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(124_000_000)));
+    assert_eq!(ledger.spend(after(125), Hits(1)), Spend::Ask);
+}
+
+#[test]
+fn what_is_held_is_spent_although_a_denial_is_remembered() {
+    let mut ledger = lent();
+    ask(&mut ledger, NOW, 2, 1);
+    ledger.settle(NOW, &denial(2, Nanos::SECOND, 0));
+    ask(&mut ledger, NOW, 3, 0);
+    ledger.settle(NOW, &grant(3, 10, 0));
+    assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+}
+
+#[test]
+fn what_remains_is_of_the_key_and_not_of_the_stash() {
+    let mut ledger = lent();
+    let Spend::Spent(room) = ledger.spend(after(100), Hits(1)) else { panic!() };
+    let expected = Room { remaining: Hits(7 + 9), reset_after: Nanos(900_000_000) };
+    assert_eq!(room, expected);
+}

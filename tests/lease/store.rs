@@ -1,0 +1,114 @@
+//! A store of one key: a limit, its counter and its book, whatever the strategy.
+
+use sluicegate::kernel::lease::book::Book;
+use sluicegate::kernel::lease::counter::Counter;
+use sluicegate::kernel::lease::{Answer, Borrow, Member, Overshoot, Terms};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::{Gcra, Tat};
+use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
+use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+/// A limit with its state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Counted {
+    Gcra(Gcra, Tat),
+    Fixed(FixedWindow, Count),
+    /// A fixed window whose windows a calendar gives: their starts.
+    Calendar(u32, Vec<Nanos>, Count),
+    Sliding(SlidingWindow, Pair),
+    Log(SlidingLog, Log),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Store {
+    pub counted: Counted,
+    pub book: Book,
+    pub terms: Terms,
+}
+
+impl Store {
+    pub fn new(counted: Counted, terms: Terms) -> Self {
+        Self { counted, book: Book::default(), terms }
+    }
+
+    pub fn step(&mut self, now: Nanos, member: Member, borrow: &Borrow) -> Option<Answer> {
+        let (book, terms) = (&mut self.book, &self.terms);
+        self.counted.with(now, |mut counter| book.step(&mut counter, terms, now, member, borrow))
+    }
+
+    /// A question of a member that borrows nothing.
+    pub fn charge(&mut self, now: Nanos, hits: Hits) -> Step {
+        self.counted.with(now, |mut counter| counter.step(now, hits))
+    }
+
+    /// The hits that may be admitted above the law.
+    pub fn budget(&self) -> u64 {
+        match self.terms.overshoot {
+            Overshoot::AtMost(hits) => hits.0,
+            Overshoot::InWindow => 0,
+        }
+    }
+}
+
+impl Counted {
+    /// Hands the counter as it is planned at `now`.
+    pub fn with<T>(&mut self, now: Nanos, act: impl FnOnce(Counter) -> T) -> T {
+        match self {
+            Self::Gcra(limit, state) => act(Counter::Gcra(limit, state)),
+            Self::Fixed(limit, state) => act(Counter::FixedWindow(limit, state)),
+            Self::Calendar(limit, starts, state) => {
+                let limit = calendar(*limit, starts, now);
+                act(Counter::FixedWindow(&limit, state))
+            }
+            Self::Sliding(limit, state) => act(Counter::SlidingWindow(limit, state)),
+            Self::Log(limit, state) => act(Counter::SlidingLog(limit, state)),
+        }
+    }
+
+    /// Gives hits back without asking whether they may be: what a careless store does.
+    pub fn refund_blindly(&mut self, now: Nanos, hits: Hits) {
+        match self {
+            Self::Gcra(limit, state) => limit.refund(state, now, hits),
+            Self::Fixed(limit, state) => limit.refund(state, now, hits),
+            Self::Calendar(limit, starts, state) => {
+                calendar(*limit, starts, now).refund(state, now, hits)
+            }
+            Self::Sliding(limit, state) => limit.refund(state, now, hits),
+            Self::Log(limit, state) => limit.refund(state, now, hits),
+        };
+    }
+
+    /// The start of the window at `now`; 0 where there are none.
+    pub fn window(&self, now: Nanos) -> u64 {
+        let aligned = |length: u64| now.0 - now.0 % length;
+        match self {
+            Self::Gcra(..) | Self::Log(..) => 0,
+            Self::Fixed(limit, _) => match *limit.windows() {
+                Windows::Every(length) => aligned(length.0),
+                Windows::Calendar { .. } => unreachable!(),
+            },
+            Self::Calendar(_, starts, _) => starts[starts.partition_point(|at| *at <= now) - 1].0,
+            Self::Sliding(limit, _) => aligned(limit.tick().nanos(limit.worth().ticks.get()).0),
+        }
+    }
+
+    /// Hits that pass at one instant at rest.
+    pub fn most(&self) -> u64 {
+        u64::from(match self {
+            Self::Gcra(limit, _) => limit.burst(),
+            Self::Fixed(limit, _) => limit.limit(),
+            Self::Calendar(limit, ..) => *limit,
+            Self::Sliding(limit, _) => limit.limit(),
+            Self::Log(limit, _) => limit.limit(),
+        })
+    }
+}
+
+/// The calendar as a plan made at `now` brings it.
+fn calendar(limit: u32, starts: &[Nanos], now: Nanos) -> FixedWindow {
+    let at = starts.partition_point(|start| *start <= now) - 2;
+    let starts = starts[at..at + 4].try_into().unwrap();
+    FixedWindow::new(limit, Windows::Calendar { starts }).unwrap()
+}

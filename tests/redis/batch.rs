@@ -1,0 +1,253 @@
+//! Questions that travel together, seen from the store: it counts its script calls.
+//!
+//! The store is stopped while questions are asked, so that all but the first come while a call is under
+//! way.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::LazyLock;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use sluicegate::backend::redis::{Batching, Options, Place, Redis};
+use sluicegate::backend::{
+    Backend as _, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule,
+};
+use sluicegate::kernel::decision::{Cost, Standing};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::runtime::{Builder, Runtime};
+
+use super::Store;
+use super::degrade::redis_at;
+use crate::waiting::{for_a_day_with_a_minute_left, now, until};
+
+const DAY: Nanos = Nanos::from_secs(86_400);
+const LIMIT: u32 = 1_000_000;
+
+/// Where the connections live.
+static ELSEWHERE: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
+
+type Asked<'r> = Pin<Box<dyn Future<Output = Outcomes> + Send + 'r>>;
+
+fn here() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn connected(store: &Store, batching: Batching) -> Redis {
+    for_a_day_with_a_minute_left();
+    let options = redis_at(Place::Unix(store.socket()), Duration::from_secs(60));
+    let (redis, connection) = Redis::new(Options { batching, ..options });
+    ELSEWHERE.spawn(connection);
+    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    redis
+}
+
+fn window() -> Strategy {
+    Strategy::FixedWindow(FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap())
+}
+
+fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
+    let counting = match strategy {
+        Strategy::SlidingLog(_) => Counting::SlidingLog,
+        Strategy::Gcra(_) => Counting::Gcra,
+        _ => Counting::FixedWindow(DAY),
+    };
+    let key = CounterKey::injective("d", [("k", name)].into_iter(), counting);
+    let cost = Cost::Charge(Hits(1));
+    let (home, standing) = (Home::Itself, Standing::default());
+    let charge = Charge { key, home, strategy, cost, standing };
+    Charges { list: [charge].into_iter().collect(), rule }
+}
+
+fn ask<'r>(redis: &'r Redis, charges: &'r Charges) -> Asked<'r> {
+    match redis.charge(Nanos(0), charges) {
+        Reply::Later(reply) => reply,
+        Reply::Now(outcomes) => Box::pin(std::future::ready(outcomes)),
+    }
+}
+
+/// Begins to ask, and no more.
+fn begin(asked: &mut Asked<'_>) {
+    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+/// Asks all while the store is stopped, and waits for all.
+fn all_at_once(store: &Store, asked: Vec<Asked<'_>>) -> Vec<Outcome> {
+    here().block_on(async {
+        store.signal("STOP");
+        let mut open: Vec<(Asked<'_>, Option<Outcome>)> =
+            asked.into_iter().map(|asked| (asked, None)).collect();
+        poll_all(&mut open, &mut Context::from_waker(Waker::noop()));
+        store.signal("CONT");
+        poll_fn(|context| {
+            poll_all(&mut open, context);
+            let is_done = open.iter().all(|(_, outcome)| outcome.is_some());
+            if is_done { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        open.into_iter().filter_map(|(_, outcome)| outcome).collect()
+    })
+}
+
+fn poll_all(open: &mut [(Asked<'_>, Option<Outcome>)], context: &mut Context<'_>) {
+    for (asked, outcome) in open.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
+        if let Poll::Ready(outcomes) = asked.as_mut().poll(context) {
+            *outcome = Some(outcomes[0]);
+        }
+    }
+}
+
+/// Script calls since the store began.
+fn calls(store: &Store) -> u64 {
+    let stats = store.tell(&["INFO", "commandstats"]).text();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+/// What is left of the window of `name`, which the question that asks is charged to.
+fn left(redis: &Redis, name: &str) -> u64 {
+    let charges = charges(name, window(), Rule::Each);
+    match here().block_on(ask(redis, &charges))[0] {
+        Outcome::Stepped(Step::Admit(room)) => room.remaining.0 + 1,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn admits(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+}
+
+#[test]
+fn a_lone_question_goes_at_once_and_in_a_call_of_its_own() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let (here, charges) = (here(), charges("lone", window(), Rule::Each));
+    let took = (0..200).map(|_| {
+        let began = now();
+        assert!(admits(here.block_on(ask(&redis, &charges))[0]));
+        began.elapsed()
+    });
+    // No timer here is finer than a millisecond: one that held questions back would hold them this long.
+    assert!(took.min() < Some(Duration::from_millis(1)));
+    assert_eq!(calls(&store), 200);
+}
+
+#[test]
+fn what_comes_while_a_call_is_under_way_travels_together_in_the_next() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let all_or_nothing = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+    let questions: Vec<_> = (0..60)
+        .map(|number| {
+            let rule = if number % 3 == 0 { all_or_nothing } else { Rule::Each };
+            charges(["a", "b"][number % 2], window(), rule)
+        })
+        .collect();
+    let outcomes = all_at_once(&store, questions.iter().map(|its| ask(&redis, its)).collect());
+    assert!(outcomes.into_iter().all(admits));
+    assert_eq!(calls(&store), 2);
+    assert_eq!([left(&redis, "a"), left(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
+}
+
+#[test]
+fn without_batching_every_question_has_its_own_call() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::Off);
+    let charges = charges("a", window(), Rule::Each);
+    let outcomes = all_at_once(&store, (0..60).map(|_| ask(&redis, &charges)).collect());
+    assert!(outcomes.into_iter().all(admits));
+    assert_eq!(calls(&store), 60);
+}
+
+#[test]
+fn what_was_given_up_before_it_was_sent_is_not_charged() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let charges = charges("a", window(), Rule::Each);
+    here().block_on(async {
+        store.signal("STOP");
+        let mut asked: Vec<_> = (0..10).map(|_| ask(&redis, &charges)).collect();
+        asked.iter_mut().for_each(begin);
+        // The first is under way; of those who wait, every other one goes away.
+        let (stay, go): (Vec<_>, Vec<_>) =
+            asked.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
+        drop(go);
+        store.signal("CONT");
+        for (_, asked) in stay {
+            assert!(admits(asked.await[0]));
+        }
+    });
+    assert_eq!(left(&redis, "a"), u64::from(LIMIT) - 5);
+}
+
+#[test]
+fn who_waits_is_answered_although_the_caller_that_was_sent_first_went_away() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let charges = charges("a", window(), Rule::Each);
+    here().block_on(async {
+        store.signal("STOP");
+        let mut asked: Vec<_> = (0..10).map(|_| ask(&redis, &charges)).collect();
+        asked.iter_mut().for_each(begin);
+        drop(asked.remove(0));
+        store.signal("CONT");
+        for asked in asked {
+            assert!(admits(asked.await[0]));
+        }
+        // And so is who comes later.
+        assert!(admits(ask(&redis, &charges).await[0]));
+    });
+}
+
+#[test]
+fn a_call_carries_what_a_script_does_in_a_millisecond_and_full_ones_go_side_by_side() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
+    let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
+    let both = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+    // The first goes alone. Then 250 steps a call; 83 of all or nothing; 41 of a log.
+    for (strategy, rule, wanted) in
+        [(gcra, Rule::Each, 1 + 4), (gcra, both, 1 + 13), (log, Rule::Each, 1 + 25)]
+    {
+        let before = calls(&store);
+        let charges = charges("a", strategy, rule);
+        let outcomes = all_at_once(&store, (0..1_000).map(|_| ask(&redis, &charges)).collect());
+        assert!(outcomes.into_iter().all(admits));
+        assert_eq!(calls(&store) - before, wanted, "{strategy:?} {rule:?}");
+    }
+}
+
+#[test]
+fn more_than_may_wait_is_refused_and_the_rest_is_answered() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let charges = charges("a", window(), Rule::Each);
+    // One alone and 31 full calls under way, and 64 calls' worth that waits, the last above it.
+    let places = 1 + 31 * 250 + 64 * 250 + 1;
+    let asked = (0..places + 100).map(|_| ask(&redis, &charges)).collect();
+    let outcomes = all_at_once(&store, asked);
+    let refused = |outcome: &&Outcome| **outcome == Outcome::Failed(Cause::Overloaded);
+    assert_eq!(outcomes.iter().filter(refused).count(), 100);
+    assert_eq!(outcomes.iter().filter(|outcome| admits(**outcome)).count(), places);
+    assert_eq!(left(&redis, "a"), u64::from(LIMIT) - places as u64);
+}
+
+#[test]
+fn one_failure_of_a_call_fails_all_its_questions() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+    let charges = charges("a", window(), Rule::Each);
+    let outcomes = all_at_once(&store, (0..10).map(|_| ask(&redis, &charges)).collect());
+    assert_eq!(outcomes, [Outcome::Failed(Cause::OutOfMemory); 10]);
+    store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(left(&redis, "a"), u64::from(LIMIT));
+}

@@ -1,0 +1,192 @@
+//! A real Cluster that loses nodes and moves slots. Each test prints what it observed.
+
+use std::time::Duration;
+
+use sluicegate::backend::Home;
+use sluicegate::backend::redis::{Options, Place, codec, inspect};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::units::Nanos;
+
+use super::load::under_load;
+use super::{ask_of, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
+use crate::service::Service;
+use crate::support::cluster::Cluster;
+use crate::support::process::Process;
+use crate::waiting::{for_a_day_with_a_minute_left, now, until};
+
+const DEADLINE: Duration = Duration::from_millis(500);
+/// What a caller may see above that: a connection of its own for each question, a crowded machine.
+const MARGIN: Duration = Duration::from_millis(900);
+const FLAGS: [&str; 2] = ["--backend-deadline", "500ms"];
+const LIMIT: u32 = 10;
+/// The primary that is lost.
+const LOST: usize = 1;
+
+/// The key that a counter of this domain has.
+fn key_of(domain: &str) -> Vec<u8> {
+    let day = Counting::FixedWindow(Nanos::from_secs(86_400));
+    codec::key(
+        &CounterKey::injective(domain, [("many", "load")].into_iter(), day),
+        Home::beside(domain, ""),
+        b"sluicegate",
+    )
+}
+
+/// A domain in the slots of each primary.
+fn domains(cluster: &Cluster) -> [String; 3] {
+    let of = |number: usize| {
+        let mut names = (0..).map(|name| format!("d{name}"));
+        let is_there = |name: &String| cluster.owner_of_slot(codec::slot(&key_of(name))) == number;
+        names.find(is_there).unwrap()
+    };
+    [of(0), of(1), of(2)]
+}
+
+/// How many of `LIMIT` and two questions pass.
+fn passed(service: &Service, domain: &str, key: &str, value: &str) -> usize {
+    let answers = (0..LIMIT + 2).map(|_| ask_of(service, domain, &[(key, value)]).status);
+    answers.filter(|&status| status == 200).count()
+}
+
+fn used_up(service: &Service, domain: &str, value: &str) -> Result<(), String> {
+    match ask_of(service, domain, &[("error", value)]).status {
+        429 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    }
+}
+
+/// Loses a primary by `lose` and holds what is promised until its replica has taken over.
+/// Returns what was observed.
+fn a_primary_is_lost(lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) -> String {
+    for_a_day_with_a_minute_left();
+    let mut cluster = Cluster::with_replicas();
+    let domains = domains(&cluster);
+    let domains: Vec<_> = domains.iter().map(String::as_str).collect();
+    let limits = limits_of(LIMIT, &domains);
+    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    wait_until_whole(&service);
+    for domain in &domains {
+        assert_eq!(passed(&service, domain, "error", "kept"), LIMIT as usize);
+    }
+    cluster.wait_for_replicas();
+    let (asked, normal) = under_load(&service, &domains, || {
+        let began = now();
+        lose(&mut cluster.primaries[LOST]);
+        let fails = || match ask_of(&service, domains[LOST], &[("error", "while")]).status {
+            400 => Ok(()),
+            status => Err(status.to_string()),
+        };
+        until("its slots are not answered", fails).unwrap();
+        let shows = || match ready(&service).text() {
+            text if text.contains("does not answer") => Ok(()),
+            text => Err(text),
+        };
+        until("it shows", shows).unwrap();
+        until("its slots are answered again", || used_up(&service, domains[LOST], "kept")).unwrap();
+        began.elapsed()
+    });
+    for (number, asked) in asked.iter().enumerate() {
+        assert!(asked.slowest < DEADLINE + MARGIN, "{number}: {asked:?}");
+        let harmed = asked.statuses.len() != 1 || asked.with(200) == 0;
+        assert_eq!(harmed, number == LOST, "{number}: {asked:?}\n{}", service.log());
+    }
+    wait_until_whole(&service);
+    let slowest = asked.iter().map(|asked| asked.slowest).max().unwrap();
+    let failed = asked[LOST].with(400);
+    back(&mut cluster.primaries[LOST]);
+    for domain in &domains {
+        assert_eq!(used_up(&service, domain, "kept"), Ok(()), "counts go on");
+        assert_eq!(passed(&service, domain, "error", "after"), LIMIT as usize);
+    }
+    format!(
+        "slowest answer {slowest:?}, {failed} failed of its slots, 0 of others, \
+         normal {normal:?} after"
+    )
+}
+
+#[test]
+fn a_killed_primary_fails_its_slots_alone_until_its_replica_takes_over() {
+    let observed = a_primary_is_lost(Process::kill, Process::start_again);
+    println!("observed: cluster, kill -9: {observed}");
+}
+
+#[test]
+fn a_stopped_primary_fails_its_slots_alone_until_its_replica_takes_over() {
+    let observed = a_primary_is_lost(|node| node.signal("STOP"), |node| node.signal("CONT"));
+    println!("observed: cluster, SIGSTOP: {observed}");
+}
+
+#[test]
+fn a_slot_that_moves_costs_no_question_and_no_count() {
+    for_a_day_with_a_minute_left();
+    let cluster = Cluster::start();
+    let domains = domains(&cluster);
+    let limits = limits_of(500, &[&domains[0]]);
+    let service = serve(
+        limits.path(),
+        &cluster.url(),
+        &["--backend-deadline", "20s", "--log-level", "debug"],
+    );
+    wait_until_whole(&service);
+    let asked = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                let ask = || ask_of(&service, &domains[0], &[("error", "moving")]).status;
+                scope.spawn(move || (0..300).filter(|_| ask() == 200).count())
+            })
+            .collect();
+        let slot = codec::slot(&key_of(&domains[0]));
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            cluster.move_slot(slot, from, to);
+        }
+        clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+    });
+    assert_eq!(asked, 500, "each admitted hit is counted once");
+    assert_eq!(failures_of_any_kind(&service), 0, "{}", service.log());
+    println!("observed: cluster, a slot moved three times: 0 questions failed, 500 of 500 passed");
+}
+
+#[test]
+fn a_cluster_that_comes_later_is_taken_and_a_slot_without_an_owner_fails_alone() {
+    for_a_day_with_a_minute_left();
+    let cluster = Cluster::start();
+    let domains = domains(&cluster);
+    let domains: Vec<_> = domains.iter().map(String::as_str).collect();
+    let limits = limits_of(LIMIT, &domains);
+    cluster.nodes().for_each(|node| node.signal("STOP"));
+    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    assert_eq!(ask_of(&service, domains[0], &[("allow", "v")]).status, 200);
+    assert!(ready(&service).text().contains("does not answer (unreachable)"));
+    cluster.nodes().for_each(|node| node.signal("CONT"));
+    wait_until_whole(&service);
+    let slot = codec::slot(&key_of(domains[2])).to_string();
+    cluster.nodes().for_each(|node| node.order(&["CLUSTER", "DELSLOTS", &slot]));
+    let fails = || match ask_of(&service, domains[2], &[("error", "v")]).status {
+        400 => Ok(()),
+        status => Err(status.to_string()),
+    };
+    until("nobody has the slot", fails).unwrap();
+    for domain in &domains[..2] {
+        assert_eq!(passed(&service, domain, "error", "meanwhile"), LIMIT as usize);
+    }
+    cluster.primaries[2].order(&["CLUSTER", "ADDSLOTS", &slot]);
+    cluster.wait_until_whole();
+    wait_until_whole(&service);
+    assert_eq!(passed(&service, domains[2], "error", "after"), LIMIT as usize);
+}
+
+#[tokio::test]
+async fn inspection_reaches_every_primary_from_any_node() {
+    let cluster = Cluster::start();
+    let seed = cluster.addresses()[2..].to_vec();
+    let nodes = inspect::open(&Options::at(Place::Cluster(seed))).await.unwrap();
+    let mut found: Vec<_> = nodes.iter().map(|node| node.at.clone()).collect();
+    let mut wanted: Vec<_> = cluster.nodes().map(Process::address).collect();
+    found.sort();
+    wanted.sort();
+    assert_eq!(found, wanted);
+    for node in &nodes {
+        let said = format!("{:?}", node.ask(&["INFO", "replication"]).await);
+        assert!(said.contains("role:master"), "{said}");
+    }
+}

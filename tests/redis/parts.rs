@@ -1,0 +1,107 @@
+//! The law of parts: whole hits, all of the limit and never more.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use sluicegate::engine::parts::{Division, part, rank};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::Strategy;
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::units::Nanos;
+
+use crate::support::dice::{Dice, seed};
+
+fn key(value: u64) -> CounterKey {
+    let value = value.to_string();
+    CounterKey::injective("d", [("k", &*value)].into_iter(), Counting::Gcra)
+}
+
+fn strategy(dice: &mut Dice) -> Strategy {
+    let most = dice.pick(&[5, 50, 5_000]);
+    let mut below = |most| u32::try_from(1 + dice.up_to(most)).unwrap();
+    let (limit, burst) = (below(most), below(most));
+    let period = Nanos::from_secs(below(100_000).into());
+    match dice.up_to(3) {
+        0 => Strategy::Gcra(Gcra::new(limit, period, burst).unwrap()),
+        1 => Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(period)).unwrap()),
+        2 => Strategy::SlidingWindow(SlidingWindow::new(limit, period).unwrap()),
+        _ => Strategy::SlidingLog(SlidingLog::new(limit, period).unwrap()),
+    }
+}
+
+/// Hits and the nanoseconds in which they are earned.
+fn rate(gcra: &Gcra) -> (u128, u128) {
+    let nanos = u128::from(gcra.worth().ticks.get()) * u128::from(gcra.tick().size().0);
+    (gcra.worth().hits.into(), nanos)
+}
+
+/// The parts of all of `members`, divided as each of them would.
+fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) -> Vec<Strategy> {
+    let replicas = NonZeroU32::new(replicas).unwrap();
+    let each = members.iter().filter_map(|me| {
+        let rank = rank(key, me, members.iter().map(String::as_str));
+        part(whole, Division { replicas, rank: Some(rank) })
+    });
+    each.collect()
+}
+
+#[test]
+fn parts_of_members_that_see_one_fleet_add_up_to_the_limit_and_gcra_rates_to_the_rate() {
+    let seed = seed();
+    println!("SLUICEGATE_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    for round in 0..5_000 {
+        let whole = strategy(&mut dice);
+        let count = 1 + dice.up_to(19);
+        let members: Vec<_> = (0..count).map(|n| format!("m{n}-{}", dice.up_to(999))).collect();
+        let replicas = u32::try_from(members.len()).unwrap();
+        let parts = parts(&whole, &key(dice.roll()), &members, replicas);
+        let sum: u32 = parts.iter().map(Strategy::most).sum();
+        assert_eq!(sum, whole.most(), "{round}: {whole:?} over {replicas}: {parts:?}");
+        let holders = u32::try_from(parts.len()).unwrap();
+        assert_eq!(holders, replicas.min(whole.most()), "nobody goes without who need not");
+        for one in &parts {
+            let (Strategy::Gcra(one), Strategy::Gcra(whole)) = (one, &whole) else { continue };
+            let ((hits, nanos), (all_hits, all_nanos)) = (rate(one), rate(whole));
+            assert_eq!(hits * u128::from(holders) * all_nanos, all_hits * nanos);
+        }
+    }
+}
+
+#[test]
+fn parts_never_add_up_to_more_when_fewer_are_seen_than_divide_and_others_know_nobody() {
+    let seed = seed();
+    println!("SLUICEGATE_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    for _ in 0..5_000 {
+        let whole = strategy(&mut dice);
+        let (known_to_all, unseen) = (1 + dice.up_to(9), dice.up_to(9));
+        let members: Vec<_> = (0..known_to_all).map(|n| format!("m{n}")).collect();
+        let replicas = u32::try_from(known_to_all + unseen).unwrap();
+        let known: u32 =
+            parts(&whole, &key(dice.roll()), &members, replicas).iter().map(Strategy::most).sum();
+        let division = Division { replicas: NonZeroU32::new(replicas).unwrap(), rank: None };
+        let lonely = part(&whole, division).map_or(0, |part| part.most());
+        assert_eq!(lonely, if replicas == 1 { whole.most() } else { whole.most() / replicas });
+        assert!(known + lonely * u32::try_from(unseen).unwrap() <= whole.most());
+    }
+}
+
+#[test]
+fn what_a_division_leaves_over_goes_to_another_member_for_another_key() {
+    let members = ["a", "b", "c"].map(str::to_owned);
+    let mut firsts: BTreeMap<&str, u32> = BTreeMap::new();
+    for number in 0..3_000 {
+        let ranks = members
+            .each_ref()
+            .map(|me| (rank(&key(number), me, members.iter().map(String::as_str)), me.as_str()));
+        let mut order = ranks.map(|(rank, _)| rank);
+        order.sort_unstable();
+        assert_eq!(order, [0, 1, 2], "no two share a place");
+        *firsts.entry(ranks.iter().min().unwrap().1).or_default() += 1;
+    }
+    assert!(firsts.values().all(|&firsts| (900..1_100).contains(&firsts)), "{firsts:?}");
+}

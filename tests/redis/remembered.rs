@@ -1,0 +1,223 @@
+//! `mode: cached_deny`: a denial is remembered and costs no call until it is over. The replica's clock
+//! is set by hand; Redis' own goes on, and no window or debt here ends within a test.
+
+use std::sync::Arc;
+
+use sluicegate::config::load;
+use sluicegate::engine::Answer;
+use sluicegate::kernel::decision::{Cost, Finding, Question, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+
+use super::degrade::question;
+use super::stale::{Connected, connected};
+use super::{Store, ask as ask_service, metric, serve, wait_until_whole};
+use crate::waiting::until;
+
+const RULES: &str = "domain: d
+descriptors:
+- {key: cached, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+- {key: other, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+- {key: debt, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra, mode: cached_deny}}
+- {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log, mode: cached_deny}}
+- {key: strict, rate_limit: {unit: day, requests_per_unit: 10}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+- {key: quota, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+";
+
+const DAY: Nanos = Nanos::from_secs(86_400);
+
+async fn decide(on: &Connected, question: &Question<'_>) -> Answer {
+    on.engine.decide(question).await.unwrap()
+}
+
+/// The verdict and what each descriptor was found to be.
+async fn ask(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Finding>) {
+    let answer = decide(on, &question(keys, hits)).await;
+    (answer.verdict, answer.statuses.into_iter().map(|status| status.finding).collect())
+}
+
+async fn refund(on: &Connected, key: &str, hits: u64) {
+    let mut asked = question(&[key], hits);
+    asked.descriptors[0].cost = Cost::Refund(Hits(hits));
+    decide(on, &asked).await;
+}
+
+/// How many scripts the store has run.
+fn calls(store: &Store) -> u64 {
+    let stats = store.tell(&["INFO", "commandstats"]).text();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+}
+
+fn advance(on: &Connected, by: Nanos) {
+    let sluicegate::clock::Clock::Manual(clock) = on.engine.clock() else { panic!() };
+    clock.advance(by);
+}
+
+async fn is_denied_without_a_call(on: &Connected, key: &str, hits: u64) -> Finding {
+    let before = calls(&on.store);
+    let (verdict, mut found) = ask(on, &[key], hits).await;
+    assert_eq!((verdict, found[0].reason), (Verdict::Deny, Reason::OverLimit), "{key} {hits}");
+    assert_eq!(calls(&on.store), before, "{key} {hits}");
+    found.remove(0)
+}
+
+/// Its finding.
+async fn costs_a_call(on: &Connected, key: &str, hits: u64) -> Finding {
+    let before = calls(&on.store);
+    let (_, mut found) = ask(on, &[key], hits).await;
+    assert_eq!(calls(&on.store), before + 1, "{key} {hits}");
+    found.remove(0)
+}
+
+/// Uses the limit up and has it denied once.
+async fn deny(on: &Connected, key: &str) -> Finding {
+    assert_eq!(costs_a_call(on, key, 10).await.verdict, Verdict::Admit);
+    costs_a_call(on, key, 1).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denial_costs_one_call_and_its_like_none_and_the_wait_runs_down() {
+    let on = connected(RULES);
+    for key in ["cached", "debt", "log"] {
+        let first = deny(&on, key).await;
+        for _ in 0..100 {
+            let again = is_denied_without_a_call(&on, key, 1).await;
+            assert_eq!(again.retry_after, first.retry_after);
+            assert_eq!(again.room, first.room);
+        }
+        advance(&on, Nanos::from_secs(1));
+        let later = is_denied_without_a_call(&on, key, 1).await;
+        assert_eq!(later.retry_after.map(|left| left.plus(Nanos::SECOND)), first.retry_after);
+        assert_eq!(later.room.reset_after.plus(Nanos::SECOND), first.room.reset_after);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denial_answers_for_as_many_hits_and_more_and_never_for_fewer_or_none() {
+    let on = connected(RULES);
+    assert_eq!(costs_a_call(&on, "debt", 8).await.verdict, Verdict::Admit);
+    let five = costs_a_call(&on, "debt", 5).await;
+    assert_eq!((five.verdict, five.room.remaining), (Verdict::Deny, Hits(2)));
+    assert_eq!(is_denied_without_a_call(&on, "debt", 5).await.room.remaining, Hits(2));
+    let six = is_denied_without_a_call(&on, "debt", 6).await;
+    let hit = Nanos(10 * DAY.0);
+    assert_eq!(six.retry_after, five.retry_after.map(|wait| wait.plus(hit)), "one hit in ten days");
+    let never = ask(&on, &["debt"], 11).await.1.remove(0);
+    assert_eq!((never.reason, never.retry_after), (Reason::LargerThanLimit, None));
+    assert_eq!(costs_a_call(&on, "debt", 0).await.verdict, Verdict::Admit);
+    assert_eq!(costs_a_call(&on, "debt", 2).await.verdict, Verdict::Admit);
+    deny(&on, "cached").await;
+    costs_a_call(&on, "cached", 0).await;
+    assert_eq!(costs_a_call(&on, "log", 8).await.verdict, Verdict::Admit);
+    costs_a_call(&on, "log", 5).await;
+    is_denied_without_a_call(&on, "log", 5).await;
+    assert_eq!(costs_a_call(&on, "log", 6).await.verdict, Verdict::Deny, "how long is not known");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denial_is_remembered_until_its_wait_is_over_and_not_a_nanosecond_longer() {
+    let on = connected(RULES);
+    for key in ["cached", "debt"] {
+        let wait = deny(&on, key).await.retry_after.unwrap();
+        advance(&on, Nanos(wait.0 - 1));
+        is_denied_without_a_call(&on, key, 1).await;
+        advance(&on, Nanos(1));
+        costs_a_call(&on, key, 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_forgets_and_so_does_a_refund() {
+    let on = connected(RULES);
+    deny(&on, "cached").await;
+    is_denied_without_a_call(&on, "cached", 1).await;
+    let more = RULES.replace("requests_per_unit: 10", "requests_per_unit: 20");
+    let config = load([("d.yaml", more.as_bytes())], Revision(2), false).unwrap().0;
+    on.engine.publish(Arc::new(config));
+    assert_eq!(costs_a_call(&on, "cached", 1).await.verdict, Verdict::Admit);
+    costs_a_call(&on, "cached", 9).await;
+    is_denied_without_a_call(&on, "cached", 9).await;
+    refund(&on, "cached", 5).await;
+    advance(&on, Nanos(1));
+    let asked = costs_a_call(&on, "cached", 4).await;
+    assert_eq!(asked.verdict, Verdict::Admit, "12 counted and 9 denied, 5 back, 4 make 20");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strict_limit_is_asked_every_time() {
+    let on = connected(RULES);
+    deny(&on, "strict").await;
+    for _ in 0..10 {
+        assert_eq!(costs_a_call(&on, "strict", 1).await.verdict, Verdict::Deny);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_remembered_denial_the_others_of_the_question_are_charged() {
+    let on = connected(RULES);
+    deny(&on, "cached").await;
+    deny(&on, "shadow").await;
+    for left in [9, 8, 7] {
+        let before = calls(&on.store);
+        let (verdict, found) = ask(&on, &["cached", "strict", "shadow"], 1).await;
+        assert_eq!(verdict, Verdict::Deny);
+        let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
+        assert_eq!(reasons, [Reason::OverLimit, Reason::WithinLimit, Reason::OverLimit]);
+        assert_eq!(found[1].room.remaining, Hits(left));
+        assert_eq!(found[2].verdict, Verdict::Admit, "shadow");
+        assert_eq!(calls(&on.store), before + 1);
+    }
+    let before = calls(&on.store);
+    assert_eq!(ask(&on, &["cached", "shadow"], 1).await.0, Verdict::Deny);
+    assert_eq!(ask(&on, &["shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(calls(&on.store), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remembered_denial_of_an_enforced_limit_answers_the_whole_of_all_or_nothing() {
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
+    for key in ["cached", "shadow", "quota"] {
+        deny(&on, key).await;
+    }
+    let before = calls(&on.store);
+    let (verdict, found) = ask(&on, &["strict", "cached", "shadow"], 1).await;
+    assert_eq!(verdict, Verdict::Deny);
+    let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
+    assert_eq!(reasons, [Reason::NotAsked, Reason::OverLimit, Reason::OverLimit]);
+    assert!(found[0].limit.is_none() && found[1].limit.is_some());
+    assert_eq!(calls(&on.store), before);
+    // What does not deny by itself is asked, and all with it.
+    assert_eq!(ask(&on, &["strict", "shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(ask(&on, &["strict", "quota"], 1).await.0, Verdict::Deny);
+    assert_eq!(ask(&on, &["other", "quota"], 1).await.0, Verdict::Deny);
+    assert_eq!(calls(&on.store), before + 3);
+    let left = ask(&on, &["strict"], 0).await.1[0].room.remaining;
+    assert_eq!(left, Hits(9), "only the question that was admitted was charged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_or_nothing_remembers_no_denial_of_what_was_only_denied_together() {
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
+    assert_eq!(ask(&on, &["cached"], 9).await.0, Verdict::Admit);
+    assert_eq!(ask(&on, &["cached", "cached"], 1).await.0, Verdict::Deny, "one is left for two");
+    assert_eq!(ask(&on, &["cached"], 1).await.0, Verdict::Admit);
+}
+
+#[test]
+fn a_denied_client_passes_when_its_wait_is_over_and_memory_answered_meanwhile() {
+    let store = Store::running();
+    let limits = tempfile::tempdir().unwrap();
+    let text = "domain: d\ndescriptors:\n- {key: k, rate_limit: {per: 400ms, requests_per_unit: 1, \
+                strategy: gcra, mode: cached_deny}}\n";
+    std::fs::write(limits.path().join("d.yaml"), text).unwrap();
+    let service = serve(limits.path(), &store.url(), &["--backend-deadline", "5s"]);
+    wait_until_whole(&service);
+    let mut admitted = 0;
+    until("it passes twice more", || {
+        admitted += u32::from(ask_service(&service, "k", "v") == 200);
+        if admitted < 3 { Err(admitted.to_string()) } else { Ok(()) }
+    })
+    .unwrap();
+    assert!(0 < metric(&service, "sluicegate_denials_remembered_total"));
+}

@@ -1,0 +1,3 @@
+//! Seeded schedules with faults by name: what a fleet does when everything that can go wrong does.
+
+mod coordinator;

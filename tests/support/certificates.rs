@@ -1,0 +1,59 @@
+//! Certificates made for one test, in files that go with it.
+
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+
+/// Who signs, and what was signed.
+#[derive(Debug)]
+pub struct Authority {
+    dir: TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// The files of a certificate and its key.
+#[derive(Clone, Debug)]
+pub struct Files {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Each a name of its own: issuers are looked up by it.
+        let name = format!("authority {}", dir.path().display());
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let own = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), own.pem()).unwrap();
+        Self { dir, issuer: Issuer::new(params, key) }
+    }
+
+    /// The file of its own certificate.
+    pub fn ca(&self) -> String {
+        self.path("ca.pem").display().to_string()
+    }
+
+    /// A certificate made out to these names.
+    pub fn sign(&self, names: &[&str]) -> Files {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let name = names.first().unwrap().clone();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name.push(DnType::CommonName, &name);
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
+        let files = [self.path(&format!("{name}.pem")), self.path(&format!("{name}.key"))];
+        std::fs::write(&files[0], signed.pem()).unwrap();
+        std::fs::write(&files[1], key.serialize_pem()).unwrap();
+        let [certificate, key] = files.map(|file| file.display().to_string());
+        Files { certificate, key }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}

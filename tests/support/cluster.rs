@@ -1,0 +1,155 @@
+//! A real Redis Cluster, on free ports, whole when `start` returns.
+
+use sluicegate::backend::redis::Address;
+
+use super::process::Process;
+use super::resp::Value;
+use crate::waiting::until;
+
+/// Its primaries and their replicas.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Each has a third of the slots, in order.
+    pub primaries: Vec<Process>,
+    /// One for each primary, or none.
+    pub replicas: Vec<Process>,
+}
+
+/// A node that is not heard for this long is taken for dead: as short as a crowded machine bears.
+const NODE_TIMEOUT: &str = "1500";
+
+const SLOTS: usize = 16_384;
+
+impl Cluster {
+    /// Three primaries.
+    pub fn start() -> Self {
+        Self::of(&[], false)
+    }
+
+    /// Three primaries, each with a replica.
+    pub fn with_replicas() -> Self {
+        Self::of(&[], true)
+    }
+
+    pub fn of(flags: &[&str], replicas: bool) -> Self {
+        let node = || {
+            let cluster = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                NODE_TIMEOUT,
+                "--cluster-require-full-coverage",
+                "no",
+                "--cluster-replica-validity-factor",
+                "0",
+                "--repl-diskless-sync-delay",
+                "0",
+            ];
+            Process::redis(&[&cluster, flags].concat())
+        };
+        let three = || (0..3).map(|_| node()).collect::<Vec<_>>();
+        let cluster =
+            Self { primaries: three(), replicas: if replicas { three() } else { Vec::new() } };
+        cluster.join();
+        cluster
+    }
+
+    /// What `--backend` takes.
+    pub fn url(&self) -> String {
+        let nodes: Vec<_> = self.nodes().map(Process::address).collect();
+        format!("redis+cluster://{}", nodes.join(","))
+    }
+
+    /// Of all its nodes.
+    pub fn addresses(&self) -> Vec<Address> {
+        let of = |node: &Process| Address { host: "127.0.0.1".to_owned(), port: node.port };
+        self.nodes().map(of).collect()
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &Process> {
+        self.primaries.iter().chain(&self.replicas)
+    }
+
+    /// The primary that has this slot from the start.
+    pub fn owner_of_slot(&self, slot: u16) -> usize {
+        (0..self.primaries.len()).find(|&number| usize::from(slot) <= range(number).1).unwrap()
+    }
+
+    /// Waits until every replica has what its primary has.
+    pub fn wait_for_replicas(&self) {
+        for primary in &self.primaries {
+            assert_eq!(primary.tell(&["WAIT", "1", "20000"]).int(), 1);
+        }
+    }
+
+    /// Moves a slot with its keys from one primary to another, as `redis-cli` does.
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
+        let (from, to, ids) = (&self.primaries[from], &self.primaries[to], [id(from), id(to)]);
+        to.order(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+        from.order(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+        let port = to.port.to_string();
+        loop {
+            let Value::Array(keys) = from.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]) else {
+                panic!("no list of keys")
+            };
+            let Some(Value::Text(key)) = keys.first() else { break };
+            let parts = ["MIGRATE", "127.0.0.1", &port, "", "0", "20000"];
+            let mut parts = parts.map(str::as_bytes);
+            // No text: a counter's key has lengths in it.
+            parts[3] = key;
+            from.order(&parts);
+        }
+        for node in [to, from] {
+            node.order(&["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]);
+        }
+    }
+
+    fn join(&self) {
+        for (number, primary) in self.primaries.iter().enumerate() {
+            let (first, last) = range(number);
+            let epoch = (number + 1).to_string();
+            primary.order(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
+            primary.order(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        }
+        let first = &self.primaries[0];
+        for other in self.nodes().skip(1) {
+            let port = other.port.to_string();
+            first.order(&["CLUSTER", "MEET", "127.0.0.1", &port, other.bus()]);
+        }
+        self.wait_until_whole();
+        for (primary, replica) in self.primaries.iter().zip(&self.replicas) {
+            let id = primary.tell(&["CLUSTER", "MYID"]).text();
+            replica.order(&["CLUSTER", "REPLICATE", &id]);
+        }
+        for replica in &self.replicas {
+            let follows = || match replica.tell(&["INFO", "replication"]).text() {
+                text if text.contains("master_link_status:up") => Ok(()),
+                text => Err(text),
+            };
+            until("the replica follows its primary", follows).unwrap();
+        }
+        self.wait_until_whole();
+    }
+
+    /// Waits until every node knows all nodes, all slots, and who has them.
+    pub fn wait_until_whole(&self) {
+        let count = self.nodes().count();
+        for node in self.nodes() {
+            let knows = || {
+                let info = node.tell(&["CLUSTER", "INFO"]).text();
+                let known = info.contains(&format!("cluster_known_nodes:{count}\r"));
+                let whole = info.contains("cluster_state:ok") && info.contains("_assigned:16384");
+                let Value::Array(slots) = node.tell(&["CLUSTER", "SLOTS"]) else { panic!() };
+                if known && whole && slots.len() == 3 { Ok(()) } else { Err(info) }
+            };
+            until("the cluster is whole", knows).unwrap();
+        }
+    }
+}
+
+/// The first and the last slot of a third.
+const fn range(number: usize) -> (usize, usize) {
+    (SLOTS * number / 3, SLOTS * (number + 1) / 3 - 1)
+}

@@ -1,0 +1,427 @@
+//! A proxy between the service and its store, which does to their bytes what a test says.
+//!
+//! It listens on a TCP port of its own on loopback, lives on a thread of its own, and what it is told
+//! holds for connections that are open and for those to come.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::waiting::now;
+
+/// Where the proxied store listens.
+#[derive(Clone, Debug)]
+pub enum Upstream {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// One of the two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    ToStore,
+    FromStore,
+}
+
+/// What becomes of the bytes of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flow {
+    #[default]
+    Pass,
+    /// They come this much later, at full speed.
+    Delay(Duration),
+    /// They wait until this changes: a network that went silent.
+    Hold,
+    /// They are lost.
+    Lose,
+}
+
+/// A running proxy; dropped, it is gone with all its connections.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    told: Arc<Told>,
+    /// Kept to be dropped.
+    runtime: Option<Runtime>,
+}
+
+/// What the test says to the proxy and what the proxy counts.
+#[derive(Debug)]
+struct Told {
+    upstream: watch::Sender<Upstream>,
+    flows: [watch::Sender<Flow>; 2],
+    halves: [watch::Sender<u64>; 2],
+    cut: watch::Sender<u64>,
+    refuses: watch::Sender<bool>,
+    accepted: AtomicUsize,
+    open: AtomicUsize,
+    bytes: [AtomicU64; 2],
+}
+
+impl Proxy {
+    pub fn before(upstream: Upstream) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let told = Arc::new(Told::new(upstream));
+        runtime.spawn(accept(listener, Arc::clone(&told)));
+        Self { address, told, runtime: Some(runtime) }
+    }
+
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on in this direction.
+    pub fn set(&self, way: Way, flow: Flow) {
+        self.told.flows[way as usize].send_replace(flow);
+    }
+
+    /// Both directions flow.
+    pub fn pass(&self) {
+        self.both(Flow::Pass);
+    }
+
+    /// Nothing comes through any more, and no socket closes.
+    pub fn go_silent(&self) {
+        self.both(Flow::Hold);
+    }
+
+    pub fn both(&self, flow: Flow) {
+        self.set(Way::ToStore, flow);
+        self.set(Way::FromStore, flow);
+    }
+
+    /// Closes every connection at both ends; new ones are taken.
+    pub fn cut(&self) {
+        self.told.cut.send_modify(|times| *times += 1);
+    }
+
+    /// Ends this direction of every connection: its receiver sees the end, the other direction goes on.
+    pub fn half_close(&self, way: Way) {
+        self.told.halves[way as usize].send_modify(|times| *times += 1);
+    }
+
+    /// Whether new connections are closed as soon as they are made.
+    pub fn refuse(&self, refuses: bool) {
+        self.told.refuses.send_replace(refuses);
+    }
+
+    /// Where new connections lead.
+    pub fn lead_to(&self, upstream: Upstream) {
+        self.told.upstream.send_replace(upstream);
+    }
+
+    /// Connections taken so far.
+    pub fn accepted(&self) -> usize {
+        self.told.accepted.load(SeqCst)
+    }
+
+    /// Connections that are open.
+    pub fn open(&self) -> usize {
+        self.told.open.load(SeqCst)
+    }
+
+    /// Bytes read so far in one direction, lost ones among them.
+    pub fn bytes(&self, way: Way) -> u64 {
+        self.told.bytes[way as usize].load(SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // A plain drop would block, which a test that is itself async may not.
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+impl Told {
+    fn new(upstream: Upstream) -> Self {
+        Self {
+            upstream: watch::Sender::new(upstream),
+            flows: Default::default(),
+            halves: Default::default(),
+            cut: watch::Sender::default(),
+            refuses: watch::Sender::default(),
+            accepted: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
+            bytes: Default::default(),
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, told: Arc<Told>) {
+    let mut connections = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        told.accepted.fetch_add(1, SeqCst);
+        if *told.refuses.borrow() {
+            continue;
+        }
+        connections.spawn(connect(client, Arc::clone(&told)));
+    }
+}
+
+async fn connect(client: TcpStream, told: Arc<Told>) {
+    let _ = client.set_nodelay(true);
+    let _open = Open::count(&told);
+    let mut cut = told.cut.subscribe();
+    let upstream = told.upstream.borrow().clone();
+    let joined = async {
+        match upstream {
+            Upstream::Tcp(address) => {
+                let store = TcpStream::connect(address).await?;
+                store.set_nodelay(true)?;
+                join(client, store, &told).await;
+            }
+            Upstream::Unix(path) => join(client, UnixStream::connect(path).await?, &told).await,
+        }
+        std::io::Result::Ok(())
+    };
+    tokio::select! {
+        _ended = joined => {}
+        _ = cut.changed() => {}
+    }
+}
+
+async fn join<C, S>(client: C, store: S, told: &Told)
+where
+    C: AsyncRead + AsyncWrite,
+    S: AsyncRead + AsyncWrite,
+{
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_store, to_store) = tokio::io::split(store);
+    tokio::join!(
+        carry(from_client, to_store, told, Way::ToStore),
+        carry(from_store, to_client, told, Way::FromStore),
+    );
+}
+
+/// Carries one direction to its end.
+async fn carry(from: impl AsyncRead + Unpin, to: impl AsyncWrite + Unpin, told: &Told, way: Way) {
+    let (late, arrivals) = mpsc::channel(1024);
+    let mut half = told.halves[way as usize].subscribe();
+    let reading = async move {
+        tokio::select! {
+            () = read(from, told, way, late) => {}
+            _ = half.changed() => {}
+        }
+    };
+    tokio::join!(reading, write(to, arrivals, told.flows[way as usize].subscribe()));
+}
+
+async fn read(
+    mut from: impl AsyncRead + Unpin,
+    told: &Told,
+    way: Way,
+    late: mpsc::Sender<(Instant, Vec<u8>)>,
+) {
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        told.bytes[way as usize].fetch_add(count as u64, SeqCst);
+        let flow = *told.flows[way as usize].borrow();
+        let delay = match flow {
+            Flow::Lose => continue,
+            Flow::Delay(delay) => delay,
+            Flow::Pass | Flow::Hold => Duration::ZERO,
+        };
+        if late.send((Instant::from(now()) + delay, buffer[..count].to_vec())).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn write(
+    mut to: impl AsyncWrite + Unpin,
+    mut arrivals: mpsc::Receiver<(Instant, Vec<u8>)>,
+    mut flow: watch::Receiver<Flow>,
+) {
+    while let Some((at, bytes)) = arrivals.recv().await {
+        tokio::time::sleep_until(at).await;
+        if flow.wait_for(|flow| *flow != Flow::Hold).await.is_err()
+            || to.write_all(&bytes).await.is_err()
+        {
+            break;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+/// One open connection.
+struct Open<'a>(&'a Told);
+
+impl<'a> Open<'a> {
+    fn count(told: &'a Told) -> Self {
+        told.open.fetch_add(1, SeqCst);
+        Self(told)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use super::{Flow, Proxy, Upstream, Way};
+    use crate::support::redis::Redis;
+    use crate::waiting::{now, until};
+
+    const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+    const PONG: &[u8] = b"+PONG\r\n";
+    const LONG: Duration = Duration::from_millis(300);
+
+    fn through() -> (Redis, Proxy) {
+        let redis = Redis::start();
+        let proxy = Proxy::before(Upstream::Unix(redis.socket()));
+        (redis, proxy)
+    }
+
+    fn connect(proxy: &Proxy) -> TcpStream {
+        let stream = TcpStream::connect(proxy.address()).unwrap();
+        stream.set_read_timeout(Some(crate::waiting::PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Asks, and returns what came until the answer was whole or the stream ended.
+    fn ping(mut stream: &TcpStream) -> std::io::Result<Vec<u8>> {
+        stream.write_all(PING)?;
+        let mut answer = Vec::new();
+        while answer.len() < PONG.len() {
+            let mut byte = [0];
+            match stream.read(&mut byte)? {
+                0 => break,
+                _ => answer.push(byte[0]),
+            }
+        }
+        Ok(answer)
+    }
+
+    #[test]
+    fn bytes_pass_both_ways_and_are_counted() {
+        let (_redis, proxy) = through();
+        let stream = connect(&proxy);
+        assert_eq!(ping(&stream).unwrap(), PONG);
+        assert_eq!((proxy.accepted(), proxy.open()), (1, 1));
+        assert_eq!(proxy.bytes(Way::ToStore), PING.len() as u64);
+        assert_eq!(proxy.bytes(Way::FromStore), PONG.len() as u64);
+    }
+
+    #[test]
+    fn a_delay_holds_back_each_answer_and_not_the_next_one_more() {
+        let (_redis, proxy) = through();
+        let mut stream = connect(&proxy);
+        proxy.set(Way::FromStore, Flow::Delay(LONG));
+        let began = now();
+        for sent in 1..=3 {
+            stream.write_all(PING).unwrap();
+            let read = || match proxy.bytes(Way::FromStore) {
+                bytes if bytes == PONG.len() as u64 * sent => Ok(()),
+                bytes => Err(bytes.to_string()),
+            };
+            until("the store answers", read).unwrap();
+        }
+        let all_asked = began.elapsed();
+        let mut answers = [0; PONG.len() * 3];
+        stream.read_exact(&mut answers).unwrap();
+        assert!(LONG <= began.elapsed());
+        assert!(began.elapsed() < all_asked + LONG * 2, "delays of one direction overlap");
+    }
+
+    #[test]
+    fn silence_closes_nothing_and_ends_with_what_was_held() {
+        let (_redis, proxy) = through();
+        let mut stream = connect(&proxy);
+        assert_eq!(ping(&stream).unwrap(), PONG);
+        proxy.go_silent();
+        stream.write_all(PING).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let silent = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock);
+        proxy.pass();
+        stream.set_read_timeout(Some(crate::waiting::PATIENCE)).unwrap();
+        let mut answer = [0; PONG.len()];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, PONG);
+    }
+
+    #[test]
+    fn a_cut_ends_every_connection_and_takes_new_ones() {
+        let (_redis, proxy) = through();
+        let streams = [connect(&proxy), connect(&proxy)];
+        for stream in &streams {
+            assert_eq!(ping(stream).unwrap(), PONG);
+        }
+        proxy.cut();
+        for stream in &streams {
+            assert!(!matches!(ping(stream), Ok(answer) if !answer.is_empty()));
+        }
+        assert_eq!(ping(&connect(&proxy)).unwrap(), PONG);
+        proxy.refuse(true);
+        assert!(!matches!(ping(&connect(&proxy)), Ok(answer) if !answer.is_empty()));
+    }
+
+    #[test]
+    fn half_closed_toward_the_client_the_store_still_hears() {
+        let (_redis, proxy) = through();
+        let mut stream = connect(&proxy);
+        assert_eq!(ping(&stream).unwrap(), PONG);
+        proxy.half_close(Way::FromStore);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the client sees the end");
+        stream.write_all(PING).unwrap();
+        let heard = || match proxy.bytes(Way::ToStore) {
+            bytes if bytes == 2 * PING.len() as u64 => Ok(()),
+            bytes => Err(bytes.to_string()),
+        };
+        until("the other direction flows", heard).unwrap();
+        assert_eq!(proxy.open(), 1);
+    }
+
+    #[test]
+    fn new_connections_lead_where_they_are_told_and_old_ones_stay() {
+        let (_redis, proxy) = through();
+        let old = connect(&proxy);
+        assert_eq!(ping(&old).unwrap(), PONG);
+        let (_other, second) = through();
+        proxy.lead_to(Upstream::Tcp(second.address()));
+        assert_eq!(ping(&connect(&proxy)).unwrap(), PONG);
+        assert_eq!(ping(&old).unwrap(), PONG);
+        assert_eq!((proxy.accepted(), second.accepted()), (2, 1));
+    }
+
+    #[test]
+    fn what_is_lost_does_not_come_later() {
+        let (_redis, proxy) = through();
+        let mut stream = connect(&proxy);
+        proxy.set(Way::FromStore, Flow::Lose);
+        stream.write_all(PING).unwrap();
+        let lost = || match proxy.bytes(Way::FromStore) {
+            0 => Err("no answer yet".to_owned()),
+            _ => Ok(()),
+        };
+        until("the store answers", lost).unwrap();
+        proxy.pass();
+        stream.write_all(b"*2\r\n$4\r\nECHO\r\n$4\r\nnext\r\n").unwrap();
+        let mut answer = [0; 10];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"$4\r\nnext\r\n");
+    }
+}

@@ -1,0 +1,86 @@
+//! A real primary with a replica, and three sentinels that watch them.
+
+use std::fmt::Write as _;
+
+use super::process::Process;
+use super::resp::Value;
+use crate::waiting::until;
+
+/// What the sentinels call the primary.
+pub const NAME: &str = "shop";
+
+/// They take a primary that was not heard for this long for dead, in milliseconds.
+const DOWN_AFTER: u32 = 1_000;
+
+#[derive(Debug)]
+pub struct Watched {
+    pub primary: Process,
+    pub replica: Process,
+    pub sentinels: Vec<Process>,
+}
+
+impl Watched {
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With further flags for all of them.
+    pub fn with(flags: &[&str]) -> Self {
+        let at_once = ["--repl-diskless-sync-delay", "0"];
+        let primary = Process::redis(&[&at_once, flags].concat());
+        let port = primary.port.to_string();
+        let follows = ["--replicaof", &format!("127.0.0.1 {port}")];
+        let replica = Process::redis(&[&at_once, &follows[..], flags].concat());
+        let configuration = configuration(&port);
+        let sentinels = (0..3).map(|_| Process::sentinel(&configuration, flags)).collect();
+        let watched = Self { primary, replica, sentinels };
+        watched.wait_until_whole();
+        watched
+    }
+
+    /// What `--backend` takes after `scheme`, such as `redis+sentinel://user:password@`.
+    pub fn url(&self, scheme: &str) -> String {
+        let sentinels: Vec<_> = self.sentinels.iter().map(Process::address).collect();
+        format!("{scheme}{}/{NAME}", sentinels.join(","))
+    }
+
+    /// Waits until the one that was the primary follows the other.
+    pub fn wait_until_swapped(&self) {
+        let follows = || match self.replica.try_tell(&["INFO", "replication"])?.text() {
+            text if text.contains("role:master") && text.contains("state=online") => Ok(()),
+            text => Err(text),
+        };
+        until("the old primary follows the new one", follows).unwrap();
+    }
+
+    /// Waits until the replica follows and every sentinel knows it and the other two.
+    pub fn wait_until_whole(&self) {
+        let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
+            text if text.contains("master_link_status:up") => Ok(()),
+            text => Err(text),
+        };
+        until("the replica follows", follows).unwrap();
+        for sentinel in &self.sentinels {
+            let knows = || {
+                let said = sentinel.tell(&["SENTINEL", "MASTER", NAME]);
+                let field = |name: &str| field(&said, name);
+                let whole = field("num-other-sentinels") == "2" && field("num-slaves") == "1";
+                if whole && field("flags") == "master" { Ok(()) } else { Err(format!("{said:?}")) }
+            };
+            until("the sentinels know each other", knows).unwrap();
+        }
+    }
+}
+
+/// A field of a list of names and values.
+fn field(said: &Value, name: &str) -> String {
+    let texts: Vec<_> = said.array().iter().map(Value::text).collect();
+    texts.iter().position(|text| text == name).map_or_else(String::new, |at| texts[at + 1].clone())
+}
+
+fn configuration(port: &str) -> String {
+    let mut text = format!("sentinel monitor {NAME} 127.0.0.1 {port} 2\n");
+    let _ = writeln!(text, "sentinel down-after-milliseconds {NAME} {DOWN_AFTER}");
+    let _ = writeln!(text, "sentinel failover-timeout {NAME} 5000");
+    text
+}

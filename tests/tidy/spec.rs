@@ -1,0 +1,102 @@
+//! What is modelled, written and modelled again in code is tied by hashes: no side moves alone.
+//!
+//! `spec/README.md` has the table. A cell names a place and the hash of its text; where the text
+//! moved, whoever moved it rereads the row, follows on the other sides, and writes the new hash.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+/// The table's columns, where their files are, and how a comment line begins there.
+const SIDES: [(&str, &str, &str); 4] = [
+    ("TLA+", "spec", "\\*"),
+    ("Rust", "src/kernel", "//"),
+    ("Lua", "src/backend/redis/lua", "--"),
+    ("twin", "tests/twin", "//"),
+];
+
+#[test]
+fn no_side_of_the_spec_moves_alone() {
+    let readme = fs::read_to_string("spec/README.md").unwrap();
+    let (mut cells, mut findings) = (0, Vec::new());
+    for row in readme.lines().filter(|line| line.starts_with("| `")) {
+        let columns = row.trim_matches('|').split('|');
+        for ((_, root, comment), column) in SIDES.iter().zip(columns) {
+            for cell in column.split(',') {
+                cells += usize::from(cell.contains('`'));
+                findings.extend(finding(root, comment, cell));
+            }
+        }
+    }
+    assert!(40 < cells, "the table was not found: {cells} cells");
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+#[test]
+fn a_place_ends_where_it_ends() {
+    let rust = "    fn a(&self) {\n        // Why.\n        b();\n    }\n\n    fn b() {}\n";
+    assert_eq!(place(rust, "a", "//").unwrap(), "fn a(&self) { b(); }");
+    let tla = "A(m) ==\n    \\* Why.\n    /\\ x\n\nB == y\n";
+    assert_eq!(place(tla, "A", "\\*").unwrap(), "A(m) == /\\ x");
+    assert_eq!(place(tla, "B", "\\*").unwrap(), "B == y");
+    assert_eq!(place(tla, "C", "\\*"), None);
+}
+
+/// What is wrong with a cell, such as "`lease/ledger.rs::settle` 0123abcd".
+fn finding(root: &str, comment: &str, cell: &str) -> Option<String> {
+    let (named, hash) = cell.trim().strip_prefix('`')?.split_once('`')?;
+    let (file, name) = named.split_once("::")?;
+    let text = fs::read_to_string(Path::new(root).join(file)).unwrap_or_default();
+    let Some(place) = place(&text, name, comment) else {
+        return Some(format!("{root}/{named} is not there"));
+    };
+    let is = hash_of(&place);
+    (is != hash.trim()).then(|| format!("{root}/{named} moved: reread its row; it is {is} now"))
+}
+
+/// The text of a definition, without comments, in one line.
+fn place(text: &str, name: &str, comment: &str) -> Option<String> {
+    let mut lines = text.lines().skip_while(|line| !opens(line, name));
+    let first = lines.next()?;
+    let indent = &first[..first.len() - first.trim_start().len()];
+    let ends = |line: &str| match comment {
+        "\\*" => line.trim().is_empty(),
+        "//" => line == format!("{indent}}}"),
+        _ => line == format!("{indent}end"),
+    };
+    let mut place = vec![first];
+    for line in lines {
+        if ends(line) {
+            place.push(line);
+            break;
+        }
+        place.push(line);
+    }
+    let kept = place.into_iter().filter(|line| !line.trim().starts_with(comment));
+    Some(kept.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" "))
+}
+
+/// Whether a definition of `name` opens in this line.
+fn opens(line: &str, name: &str) -> bool {
+    let called = |word: &str| {
+        line.split_once(word).is_some_and(|(before, rest)| {
+            let rest = rest.strip_prefix(name).unwrap_or("?");
+            before.trim().chars().all(|c| c.is_alphanumeric() || "_(): ".contains(c))
+                && rest.starts_with(['(', '<'])
+        })
+    };
+    let tla = line
+        .strip_prefix(name)
+        .is_some_and(|rest| rest.starts_with('(') || rest.starts_with(" =="));
+    tla || called("fn ") || called("function ")
+}
+
+fn hash_of(place: &str) -> String {
+    let digest = Sha256::digest(place.as_bytes());
+    digest[..4].iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}

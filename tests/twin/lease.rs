@@ -1,0 +1,379 @@
+//! `spec/Lease.tla` once more, with the kernel's own functions for its actions.
+//!
+//! A message stays when it is received: it may come again at any time, or never come. Time is in
+//! whole ticks up to a horizon. `Moves` is the model's account of what the law still allows; the
+//! rest of the state is the kernel's.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use sluicegate::kernel::lease::ledger::{Ledger, Spend};
+use sluicegate::kernel::lease::sizer::Size;
+use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::units::{Hits, Nanos};
+use stateright::{Model, Property};
+
+use crate::lease::store::{Counted, Store};
+
+/// A tick.
+pub const TICK: Nanos = Nanos::SECOND;
+/// When it begins: a boundary of every window.
+pub const START: Nanos = Nanos::from_secs(3_600);
+
+/// What a careless design does, as in the simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    None,
+    CreditedToEachWaiter,
+    WindowOnMembersClock,
+    GivenBackTooLate,
+    OldAnswerTaken,
+}
+
+/// The sizes of a model.
+#[derive(Debug)]
+pub struct Twin {
+    pub counted: Counted,
+    pub overshoot: Overshoot,
+    /// Ticks that a lease is good for.
+    pub term: u64,
+    /// The most messages that each member sends.
+    pub messages: Vec<u64>,
+    /// The hits that questions have.
+    pub hits: Vec<u64>,
+    pub want: u64,
+    /// Ticks until the model ends.
+    pub horizon: u64,
+    pub flaw: Flaw,
+    /// What happened so far, anywhere.
+    pub seen: AtomicU32,
+}
+
+/// What the model is about: each must happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Happens {
+    LentInFull = 1,
+    LentInPart = 2,
+    NothingLent = 4,
+    Spent = 8,
+    DeniedByTheStore = 16,
+    DeniedHere = 32,
+    AnsweredAgain = 64,
+    Superseded = 128,
+    GivenBack = 256,
+    GivenBackInVain = 512,
+    EndedUnspent = 1_024,
+    CrashedHolding = 2_048,
+    AnswerIgnored = 4_096,
+    AllThatMayBe = 8_192,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    now: Nanos,
+    store: Store,
+    nodes: Vec<Node>,
+    asks: BTreeSet<(Member, Borrow)>,
+    answers: Vec<(Member, Answer)>,
+    /// Questions whose own hits passed: they pass once.
+    passed: BTreeSet<(Member, Number)>,
+    /// What every interval until now still allows, by the law and what was out when it began.
+    room: i64,
+    /// The same by the law alone.
+    plain: i64,
+}
+
+impl State {
+    /// No interval admitted more than the law and what was out when it began.
+    pub fn keeps_the_theorem(&self) -> bool {
+        0 <= self.room
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    member: Member,
+    ledger: Ledger,
+    numbers: u64,
+    /// Messages that it may still send.
+    left: u64,
+    lives: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Tick,
+    Question(usize, Hits),
+    Ahead(usize),
+    GiveBack(usize),
+    Lost(usize),
+    Crash(usize),
+    Receive(Member, Borrow),
+    Settle(Member, Answer),
+}
+
+impl Twin {
+    pub fn happened(&self, what: Happens) -> bool {
+        self.seen.load(Relaxed) & what as u32 != 0
+    }
+
+    fn note(&self, what: Happens) {
+        self.seen.fetch_or(what as u32, Relaxed);
+    }
+
+    fn most(&self) -> i64 {
+        i64::try_from(self.counted.most()).unwrap()
+    }
+
+    fn tick(&self, state: &mut State) {
+        let before = state.now;
+        state.now = before.plus(TICK);
+        for node in &mut state.nodes {
+            if node.ledger.expire(state.now) != Hits(0) {
+                self.note(Happens::EndedUnspent);
+            }
+        }
+        let out = i64::try_from(state.store.book.out(state.now).0).unwrap();
+        let begins = match &self.counted {
+            // One hit comes back in a tick.
+            Counted::Gcra(..) => Some((1, true)),
+            counted if counted.window(before) == counted.window(state.now) => None,
+            _ => Some((0, false)),
+        };
+        if let Some((earned, goes_on)) = begins {
+            let least = |allowed: i64, before: i64| {
+                if goes_on { allowed.min(before + earned) } else { allowed }
+            };
+            state.room = least(self.most() + out, state.room);
+            state.plain = least(self.most(), state.plain);
+        }
+    }
+
+    fn admit(&self, state: &mut State, hits: Hits) {
+        let hits = i64::try_from(hits.0).unwrap();
+        state.room -= hits;
+        state.plain -= hits;
+        if state.plain == -i64::try_from(state.store.budget()).unwrap() {
+            self.note(Happens::AllThatMayBe);
+        }
+    }
+
+    fn question(&self, state: &mut State, node: usize, hits: Hits) {
+        match state.nodes[node].ledger.spend(state.now, hits) {
+            Spend::Spent(_) => {
+                self.note(Happens::Spent);
+                self.admit(state, hits);
+            }
+            Spend::Denied { .. } => self.note(Happens::DeniedHere),
+            Spend::Ask => {
+                let now = state.now;
+                self.send(state, node, |ledger, number| ledger.borrow(now, number, hits));
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        state: &mut State,
+        node: usize,
+        message: impl FnOnce(&mut Ledger, Number) -> Option<Borrow>,
+    ) {
+        let node = &mut state.nodes[node];
+        if 0 < node.left
+            && let Some(borrow) = message(&mut node.ledger, Number(node.numbers + 1))
+        {
+            node.numbers += 1;
+            node.left -= 1;
+            state.asks.insert((node.member, borrow));
+        }
+        self.forget_old_answers(state);
+    }
+
+    /// Answers that no ledger takes need not be kept to be ignored at every step.
+    fn forget_old_answers(&self, state: &mut State) {
+        let nodes = &state.nodes;
+        state.answers.retain(|(member, answer)| {
+            let to = nodes.iter().find(|node| node.member == *member && node.lives);
+            let last = to.map(|node| Number(node.numbers));
+            last.is_some() && (self.flaw == Flaw::OldAnswerTaken || last == Some(answer.number))
+        });
+    }
+
+    fn receive(&self, state: &mut State, member: Member, mut borrow: Borrow) {
+        let listed = state.store.book.held_by(member, state.now) != Hits(0);
+        let again = state.passed.contains(&(member, borrow.number));
+        if self.flaw == Flaw::GivenBackTooLate && !listed {
+            state.store.counted.refund_blindly(state.now, borrow.returned);
+            borrow.returned = Hits(0);
+        }
+        let Some(answer) = state.store.step(state.now, member, &borrow) else {
+            return self.note(Happens::Superseded);
+        };
+        if borrow.returned != Hits(0) && !again {
+            self.note(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
+        }
+        self.note(match (answer.step, answer.granted) {
+            (Step::Deny { .. } | Step::Never(_), _) if borrow.hits != Hits(0) => {
+                Happens::DeniedByTheStore
+            }
+            _ if again => Happens::AnsweredAgain,
+            (_, Hits(0)) => Happens::NothingLent,
+            (_, granted) if granted < borrow.want => Happens::LentInPart,
+            _ => Happens::LentInFull,
+        });
+        let passes = borrow.hits == Hits(0) || matches!(answer.step, Step::Admit(_));
+        if passes && !again {
+            self.admit(state, borrow.hits);
+            state.passed.insert((member, borrow.number));
+        }
+        if !state.answers.contains(&(member, answer)) {
+            state.answers.push((member, answer));
+        }
+        self.forget_old_answers(state);
+    }
+
+    fn settle(&self, state: &mut State, member: Member, mut answer: Answer) {
+        let Some(node) = state.nodes.iter_mut().find(|node| node.member == member && node.lives)
+        else {
+            return self.note(Happens::AnswerIgnored);
+        };
+        match self.flaw {
+            Flaw::OldAnswerTaken => answer.number = Number(node.numbers),
+            Flaw::WindowOnMembersClock => answer.good_for = answer.good_for.plus(TICK),
+            _ => {}
+        }
+        let before = node.ledger.balance(state.now);
+        node.ledger.settle(state.now, &answer);
+        if node.ledger.balance(state.now) == before {
+            self.note(Happens::AnswerIgnored);
+        } else if self.flaw == Flaw::CreditedToEachWaiter {
+            self.admit(state, answer.granted);
+        }
+    }
+
+    fn crash(&self, state: &mut State, node: usize) {
+        let node = &mut state.nodes[node];
+        if node.ledger.balance(state.now) != Hits(0) {
+            self.note(Happens::CrashedHolding);
+        }
+        node.lives = false;
+        node.left = 0;
+        node.ledger = self.ledger();
+        self.forget_old_answers(state);
+    }
+
+    fn ledger(&self) -> Ledger {
+        let term = Nanos(self.term * TICK.0);
+        Ledger::new(Size::Fixed(Hits(self.want)), term, Hits(self.want))
+    }
+}
+
+impl Model for Twin {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let terms = Terms { overshoot: self.overshoot, term: Nanos(self.term * TICK.0) };
+        let node = |(member, left): (u64, &u64)| Node {
+            member: Member(member),
+            ledger: self.ledger(),
+            numbers: 0,
+            left: *left,
+            lives: true,
+        };
+        vec![State {
+            now: START,
+            store: Store::new(self.counted.clone(), terms),
+            nodes: (1..).zip(&self.messages).map(node).collect(),
+            asks: BTreeSet::new(),
+            answers: Vec::new(),
+            passed: BTreeSet::new(),
+            room: self.most(),
+            plain: self.most(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.now < START.plus(Nanos(self.horizon * TICK.0)) {
+            actions.push(Action::Tick);
+        }
+        for (at, _) in state.nodes.iter().enumerate().filter(|(_, node)| node.lives) {
+            actions.extend(self.hits.iter().map(|hits| Action::Question(at, Hits(*hits))));
+            actions.extend([Action::Ahead(at), Action::GiveBack(at)]);
+            actions.extend([Action::Lost(at), Action::Crash(at)]);
+        }
+        actions.extend(state.asks.iter().map(|(member, ask)| Action::Receive(*member, *ask)));
+        let settle = |(member, answer): &(Member, Answer)| Action::Settle(*member, *answer);
+        actions.extend(state.answers.iter().map(settle));
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        let now = state.now;
+        match action {
+            Action::Tick => self.tick(&mut state),
+            Action::Question(node, hits) => self.question(&mut state, node, hits),
+            Action::Ahead(node) => {
+                self.send(&mut state, node, |ledger, number| ledger.ahead(now, number));
+            }
+            Action::GiveBack(node) => {
+                self.send(&mut state, node, |ledger, number| ledger.give_back(now, number));
+            }
+            Action::Lost(node) => {
+                let number = Number(state.nodes[node].numbers);
+                state.nodes[node].ledger.lost(number);
+            }
+            Action::Crash(node) => self.crash(&mut state, node),
+            Action::Receive(member, borrow) => self.receive(&mut state, member, borrow),
+            Action::Settle(member, answer) => self.settle(&mut state, member, answer),
+        }
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("theorem", |_, state: &State| state.keeps_the_theorem()),
+            Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
+                Overshoot::AtMost(budget) => state.store.book.out(state.now) <= budget,
+                Overshoot::InWindow => true,
+            }),
+            Property::always("listed", |twin: &Self, state: &State| {
+                twin.flaw != Flaw::None
+                    || state.nodes.iter().all(|node| {
+                        let listed = state.store.book.held_by(node.member, state.now);
+                        node.ledger.balance(state.now) <= listed
+                    })
+            }),
+            Property::always("served again", |twin: &Self, state: &State| {
+                twin.is_served_again(state)
+            }),
+        ]
+    }
+}
+
+impl Twin {
+    /// From here, once all leases are over and the law has room again, does a question pass?
+    fn is_served_again(&self, state: &State) -> bool {
+        let mut state = state.clone();
+        state.now = state.now.plus(Nanos(10 * (self.term + self.horizon) * TICK.0));
+        let stranger = Borrow {
+            number: Number(1),
+            hits: Hits(1),
+            want: Hits(0),
+            demand: Hits(1),
+            held: Hits(0),
+            returned: Hits(0),
+            lease: Number(0),
+        };
+        let answer = state.store.step(state.now, Member(u64::MAX), &stranger);
+        let passes = answer.is_some_and(|answer| matches!(answer.step, Step::Admit(_)));
+        passes
+            && state.store.book.out(state.now) == Hits(0)
+            && state
+                .nodes
+                .iter_mut()
+                .all(|node| node.ledger.spend(state.now, Hits(1)) == Spend::Ask)
+    }
+}
