@@ -1,4 +1,22 @@
 //! The laws of ceilings on requests in flight.
+//!
+//! Each law was shown to bite: the code was broken once per row, and the tests named failed.
+//!
+//! | broken so | killed by |
+//! |---|---|
+//! | limiter: `<=` for `<` on arrival, or when waiters are admitted | `in_any_order_of_events_nobody_is_above_the_limit_lost_overtaken_or_woken_twice` |
+//! | queue: last come, first served; late a tick late | the same |
+//! | permits: a deadline a tick late | the same |
+//! | permits: an earlier life of a slot is known | `a_permit_of_an_earlier_life_of_its_slot_is_unknown` |
+//! | register: no bound per source | `a_full_table_refuses_unknown_releases_and_evicts_nobody` |
+//! | register: no tombstone answers | `a_release_that_comes_first_answers_its_acquire_once`, and the model finds the leak |
+//! | register: a release leaves its deadline behind | `whatever_is_acquired_comes_back_exactly_once` |
+//! | gradient: a share's in-flight is not scaled; aimd: use judged against the estimate | `use_is_judged_against_the_share_and_latency_lowers_what_is_hardly_used` |
+//! | gradient: ignored requests are samples | `ignored_requests_teach_nothing` |
+//! | gradient: a drain does not end with time | `a_lowered_limit_comes_back_although_nothing_succeeds` |
+//! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
+//! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
+//! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
 
 mod admit;
 mod latent;
