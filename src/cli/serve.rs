@@ -213,6 +213,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
             reflection: true,
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
@@ -226,6 +227,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
         };
         self.start_pages(listener, http::router(ask), parts);
     }
