@@ -221,6 +221,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
             reflection: true,
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
@@ -234,6 +235,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
         };
         self.start_pages(listener, http::router(ask), parts);
     }
