@@ -223,7 +223,7 @@ fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),
-        Shape::One | Shape::Many => arg.num_args(1),
+        Shape::One | Shape::Many | Shape::Block => arg.num_args(1),
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod backend;
 mod file;
+mod hooks;
 mod named;
 mod nearest;
 mod print;
@@ -29,6 +30,7 @@ pub use read::{Doors, Loaded, Origin, Problem, read};
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
 
+use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
 
 macro_rules! settings {
@@ -59,6 +61,7 @@ macro_rules! settings {
                 hidden: <$type as Value>::HIDDEN,
                 schema: <$type as Value>::schema(),
                 masked: <$type as Value>::masked,
+                why: <$type as Value>::why,
                 set: |settings, texts| {
                     settings.$name = <$type as Value>::read(texts)?;
                     Some(())
@@ -153,6 +156,8 @@ settings! {
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
     /// Time after GOAWAY that calls in flight have to finish.
     drain_timeout: Nanos = Nanos::from_secs(20), "duration";
+    /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
+    hooks: Hooks = Hooks::default(), "hooks";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.
@@ -167,7 +172,6 @@ pub const PREFIX: &str = "SLUICEGATE_";
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
 pub const LATER: &[&str] = &[
-    "hooks",
     "local_deny_cache",
     "max_buckets",
     "peer_port",
@@ -202,6 +206,7 @@ pub struct Setting {
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
     masked: fn(&str) -> String,
+    why: fn(&str) -> Option<String>,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
     show: fn(&Settings) -> String,
 }
