@@ -122,6 +122,8 @@ settings! {
     max_keys: u64 = 10_000_000, "keys";
     /// What a new key gets once there are `max_keys`.
     when_full: WhenFull = WhenFull::Deny, "word";
+    /// Most buckets of ceilings on requests in flight at one time; who needs one more is turned away.
+    max_buckets: u64 = 100_000, "buckets";
     /// What a limit carried in a request may do: replace the configured one, nothing, only tighten it.
     overrides: Overrides = Overrides::Allow, "word";
     /// Whether a descriptor may give hits back (`is_negative_hits`); otherwise it is refused.
@@ -173,7 +175,6 @@ pub const PREFIX: &str = "SLUICEGATE_";
 /// who sets a deadline and sees the process start believes that there is one.
 pub const LATER: &[&str] = &[
     "local_deny_cache",
-    "max_buckets",
     "peer_port",
     "peer_secret",
     "stop_when_over",

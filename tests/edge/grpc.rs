@@ -39,8 +39,13 @@ async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);
     let (stop, stopped) = oneshot::channel::<()>();
-    let grpc =
-        Grpc { engine, reporting: Reporting::default(), health: health.clone(), reflection: true };
+    let grpc = Grpc {
+        engine,
+        reporting: Reporting::default(),
+        hooks: Arc::default(),
+        health: health.clone(),
+        reflection: true,
+    };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(listener, grpc, until));

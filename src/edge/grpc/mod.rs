@@ -1,10 +1,11 @@
-//! The gRPC port: rate limits, health, reflection.
+//! The gRPC port: rate limits, requests in flight, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod convert;
+pub mod ext_proc;
 pub mod metadata;
 pub mod rls;
 pub mod surface;
@@ -13,6 +14,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitServiceServer, SERVICE_NAME,
 };
@@ -26,13 +28,16 @@ use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::Reporting;
 use super::health::{Health, Ready};
+use crate::config::hooks::Hooks;
 use crate::engine::Engine;
+use ext_proc::Processor;
 use rls::RateLimits;
 use surface::Surface;
 
 /// How often a silent proxy is pinged, and how long it may take to answer. Without it a proxy
-/// whose machine died keeps its connection here for as long as the kernel likes: hours.
-pub const KEEPALIVE: Duration = Duration::from_secs(20);
+/// whose machine died keeps its connection here for as long as the kernel likes, hours, and with it
+/// the permits of its requests: they are free again after twice this.
+pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
@@ -48,6 +53,8 @@ pub struct Grpc {
     pub engine: Arc<Engine>,
     /// What answers show.
     pub reporting: Reporting,
+    /// What ext_proc asks about.
+    pub hooks: Arc<Hooks>,
     /// What health checks show.
     pub health: Health,
     /// Whether the services can be listed. The reference has no reflection.
@@ -68,16 +75,21 @@ pub async fn serve(
     let (reporter, health) = tonic_health::server::health_reporter();
     let ready = grpc.health.watch();
     report(&reporter, grpc.health.ready()).await;
+    let (leave, leaving) = watch::channel(false);
+    let Grpc { engine, reporting, hooks, .. } = &grpc;
+    let (hooks, shown) = (Arc::clone(hooks), reporting.clone());
+    let processor = Processor::new(Arc::clone(engine), shown, hooks, leaving);
     let limits = RateLimitServiceServer::new(RateLimits::new(grpc.engine, grpc.reporting));
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(Surface(limits))
+        .add_service(ExternalProcessorServer::new(processor))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
-            until(shutdown, reporter.clone()),
+            until(shutdown, reporter.clone(), leave),
         );
     tokio::select! {
         ended = server => Ok(ended?),
@@ -96,9 +108,15 @@ pub enum Error {
     Reflection(#[from] ReflectionError),
 }
 
-/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end.
-async fn until(shutdown: impl Future<Output = ()>, mut reporter: HealthReporter) {
+/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end. The
+/// streams of requests in flight end as well, in order, which no proxy takes for a failure.
+async fn until(
+    shutdown: impl Future<Output = ()>,
+    mut reporter: HealthReporter,
+    leave: watch::Sender<bool>,
+) {
     shutdown.await;
+    leave.send_replace(true);
     for service in [PROCESS, SERVICE_NAME, ""] {
         reporter.clear_service_status(service).await;
     }
