@@ -1,4 +1,4 @@
-//! A real Envoy with the shipped `config/envoy/rls.yaml`: only addresses and ports are replaced, each exactly once.
+//! A real Envoy with a shipped configuration of `config/envoy`: only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -12,6 +12,9 @@ use crate::http1;
 use crate::waiting::until;
 
 const SHIPPED: &str = include_str!("../../config/envoy/rls.yaml");
+
+/// The configuration with ext_proc.
+pub const EXT_PROC: &str = include_str!("../../config/envoy/ext_proc.yaml");
 
 /// What Envoy does with a request when no replica answers.
 #[derive(Clone, Copy)]
@@ -33,13 +36,26 @@ impl Envoy {
     /// Starts Envoy before an upstream, with these replicas to ask, and returns once it takes requests and knows
     /// every replica to be healthy.
     pub fn start(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> Self {
+        let mut text = configured(SHIPPED, upstream, replicas);
+        if let WhenDown::Deny = when_down {
+            replace_once(&mut text, "failure_mode_deny: false", "failure_mode_deny: true");
+        }
+        Self::run(&text, replicas.len())
+    }
+
+    /// The same with another of the shipped configurations.
+    pub fn with(shipped: &str, upstream: SocketAddr, replicas: &[SocketAddr]) -> Self {
+        Self::run(&configured(shipped, upstream, replicas), replicas.len())
+    }
+
+    fn run(text: &str, replicas: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
-        std::fs::write(&config, configured(upstream, replicas, when_down)).unwrap();
+        std::fs::write(&config, text).unwrap();
         let mut process = spawn(&config, home.path());
         let started = admin_of(home.path(), &mut process)
             .and_then(|admin| Ok((admin, ingress_of(admin)?)))
-            .and_then(|found| healthy(found.0, replicas.len()).map(|()| found));
+            .and_then(|found| healthy(found.0, replicas).map(|()| found));
         match started {
             Ok((admin, ingress)) => Self { process, home, admin, ingress },
             Err(why) => {
@@ -56,6 +72,12 @@ impl Envoy {
         let prefix = format!("sluicegate::{replica}::rq_total::");
         let count = clusters.lines().find_map(|line| line.strip_prefix(&prefix));
         count.and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+
+    /// Ends it without a word, as SIGKILL does.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 
     /// What Envoy logged so far.
@@ -76,7 +98,7 @@ fn log(home: &Path) -> String {
 }
 
 /// The shipped configuration with this test's addresses.
-fn configured(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> String {
+fn configured(text: &str, upstream: SocketAddr, replicas: &[SocketAddr]) -> String {
     let mut endpoints = String::new();
     for (at, replica) in replicas.iter().enumerate() {
         let indent = if at == 0 { "" } else { "\n              " };
@@ -85,14 +107,11 @@ fn configured(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown
     let shipped = |ip: &str, port: u16| format!("{{address: {ip}, port_value: {port}}}");
     let free = shipped("127.0.0.1", 0);
     let loopback = |port: u16| format!("- endpoint: {}", address(([127, 0, 0, 1], port).into()));
-    let mut text = SHIPPED.to_owned();
+    let mut text = text.to_owned();
     replace_once(&mut text, &shipped("127.0.0.1", 9901), &free);
     replace_once(&mut text, &shipped("0.0.0.0", 10_000), &free);
     replace_once(&mut text, &loopback(8081), &endpoints);
     replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
-    if let WhenDown::Deny = when_down {
-        replace_once(&mut text, "failure_mode_deny: false", "failure_mode_deny: true");
-    }
     text
 }
 
@@ -101,7 +120,7 @@ fn address(it: SocketAddr) -> String {
 }
 
 fn replace_once(text: &mut String, from: &str, to: &str) {
-    assert_eq!(text.matches(from).count(), 1, "{from} in config/envoy/rls.yaml");
+    assert_eq!(text.matches(from).count(), 1, "{from} in the shipped file");
     *text = text.replace(from, to);
 }
 

@@ -3,7 +3,9 @@
 //! Nothing here looks inside: what is held is what the client sees, and that the process ends as it should.
 
 mod envoy;
+mod in_flight;
 mod upstream;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
