@@ -45,7 +45,8 @@
 //!
 //! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
 //! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
-//! which the ceiling is inferred. No protocol asks it yet.
+//! which the ceiling is inferred. [`engine::ceilings`] leads a question through its ceilings to 2;
+//! `edge::grpc::ext_proc` asks it.
 
 pub mod backend;
 pub mod cli;

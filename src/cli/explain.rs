@@ -38,7 +38,8 @@ pub fn explain(args: &Explain, clock: &Clock, terminal: &mut Terminal<'_>) -> io
         }
         Form::Text => text(&explanation, terminal.out)?,
     }
-    let limited = explanation.descriptors.iter().any(|one| one.rule.is_some());
+    let limited =
+        explanation.descriptors.iter().any(|one| one.rule.is_some() || one.ceiling.is_some());
     Ok(if limited { Outcome::Yes } else { Outcome::No })
 }
 
@@ -80,6 +81,9 @@ fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
         writeln!(out, "  {}", one.outcome)?;
         if let Some(met) = &one.rule {
             rule(met, out)?;
+        }
+        if let Some(ceiling) = &one.ceiling {
+            writeln!(out, "    ceiling   {} ({})", ceiling.says, ceiling.place)?;
         }
     }
     Ok(())

@@ -25,11 +25,11 @@ use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http};
-use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
+use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
 use crate::kernel::units::Nanos;
 use crate::source::file::FileSource;
 use crate::source::{Published, Why};
-use crate::telemetry::metrics::Gauges;
+use crate::telemetry::metrics::{self, Gauges};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::Listeners;
@@ -100,7 +100,9 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
-    let engine = Arc::new(engine);
+    let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
+    let jitter = std::hash::RandomState::new().hash_one(0_u8);
+    let engine = Arc::new(engine.with_buckets(most, jitter));
     let source = limits::watch(settings, &engine).await;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
@@ -177,7 +179,12 @@ fn say(
     let mut domains: Vec<_> = config.domains.values().collect();
     domains.sort_by(|a, b| a.name.cmp(&b.name));
     for domain in domains.iter().take(MOST_DOMAINS_SAID) {
-        writeln!(terminal.out, "domain {}: {} rules", domain.name, domain.tree.rules().len())?;
+        let ceilings = match domain.tree.ceilings().len() {
+            0 => String::new(),
+            some => format!(", {some} ceilings"),
+        };
+        let rules = domain.tree.rules().len();
+        writeln!(terminal.out, "domain {}: {rules} rules{ceilings}", domain.name)?;
     }
     if let more @ 1.. = domains.len().saturating_sub(MOST_DOMAINS_SAID) {
         writeln!(terminal.out, "and {more} more domains")?;
@@ -212,6 +219,8 @@ impl Service<'_> {
         });
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
+        let ceilings = Arc::clone(&self.engine);
+        parts.lasting(async move { ceilings.ceilings().run().await });
         parts.lasting(sweep(self.memory, self.engine));
         Ok(parts)
     }
@@ -220,8 +229,8 @@ impl Service<'_> {
         let grpc = grpc::Grpc {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
-            health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
+            health: self.health.clone(),
             reflection: true,
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
@@ -248,6 +257,7 @@ impl Service<'_> {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
+            ceilings: ceilings(engine.ceilings().total()),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
@@ -309,6 +319,13 @@ impl Parts {
             }
         }
     }
+}
+
+fn ceilings(total: admit::Total) -> metrics::Total {
+    let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
+    let admit::Total { buckets, most, in_flight, waiting, limit } = total;
+    let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
+    metrics::Total { in_flight, waiting, limit, buckets, most }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

@@ -282,6 +282,7 @@ codes! {
     DoesNotFit = E35 "numbers that cannot be counted exactly",
     BadCalendar = E36 "a calendar without a known time zone or day",
     TooMany = E37 "more descriptors than one domain can hold",
+    OutOfRange = E38 "a word that is missing, or a number that is too small or too large",
 
     ShadowedPattern = W20 "a pattern that an earlier one leaves nothing to",
     ShadowedKey = W21 "a bare key whose every entry a pattern takes",

@@ -1,6 +1,7 @@
 //! What a new configuration changes.
 //!
-//! Guarantees: linear; every rule is counted once: kept, added, removed or changed. A rule is known
+//! Guarantees: linear; every rule and every ceiling is counted once: kept, added, removed or
+//! changed. A rule is known
 //! by its path, so a renamed key is one removed and one added; where it stands in a file is no
 //! change.
 //! Leaves out: what becomes of counters.
@@ -10,16 +11,17 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::concurrency::Ceiling;
 use super::{Config, Rule};
 
 /// The rules that differ between two configurations, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Diff {
-    /// Rules that only the new one has.
+    /// Rules and ceilings that only the new one has.
     pub added: Vec<Change>,
-    /// Rules that only the old one has.
+    /// Rules and ceilings that only the old one has.
     pub removed: Vec<Change>,
-    /// Rules that both have and that say something else now.
+    /// Rules and ceilings that both have and that say something else now.
     pub changed: Vec<Change>,
 }
 
@@ -39,20 +41,17 @@ pub struct Change {
 /// What changes from `old` to `new`, each list by path.
 #[must_use]
 pub fn diff(old: &Config, new: &Config) -> Diff {
-    let mut before = by_path(old);
+    let mut before = by_name(old);
     let mut diff = Diff::default();
-    for rule in rules(new) {
-        let path = &*rule.path;
-        match before.get_mut(path).and_then(Vec::pop) {
-            None => diff.added.push(change(path, None, Some(rule))),
-            Some(was) if !same(was, rule) => diff.changed.push(change(path, Some(was), Some(rule))),
+    for said in all(new) {
+        match before.get_mut(&said.name()).and_then(Vec::pop) {
+            None => diff.added.push(change(None, Some(said))),
+            Some(was) if !was.same(said) => diff.changed.push(change(Some(was), Some(said))),
             Some(_) => {}
         }
     }
-    let gone = before
-        .into_iter()
-        .flat_map(|(path, rules)| rules.into_iter().map(move |rule| (path, rule)));
-    diff.removed = gone.map(|(path, rule)| change(path, Some(rule), None)).collect();
+    let gone = before.into_values().flatten();
+    diff.removed = gone.map(|said| change(Some(said), None)).collect();
     for list in [&mut diff.added, &mut diff.removed, &mut diff.changed] {
         list.sort_unstable();
     }
@@ -75,21 +74,64 @@ impl fmt::Display for Diff {
     }
 }
 
-fn rules(config: &Config) -> impl Iterator<Item = &Rule> {
-    config.domains.values().flat_map(|domain| domain.tree.rules())
+/// What a node may say.
+#[derive(Clone, Copy)]
+enum Said<'c> {
+    Rule(&'c Rule),
+    Ceiling(&'c Ceiling),
+}
+
+impl<'c> Said<'c> {
+    /// What it is known by: a node's rule and its ceiling have one path.
+    fn name(self) -> (bool, &'c str) {
+        (matches!(self, Self::Rule(_)), self.path())
+    }
+
+    fn path(self) -> &'c str {
+        match self {
+            Self::Rule(rule) => &rule.path,
+            Self::Ceiling(ceiling) => &ceiling.path,
+        }
+    }
+
+    fn same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Rule(a), Self::Rule(b)) => same(a, b),
+            (Self::Ceiling(a), Self::Ceiling(b)) => {
+                (&a.rules, &a.reject, a.shadow) == (&b.rules, &b.reject, b.shadow)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(rule) => rule.fmt(f),
+            Self::Ceiling(ceiling) => ceiling.fmt(f),
+        }
+    }
+}
+
+fn all(config: &Config) -> impl Iterator<Item = Said<'_>> {
+    config.domains.values().flat_map(|domain| {
+        let ceilings = domain.tree.ceilings().map(Said::Ceiling);
+        domain.tree.rules().map(Said::Rule).chain(ceilings)
+    })
 }
 
 /// Several rules of one path are possible: names are joined by dots and may hold dots. They are
 /// paired in the file's order.
-fn by_path(config: &Config) -> HashMap<&str, Vec<&Rule>> {
-    let mut paths: HashMap<&str, Vec<&Rule>> = HashMap::new();
-    for rule in rules(config) {
-        paths.entry(&rule.path).or_default().push(rule);
+fn by_name(config: &Config) -> HashMap<(bool, &str), Vec<Said<'_>>> {
+    let mut names: HashMap<_, Vec<Said<'_>>> = HashMap::new();
+    for said in all(config) {
+        names.entry(said.name()).or_default().push(said);
     }
-    for rules in paths.values_mut() {
-        rules.reverse();
+    for said in names.values_mut() {
+        said.reverse();
     }
-    paths
+    names
 }
 
 fn same(a: &Rule, b: &Rule) -> bool {
@@ -100,6 +142,9 @@ fn same(a: &Rule, b: &Rule) -> bool {
         && a.metadata == b.metadata
 }
 
-fn change(path: &str, old: Option<&Rule>, new: Option<&Rule>) -> Change {
-    Change { path: path.into(), old: old.map(Rule::to_string), new: new.map(Rule::to_string) }
+/// One of the two is there.
+fn change(old: Option<Said<'_>>, new: Option<Said<'_>>) -> Change {
+    let words = |said: Said<'_>| said.to_string();
+    let path = new.or(old).map_or("", Said::path);
+    Change { path: path.into(), old: old.map(words), new: new.map(words) }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::concurrency::Ceiling;
 use super::tree::trace::{Outcome, Trace, Verdict};
 use super::tree::{How, Match};
 use super::{Config, Limit, Rule, strategy_word};
@@ -43,6 +44,20 @@ pub struct Explained {
     pub outcome: String,
     /// The rule, where one was found.
     pub rule: Option<Met>,
+    /// The ceiling on requests in flight, where one was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Under>,
+}
+
+/// The ceiling that a descriptor is under.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Under {
+    /// The node's path.
+    pub path: String,
+    /// File and line.
+    pub place: String,
+    /// The ceiling in words.
+    pub says: String,
 }
 
 /// One entry at its level.
@@ -126,6 +141,11 @@ pub fn explain(
     }
 }
 
+fn under(ceiling: &Ceiling) -> Under {
+    let (path, place) = (ceiling.path.to_string(), ceiling.place.to_string());
+    Under { path, place, says: ceiling.to_string() }
+}
+
 fn found<'t>(walk: &'t Trace<'_>) -> Option<&'t Rule> {
     match &walk.outcome {
         Outcome::Found(found) => Some(found.rule),
@@ -164,6 +184,7 @@ impl Asked<'_> {
                 Some(Outcome::Found(found)) => Some(self.met(found, entries)),
                 _ => None,
             },
+            ceiling: walk.and_then(|walk| walk.ceiling).map(under),
         }
     }
 
@@ -260,6 +281,9 @@ fn outcome(walk: &Trace<'_>) -> String {
         Outcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
         Outcome::NoChildren => {
             format!("no limit: `{node}` has no descriptors below it, and this descriptor goes on")
+        }
+        Outcome::NoLimit { .. } if walk.ceiling.is_some() => {
+            format!("no rate limit: `{node}` has a ceiling and no rate_limit")
         }
         Outcome::NoLimit { has_children: true } => {
             format!("no limit: `{node}` has no rate_limit of its own, only descriptors below it")

@@ -48,7 +48,7 @@ pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) 
         return;
     }
     let words = [
-        ("shadow_mode", raw.shadow_mode),
+        ("shadow_mode", raw.shadow_mode && raw.concurrency.is_none()),
         ("quota_mode", raw.quota_mode),
         ("detailed_metric", raw.detailed_metric),
         ("metadata", raw.metadata.is_some()),

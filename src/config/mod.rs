@@ -5,6 +5,7 @@
 //! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
 
 pub mod calendar;
+pub mod concurrency;
 mod describe;
 pub mod diagnostic;
 pub mod diff;

@@ -102,7 +102,7 @@ pub struct Descriptor {
     /// means any value that no other rule of the level takes.
     #[schemars(schema_with = "schema::text")]
     pub value: Spanned<String>,
-    /// The limit of descriptors that end here. Without it what matches here is exempt.
+    /// The limit of descriptors that end here. Without it what matches here is exempt from rates.
     pub rate_limit: Option<RateLimit>,
     /// The next level of rules, for the entry that follows.
     #[schemars(with = "Option<Vec<Descriptor>>")]
@@ -125,9 +125,8 @@ pub struct Descriptor {
     /// Free-form; returned to the proxy when the descriptor is not over its limit.
     #[schemars(schema_with = "schema::metadata")]
     pub metadata: Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
-    /// Where a ceiling on requests in flight stands; no version has them yet.
-    #[schemars(skip)]
-    pub concurrency: Option<Span>,
+    /// The ceiling on requests in flight of descriptors that end here, beside or instead of a rate.
+    pub concurrency: Option<Concurrency>,
 }
 
 /// `rate_limit` of a node.
@@ -188,4 +187,79 @@ pub struct Calendar {
     /// to 31 (31 is its last), a year's as month and day, `04-01`.
     #[schemars(schema_with = "schema::starts_on")]
     pub starts_on: Option<Spanned<String>>,
+}
+
+/// `concurrency` of a node.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["limit"]))]
+pub struct Concurrency {
+    /// Where the block stands.
+    #[schemars(skip)]
+    pub span: Span,
+    /// How many requests may be in flight; with `adaptive`, at first.
+    #[schemars(schema_with = "schema::at_least_one")]
+    pub limit: Option<Spanned<u32>>,
+    /// Infers the ceiling from latency.
+    pub adaptive: Option<Adaptive>,
+    /// Over which replicas the ceiling is held: `local`, each its own.
+    #[schemars(schema_with = "schema::ceiling_mode")]
+    pub mode: Option<Spanned<String>>,
+    /// Who may wait for a place; nobody without it.
+    pub queue: Option<Queue>,
+    /// A permit's deadline where its release may never come, as text; no version has it yet.
+    #[schemars(skip)]
+    pub max_duration: Option<Spanned<String>>,
+    /// What one who is turned away is answered.
+    pub reject: Option<Reject>,
+}
+
+/// `adaptive` of a ceiling.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default)]
+pub struct Adaptive {
+    /// Where the block stands.
+    #[schemars(skip)]
+    pub span: Span,
+    /// By which law; `gradient` where it is absent.
+    #[schemars(schema_with = "schema::policy")]
+    pub policy: Option<Spanned<String>>,
+    /// The ceiling is never below; 1 where it is absent.
+    #[schemars(schema_with = "schema::at_least_one")]
+    pub min: Option<Spanned<u32>>,
+    /// The ceiling is never above; 1000, or `limit` where that is more, where it is absent.
+    #[schemars(schema_with = "schema::at_least_one")]
+    pub max: Option<Spanned<u32>>,
+}
+
+/// `queue` of a ceiling.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["size", "timeout"]))]
+pub struct Queue {
+    /// Where the block stands.
+    #[schemars(skip)]
+    pub span: Span,
+    /// How many may wait at once.
+    #[schemars(schema_with = "schema::at_least_one")]
+    pub size: Option<Spanned<u32>>,
+    /// How long one may wait.
+    #[schemars(schema_with = "schema::duration")]
+    pub timeout: Option<Spanned<String>>,
+}
+
+/// `reject` of a ceiling.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default)]
+pub struct Reject {
+    /// Where the block stands.
+    #[schemars(skip)]
+    pub span: Span,
+    /// The HTTP status; 503 where it is absent.
+    #[schemars(schema_with = "schema::status")]
+    pub status: Option<Spanned<u32>>,
+    /// What `Retry-After` says, in whole seconds, rounded up; no header where it is absent.
+    #[schemars(schema_with = "schema::duration")]
+    pub retry_after: Option<Spanned<String>>,
+    /// The body; none where it is absent.
+    #[schemars(schema_with = "schema::text")]
+    pub body: Option<Spanned<String>>,
 }

@@ -6,6 +6,7 @@
 //! Leaves out: what text and which keys a file may have, which is for [`super::raw`].
 
 mod calendar_of;
+mod ceiling;
 pub(crate) mod duration;
 pub(crate) mod findings;
 mod limit;
@@ -14,6 +15,7 @@ pub(crate) mod words;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::concurrency::Ceiling;
 use super::diagnostic::{Code, Diagnostic, Source, Span, Spanned};
 use super::lint::{self, Lint, Slots};
 use super::raw::{self, Descriptor, File};
@@ -228,9 +230,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.origins.push(Origin { key });
         self.share_threshold(file, raw);
         lint::descriptor(raw, key, self.findings);
-        if let Some(span) = raw.concurrency {
-            let mut ask = Ask { file, findings: self.findings };
-            ask.not_yet(span, "`concurrency`", "leave it out; limit rates with `rate_limit`");
+        if let Some(concurrency) = &raw.concurrency {
+            self.ceiling(file, node, raw, concurrency);
         }
         if let Some(rate_limit) = &raw.rate_limit {
             self.rule(file, node, raw, rate_limit);
@@ -299,6 +300,22 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if let Ok(limit) = block.read() {
             let rule = self.assemble(node, raw, rate_limit, limit, replaces);
             self.builder.impose(node, rule);
+        }
+    }
+
+    fn ceiling(
+        &mut self,
+        file: usize,
+        node: NodeId,
+        raw: &Descriptor,
+        concurrency: &raw::Concurrency,
+    ) {
+        let path = self.builder.path(self.group.domain, node);
+        let place = self.findings.line(self.origins[node.index()].key);
+        let read = ceiling::Block { file, raw: concurrency, findings: self.findings }.read();
+        if let Some((rules, reject)) = read {
+            let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
+            self.builder.cover(node, Ceiling { rules, reject, shadow, path, place });
         }
     }
 

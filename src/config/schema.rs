@@ -58,8 +58,25 @@ pub(super) fn requests(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX})
 }
 
-pub(super) fn burst(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn burst(generator: &mut SchemaGenerator) -> Schema {
+    at_least_one(generator)
+}
+
+pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
+}
+
+pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
+    let built = words::CEILING_MODES.iter().filter(|(_, built)| *built);
+    one_of(built.map(|&(word, _)| word))
+}
+
+pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::POLICIES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": 400, "maximum": 599})
 }
 
 pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {

@@ -135,6 +135,8 @@ settings! {
     max_keys: u64 = 10_000_000, "keys";
     /// What a new key gets once there are `max_keys`.
     when_full: WhenFull = WhenFull::Deny, "word";
+    /// Most buckets of ceilings on requests in flight at one time; who needs one more is turned away.
+    max_buckets: u64 = 100_000, "buckets";
     /// What a limit carried in a request may do: replace the configured one, nothing, only tighten it.
     overrides: Overrides = Overrides::Allow, "word";
     /// Whether a descriptor may give hits back (`is_negative_hits`); otherwise it is refused.
@@ -184,14 +186,8 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] = &[
-    "max_buckets",
-    "peer_port",
-    "peer_secret",
-    "syslog_from",
-    "syslog_host",
-    "syslog_port",
-];
+pub const LATER: &[&str] =
+    &["peer_port", "peer_secret", "syslog_from", "syslog_host", "syslog_port"];
 
 /// One row of the table.
 #[derive(Debug)]

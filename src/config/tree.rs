@@ -20,6 +20,7 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::Rule;
+use super::concurrency::Ceiling;
 use pattern::Composite;
 
 /// Shared positions that a [`Match`] holds without allocating.
@@ -35,6 +36,8 @@ pub struct DescriptorTree {
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
+    /// By node, ascending: few nodes have one, and a node's line is full.
+    ceilings: Vec<(NodeId, Ceiling)>,
 }
 
 /// A rule and what its counter is keyed by.
@@ -44,6 +47,15 @@ pub struct Match<'t> {
     pub rule: &'t Rule,
     /// Positions whose run-time value gives way to this text in counter keys: all values that a
     /// `share_threshold` pattern matches are one.
+    pub shared: Shared<'t>,
+}
+
+/// A ceiling and what its bucket is named by.
+#[derive(Debug)]
+pub struct Covered<'t> {
+    /// What the matching node imposes.
+    pub ceiling: &'t Ceiling,
+    /// As in [`Match`].
     pub shared: Shared<'t>,
 }
 
@@ -133,6 +145,34 @@ impl DescriptorTree {
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
+        let (node, shared) = self.walk(entries)?;
+        self.rule(node).map(|rule| Match { rule, shared })
+    }
+
+    /// The ceiling of a descriptor, if it has one: of the same node as its rule would be.
+    pub fn ceiling<'e, E>(&self, entries: E) -> Option<Covered<'_>>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        if self.ceilings.is_empty() {
+            return None;
+        }
+        let (node, shared) = self.walk(entries)?;
+        self.ceiling_of(node).map(|ceiling| Covered { ceiling, shared })
+    }
+
+    /// Every ceiling, parents before their children's.
+    #[must_use]
+    pub fn ceilings(&self) -> impl ExactSizeIterator<Item = &Ceiling> {
+        self.ceilings.iter().map(|(_, ceiling)| ceiling)
+    }
+
+    /// The node that a descriptor ends at.
+    #[inline]
+    fn walk<'e, E>(&self, entries: E) -> Option<(NodeId, Shared<'_>)>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
         let mut entries = entries.into_iter().enumerate().peekable();
         let mut shared = Shared::new();
         let mut level = NodeId::ROOT;
@@ -142,7 +182,7 @@ impl DescriptorTree {
                 shared.push((position, substitute(self.name(node), key)));
             }
             if entries.peek().is_none() {
-                return self.rule(node).map(|rule| Match { rule, shared });
+                return Some((node, shared));
             }
             if !self.node(node).has_children() {
                 return None;
@@ -205,6 +245,11 @@ impl DescriptorTree {
 
     pub(crate) fn rule(&self, node: NodeId) -> Option<&Rule> {
         self.rules.get(self.node(node).rule?.0.get() as usize - 1)
+    }
+
+    pub(crate) fn ceiling_of(&self, node: NodeId) -> Option<&Ceiling> {
+        let at = self.ceilings.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        self.ceilings.get(at).map(|(_, ceiling)| ceiling)
     }
 
     /// The string that the node stands under: `key` or `key_value`.

@@ -44,7 +44,7 @@ pub struct Admission {
 pub struct Ask<'a> {
     /// Which bucket.
     pub bucket: &'a [u8],
-    /// What its ceiling is, for a bucket that is not there yet.
+    /// What its ceiling is; where it was something else, it is this from now on.
     pub rules: &'a Rules,
     /// How long the permit may be out; `None` where its end is always seen, as a stream's is.
     pub keep: Option<Nanos>,
@@ -86,7 +86,7 @@ impl Admission {
         loop {
             let bucket = self.bucket(&ask)?;
             // A bucket that was dropped meanwhile has a successor.
-            let Some(place) = bucket.arrive(&self.clock, ask.keep, ask.patience) else { continue };
+            let Some(place) = bucket.arrive(&self.clock, &ask) else { continue };
             return match place {
                 Place::Passes(permit) => Ok(self.held(bucket, permit)),
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
@@ -101,9 +101,13 @@ impl Admission {
         }
     }
 
-    /// Puts a changed ceiling in force; what its bucket learnt stays. Wakes whom it lets pass.
+    /// Puts a changed ceiling in force; what its bucket learnt stays. Wakes whom it lets pass. The
+    /// next who asks by other rules puts those in force.
     pub fn reload(&self, bucket: &[u8], rules: &Rules) {
-        self.tell(bucket, Event::Reload(*rules));
+        let bucket = self.buckets.read().get(bucket).cloned();
+        if let Some(bucket) = bucket {
+            bucket.reload(&self.clock, rules);
+        }
     }
 
     /// Sets this replica's part of a ceiling.
@@ -143,6 +147,19 @@ impl Admission {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
     }
 
+    /// How much there is of everything together.
+    #[must_use]
+    pub fn total(&self) -> Total {
+        let all: Vec<_> = self.buckets.read().values().cloned().collect();
+        let mut total = Total { buckets: all.len(), most: self.most, ..Total::default() };
+        for load in all.iter().map(|bucket| bucket.load()) {
+            total.in_flight = total.in_flight.saturating_add(load.in_flight.into());
+            total.waiting = total.waiting.saturating_add(load.waiting);
+            total.limit = total.limit.saturating_add(load.limit.into());
+        }
+        total
+    }
+
     fn tell(&self, bucket: &[u8], event: Event) {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
@@ -177,6 +194,21 @@ pub struct Load {
     pub waiting: usize,
     /// How many may be in flight.
     pub limit: u32,
+}
+
+/// All buckets at one instant, or nearly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    /// How many buckets there are.
+    pub buckets: usize,
+    /// How many there may be.
+    pub most: usize,
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How many wait.
+    pub waiting: usize,
+    /// How many may be in flight.
+    pub limit: u64,
 }
 
 /// A permit in somebody's hands. Dropped, it leaves, and tells nothing of the backend.

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
+use super::admit::Admission;
+use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
@@ -25,14 +27,16 @@ use crate::telemetry::event::Decided;
 /// Answers questions.
 #[derive(Debug)]
 pub struct Engine {
-    clock: Clock,
-    config: ArcSwapOption<Config>,
+    pub(super) clock: Arc<Clock>,
+    pub(super) config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
-    policy: Policy,
+    pub(super) policy: Policy,
     /// What is known without asking the backend.
     ledgers: Ledgers,
     /// What counts when the backend does not.
     local: Option<Local>,
+    /// Who is in flight.
+    pub(super) ceilings: Admission,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -66,7 +70,9 @@ impl Engine {
     #[must_use]
     pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
-        Self { clock, config, backend, policy, ledgers, local: None }
+        let clock = Arc::new(clock);
+        let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
+        Self { clock, config, backend, policy, ledgers, local: None, ceilings }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -74,6 +80,14 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one
+    /// for each replica.
+    #[must_use]
+    pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
+        let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
+        Self { ceilings, ..self }
     }
 
     /// The fleet, where the backend is one that replicas share.
@@ -109,7 +123,7 @@ impl Engine {
 
     /// The clock that rules this engine's answers.
     #[must_use]
-    pub const fn clock(&self) -> &Clock {
+    pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
@@ -320,7 +334,7 @@ impl Future for Deciding<'_, '_> {
 }
 
 /// What no configuration can answer.
-fn check(question: &Question<'_>) -> Result<(), Refusal> {
+pub(super) fn check(question: &Question<'_>) -> Result<(), Refusal> {
     if question.domain.is_empty() {
         return Err(Refusal::EmptyDomain);
     }

@@ -6,6 +6,7 @@
 
 pub mod admit;
 mod again;
+pub mod ceilings;
 mod decide;
 mod degrade;
 mod ledgers;
@@ -22,6 +23,7 @@ use smallvec::SmallVec;
 use crate::kernel::decision::{Cause, Finding, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
+pub use ceilings::{Admitted, Permits, Rejection};
 pub use decide::{Deciding, Engine, Policy};
 pub use local::Local;
 pub use membership::Membership;

@@ -85,11 +85,19 @@ pub enum Reason {
     BackendDownDenied,
     /// The store did not answer: this replica's part decided, `on_backend_failure: local`.
     BackendDownLocal,
+    /// The ceiling on requests in flight is reached, and nobody waits there.
+    CeilingReached,
+    /// The ceiling is reached, and so is the size of its queue.
+    QueueFull,
+    /// Waited in a ceiling's queue, and no permit came in time.
+    QueueTimeout,
+    /// There are as many buckets of ceilings as may be, `max_buckets`.
+    TooManyBuckets,
 }
 
 impl Reason {
     /// Every reason, in the order of their documentation.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 16] = [
         Self::NoLimit,
         Self::Unlimited,
         Self::Replaced,
@@ -102,6 +110,10 @@ impl Reason {
         Self::BackendDownAllowed,
         Self::BackendDownDenied,
         Self::BackendDownLocal,
+        Self::CeilingReached,
+        Self::QueueFull,
+        Self::QueueTimeout,
+        Self::TooManyBuckets,
     ];
 
     /// The reason as metrics, logs and headers spell it.
@@ -120,6 +132,10 @@ impl Reason {
             Self::BackendDownAllowed => "backend_down_allowed",
             Self::BackendDownDenied => "backend_down_denied",
             Self::BackendDownLocal => "backend_down_local",
+            Self::CeilingReached => "ceiling_reached",
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
+            Self::TooManyBuckets => "too_many_buckets",
         }
     }
 

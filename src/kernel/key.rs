@@ -67,10 +67,23 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
+        Self::lengths(head(b'i', counting), domain, entries)
+    }
+
+    /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
+    pub fn ceiling<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        Self::lengths([b'b', 0, 0, 0, 0, 0, 0, 0, 0, 0], domain, entries)
+    }
+
+    fn lengths<'a>(
+        head: Head,
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let mut key = Self::begun(head(b'i', counting));
+        let mut key = Self::begun(head);
         key.0.put(&length);
         key.0.put(domain.as_bytes());
         for piece in entries.flat_map(|(name, value)| [name, value]) {

@@ -33,6 +33,31 @@ impl<R: Iterator<Item = Reason>> Decided<R> {
     }
 }
 
+/// A ceiling turned a request away, or would have.
+#[derive(Clone, Copy, Debug)]
+pub struct CeilingReached {
+    /// Why: one of [`CeilingReached::REASONS`].
+    pub reason: Reason,
+    /// Whether it was turned away; otherwise shadow mode let it pass.
+    pub enforced: bool,
+}
+
+impl CeilingReached {
+    /// Every reason that a ceiling has.
+    pub const REASONS: [Reason; 4] =
+        [Reason::CeilingReached, Reason::QueueFull, Reason::QueueTimeout, Reason::TooManyBuckets];
+
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.ceiling_reached(self);
+    }
+}
+
 /// A question that was read was answered or refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
@@ -84,11 +109,13 @@ pub enum Protocol {
     ExtAuthz,
     /// `/check` for NGINX's `auth_request`.
     Nginx,
+    /// ext_proc's streams.
+    ExtProc,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 4] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx];
+    pub const ALL: [Self; 5] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -98,6 +125,7 @@ impl Protocol {
             Self::Json => "json",
             Self::ExtAuthz => "ext_authz",
             Self::Nginx => "nginx",
+            Self::ExtProc => "ext_proc",
         }
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, HitsOwed, Loaded, Outcome, OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, HitsOwed, Loaded, Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -66,6 +66,8 @@ struct Shard {
     full: [AtomicU64; 2],
     failed: [AtomicU64; Cause::ALL.len()],
     remembered: AtomicU64,
+    /// By reason, and whether it was enforced.
+    ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
@@ -73,6 +75,21 @@ struct Shard {
     /// Calls by the questions in them, as `took`.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
+}
+
+/// Requests in flight, of all ceilings together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Total {
+    /// Hold a permit.
+    pub in_flight: u64,
+    /// Wait for one.
+    pub waiting: u64,
+    /// May hold one.
+    pub limit: u64,
+    /// Buckets in use.
+    pub buckets: u64,
+    /// Buckets that may be in use.
+    pub most: u64,
 }
 
 /// What is not counted but looked up when the page is asked for.
@@ -84,6 +101,8 @@ pub struct Gauges {
     pub max_keys: u64,
     /// Whether the store of counters does not answer just now.
     pub backend_is_down: bool,
+    /// Requests in flight and ceilings.
+    pub ceilings: Total,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -172,6 +191,13 @@ impl Metrics {
         mine.add(&mine.shard.remembered, denials);
     }
 
+    pub(super) fn ceiling_reached(&self, reached: CeilingReached) {
+        let reasons = CeilingReached::REASONS;
+        let Some(at) = reasons.iter().position(|reason| *reason == reached.reason) else { return };
+        let mine = self.mine();
+        mine.add(&mine.shard.ceilings[at][usize::from(reached.enforced)], 1);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -226,6 +252,7 @@ impl Shard {
             full: [const { AtomicU64::new(0) }; 2],
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             remembered: AtomicU64::new(0),
+            ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
@@ -257,6 +284,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_asked(f)?;
         self.metrics.write_config(f)?;
         self.metrics.write_store(f, &self.gauges)?;
+        self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
         write_process(f, &self.gauges)
     }
 }
@@ -376,6 +404,37 @@ impl Metrics {
         writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {below}")?;
         let sum = self.sum(|shard| &shard.called_sum);
         writeln!(page, "{name}_sum {sum}\n{name}_count {below}")
+    }
+}
+
+impl Metrics {
+    fn write_ceilings(&self, page: &mut fmt::Formatter<'_>, total: &Total) -> fmt::Result {
+        let gauges = [
+            ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
+            ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
+            (
+                "sluicegate_ceilings_limit",
+                "Requests that may be in flight, of all buckets",
+                total.limit,
+            ),
+            ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),
+            ("sluicegate_ceilings_max", "How many buckets there may be", total.most),
+        ];
+        for (name, help, value) in gauges {
+            head(page, name, "gauge", help)?;
+            writeln!(page, "{name} {value}")?;
+        }
+        let name = "sluicegate_ceilings_reached_total";
+        head(page, name, "counter", "Requests that a ceiling turned away, or would have")?;
+        // Bound: the reasons of a ceiling times the two below.
+        for (at, reason) in CeilingReached::REASONS.iter().enumerate() {
+            for (enforced, word) in ["no", "yes"].into_iter().enumerate() {
+                let n = self.sum(|shard| &shard.ceilings[at][enforced]);
+                let reason = reason.as_str();
+                writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{word}\"}} {n}")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -19,6 +19,7 @@
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
 
 mod admit;
+mod engine;
 mod latent;
 mod limiter;
 mod model;

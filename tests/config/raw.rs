@@ -235,7 +235,10 @@ fn our_own_words_are_read_in_their_places() {
     assert_eq!(file.charge.unwrap().value, "all_or_nothing");
     assert_eq!(defaults.strategy.unwrap().value, "gcra");
     assert_eq!(defaults.max_overshoot.unwrap().value, "2%");
-    assert!(file.descriptors[0].concurrency.is_some());
+    let ceiling = file.descriptors[0].concurrency.as_ref().unwrap();
+    assert_eq!(ceiling.limit.as_ref().unwrap().value, 64);
+    let adaptive = ceiling.adaptive.as_ref().unwrap();
+    assert_eq!(adaptive.policy.as_ref().unwrap().value, "gradient");
     let limit = file.descriptors[0].rate_limit.as_ref().unwrap();
     assert_eq!(limit.per.as_ref().unwrap().value, "90s");
     assert_eq!(limit.burst.as_ref().unwrap().value, 50);

@@ -2,6 +2,7 @@
 
 mod bad_files;
 mod calendar;
+mod ceilings;
 mod changes;
 mod commands;
 mod matching;

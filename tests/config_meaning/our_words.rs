@@ -5,7 +5,7 @@ use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::Nanos;
 
-use super::{find, limit, load, said, said_of, sound};
+use super::{find, limit, load, said_of, sound};
 
 fn refused(words: &str, expected: &[&str]) {
     let said = said_of(words);
@@ -142,9 +142,6 @@ fn what_this_version_cannot_do_is_refused_and_not_ignored() {
         "unit: day, requests_per_unit: 1, max_overshoot: 2%",
         &["E30 `max_overshoot` is not in this version yet"],
     );
-    let said = said("- key: k\n  concurrency: {limit: 64}\n");
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].contains("E30 `concurrency` is not in this version yet"), "{said:?}");
 }
 
 fn calendar(unit: &str, starts_on: &str) -> Starts {

@@ -1,4 +1,4 @@
-//! A real Envoy with a shipped configuration: only addresses and ports are replaced, each exactly once.
+//! A real Envoy with a shipped configuration of `config/envoy`: only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -16,6 +16,7 @@ use crate::waiting::until;
 pub enum Shipped {
     Rls,
     ExtAuthz,
+    ExtProc,
 }
 
 impl Shipped {
@@ -23,6 +24,7 @@ impl Shipped {
         match self {
             Self::Rls => include_str!("../../config/envoy/rls.yaml"),
             Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),
+            Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
         }
     }
 
@@ -30,7 +32,9 @@ impl Shipped {
     const fn to_deny(self) -> (&'static str, &'static str) {
         match self {
             Self::Rls => ("failure_mode_deny: false", "failure_mode_deny: true"),
-            Self::ExtAuthz => ("failure_mode_allow: true", "failure_mode_allow: false"),
+            Self::ExtAuthz | Self::ExtProc => {
+                ("failure_mode_allow: true", "failure_mode_allow: false")
+            }
         }
     }
 }
@@ -83,6 +87,12 @@ impl Envoy {
         let prefix = format!("sluicegate::{replica}::rq_total::");
         let count = clusters.lines().find_map(|line| line.strip_prefix(&prefix));
         count.and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+
+    /// Ends it without a word, as SIGKILL does.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 
     /// What Envoy logged so far.

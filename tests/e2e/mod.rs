@@ -5,8 +5,10 @@
 mod auth_request;
 mod envoy;
 mod ext_authz;
+mod in_flight;
 mod nginx;
 mod upstream;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -54,7 +54,7 @@ impl Names<'_, '_> {
         for (word, entry) in Word::ALL.into_iter().zip(entries) {
             let Some(entry) = entry else { continue };
             self.place(word, entry, block);
-            if !matches!(word, Word::Metadata | Word::Concurrency) {
+            if word != Word::Metadata {
                 self.value(word, entry.value, block.inside(word), todo);
             }
         }

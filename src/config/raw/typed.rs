@@ -9,7 +9,9 @@ use std::collections::HashSet;
 
 use super::names::{describe, head};
 use super::word::{Block, Word};
-use super::{Calendar, Defaults, Descriptor, File, RateLimit};
+use super::{
+    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+};
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{Budget, Id, Kind, Tree, Value};
 
@@ -149,7 +151,9 @@ impl<'a, 's> Reader<'a, 's> {
             Word::ValueToMetric => self.flag(field, &mut descriptor.value_to_metric),
             Word::ShareThreshold => self.boolean(field, &mut descriptor.share_threshold),
             Word::Metadata => self.metadata(field.value, &mut descriptor.metadata),
-            Word::Concurrency => descriptor.concurrency = Some(self.tree.span(field.value)),
+            Word::Concurrency => {
+                self.block(field, &mut descriptor.concurrency, Self::in_concurrency);
+            }
             _ => {}
         }
     }
@@ -199,6 +203,44 @@ impl<'a, 's> Reader<'a, 's> {
         match field.word {
             Word::TimeZone => self.optional(field, &mut calendar.time_zone, Self::text),
             Word::StartsOn => self.optional(field, &mut calendar.starts_on, Self::text),
+            _ => {}
+        }
+    }
+
+    fn in_concurrency(&mut self, field: Field, ceiling: &mut Concurrency) {
+        match field.word {
+            Word::Limit => self.optional(field, &mut ceiling.limit, Self::count),
+            Word::Adaptive => self.block(field, &mut ceiling.adaptive, Self::in_adaptive),
+            Word::Mode => self.optional(field, &mut ceiling.mode, Self::text),
+            Word::Queue => self.block(field, &mut ceiling.queue, Self::in_queue),
+            Word::MaxDuration => self.optional(field, &mut ceiling.max_duration, Self::text),
+            Word::Reject => self.block(field, &mut ceiling.reject, Self::in_reject),
+            _ => {}
+        }
+    }
+
+    fn in_adaptive(&mut self, field: Field, adaptive: &mut Adaptive) {
+        match field.word {
+            Word::Policy => self.optional(field, &mut adaptive.policy, Self::text),
+            Word::Min => self.optional(field, &mut adaptive.min, Self::count),
+            Word::Max => self.optional(field, &mut adaptive.max, Self::count),
+            _ => {}
+        }
+    }
+
+    fn in_queue(&mut self, field: Field, queue: &mut Queue) {
+        match field.word {
+            Word::Size => self.optional(field, &mut queue.size, Self::count),
+            Word::Timeout => self.optional(field, &mut queue.timeout, Self::text),
+            _ => {}
+        }
+    }
+
+    fn in_reject(&mut self, field: Field, reject: &mut Reject) {
+        match field.word {
+            Word::Status => self.optional(field, &mut reject.status, Self::count),
+            Word::RetryAfter => self.optional(field, &mut reject.retry_after, Self::text),
+            Word::Body => self.optional(field, &mut reject.body, Self::text),
             _ => {}
         }
     }
@@ -385,3 +427,4 @@ macro_rules! placed {
 }
 
 placed!(Defaults, Descriptor, RateLimit, Calendar, Spanned<String>);
+placed!(Concurrency, Adaptive, Queue, Reject);

@@ -1,7 +1,7 @@
 //! The words of a limits file and the blocks that they belong to.
 //!
 //! Guarantees: one table; a word that is in no block's list is not a word.
-//! Leaves out: the insides of `metadata` (free-form) and `concurrency`.
+//! Leaves out: the insides of `metadata`, which are free-form.
 
 /// A key that the language has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +35,26 @@ pub(super) enum Word {
     Calendar,
     TimeZone,
     StartsOn,
+    Limit,
+    Adaptive,
+    Policy,
+    Min,
+    Max,
+    Queue,
+    Size,
+    Timeout,
+    MaxDuration,
+    Reject,
+    Status,
+    RetryAfter,
+    Body,
 }
 
 use Word as W;
 
 impl Word {
     /// Every word, each at the index that it is as a number.
-    pub(super) const ALL: [Self; 29] = [
+    pub(super) const ALL: [Self; 42] = [
         W::Domain,
         W::Descriptors,
         W::Charge,
@@ -71,6 +84,19 @@ impl Word {
         W::Calendar,
         W::TimeZone,
         W::StartsOn,
+        W::Limit,
+        W::Adaptive,
+        W::Policy,
+        W::Min,
+        W::Max,
+        W::Queue,
+        W::Size,
+        W::Timeout,
+        W::MaxDuration,
+        W::Reject,
+        W::Status,
+        W::RetryAfter,
+        W::Body,
     ];
 
     /// The word as written.
@@ -105,6 +131,19 @@ impl Word {
             W::Calendar => "calendar",
             W::TimeZone => "time_zone",
             W::StartsOn => "starts_on",
+            W::Limit => "limit",
+            W::Adaptive => "adaptive",
+            W::Policy => "policy",
+            W::Min => "min",
+            W::Max => "max",
+            W::Queue => "queue",
+            W::Size => "size",
+            W::Timeout => "timeout",
+            W::MaxDuration => "max_duration",
+            W::Reject => "reject",
+            W::Status => "status",
+            W::RetryAfter => "retry_after",
+            W::Body => "body",
         }
     }
 
@@ -132,6 +171,19 @@ impl Word {
                 | W::Calendar
                 | W::TimeZone
                 | W::StartsOn
+                | W::Limit
+                | W::Adaptive
+                | W::Policy
+                | W::Min
+                | W::Max
+                | W::Queue
+                | W::Size
+                | W::Timeout
+                | W::MaxDuration
+                | W::Reject
+                | W::Status
+                | W::RetryAfter
+                | W::Body
         )
     }
 
@@ -189,18 +241,30 @@ pub(super) enum Block {
     Replaces,
     /// `calendar`.
     Calendar,
+    /// `concurrency`.
+    Concurrency,
+    /// `adaptive`.
+    Adaptive,
+    /// `queue`.
+    Queue,
+    /// `reject`.
+    Reject,
     /// Anything below a word without effect.
     Nowhere,
 }
 
 impl Block {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 10] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
         Self::RateLimit,
         Self::Replaces,
         Self::Calendar,
+        Self::Concurrency,
+        Self::Adaptive,
+        Self::Queue,
+        Self::Reject,
     ];
 
     /// What a person calls it.
@@ -212,6 +276,10 @@ impl Block {
             Self::RateLimit => "`rate_limit`",
             Self::Replaces => "an item of `replaces`",
             Self::Calendar => "`calendar`",
+            Self::Concurrency => "`concurrency`",
+            Self::Adaptive => "`adaptive`",
+            Self::Queue => "`queue`",
+            Self::Reject => "`reject`",
             Self::Nowhere => "a block without effect",
         }
     }
@@ -250,6 +318,12 @@ impl Block {
             ],
             Self::Replaces => &[W::Name],
             Self::Calendar => &[W::TimeZone, W::StartsOn],
+            Self::Concurrency => {
+                &[W::Limit, W::Adaptive, W::Mode, W::Queue, W::MaxDuration, W::Reject]
+            }
+            Self::Adaptive => &[W::Policy, W::Min, W::Max],
+            Self::Queue => &[W::Size, W::Timeout],
+            Self::Reject => &[W::Status, W::RetryAfter, W::Body],
             Self::Nowhere => &[],
         }
     }
@@ -265,6 +339,10 @@ impl Block {
             W::RateLimit => Self::RateLimit,
             W::Replaces => Self::Replaces,
             W::Calendar => Self::Calendar,
+            W::Concurrency => Self::Concurrency,
+            W::Adaptive => Self::Adaptive,
+            W::Queue => Self::Queue,
+            W::Reject => Self::Reject,
             _ => Self::Nowhere,
         }
     }

@@ -7,6 +7,7 @@ use jiff::civil::Weekday;
 
 use crate::config::settings::nearest;
 use crate::config::{Charging, Mode, OnBackendFailure, Unit};
+use crate::kernel::concurrency::policy::Law;
 
 /// A closed list of words and what they stand for.
 pub(crate) type Words<T> = [(&'static str, T)];
@@ -43,6 +44,14 @@ pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
 /// `mode`; nothing where this version cannot do it.
 pub(crate) const MODES: &Words<Option<Mode>> =
     &[("strict", Some(Mode::Strict)), ("cached_deny", Some(Mode::CachedDeny)), ("leased", None)];
+
+/// `mode` of a ceiling; false where this version cannot do it.
+pub(crate) const CEILING_MODES: &Words<bool> =
+    &[("local", true), ("leased", false), ("strict", false)];
+
+/// `policy` of a ceiling.
+pub(crate) const POLICIES: &Words<Law> =
+    &[("gradient", Law::Gradient), ("gradient2", Law::Gradient2), ("aimd", Law::Aimd)];
 
 /// `on_backend_failure`.
 pub(crate) const FAILURES: &Words<OnBackendFailure> = &[

@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 
 use super::{DescriptorTree, Marks, Name, Node, NodeId, RuleId, name_hash};
 use crate::config::Rule;
+use crate::config::concurrency::Ceiling;
 
 /// A tree under construction.
 pub(crate) struct Builder {
@@ -37,6 +38,7 @@ impl Builder {
             names: String::new(),
             wildcards: Vec::new(),
             rules: Vec::new(),
+            ceilings: Vec::new(),
         };
         Self { tree, wildcards: Vec::new() }
     }
@@ -119,6 +121,11 @@ impl Builder {
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
 
+    /// Gives a node its ceiling.
+    pub(crate) fn cover(&mut self, node: NodeId, ceiling: Ceiling) {
+        self.tree.ceilings.push((node, ceiling));
+    }
+
     /// The domain and the names from the first level down to `node`, joined by dots.
     pub(crate) fn path(&self, domain: &str, mut node: NodeId) -> String {
         let mut names = Vec::new();
@@ -133,6 +140,7 @@ impl Builder {
 
     pub(crate) fn finish(mut self) -> DescriptorTree {
         self.wildcards.sort_by_key(|&(level, _)| level);
+        self.tree.ceilings.sort_by_key(|&(node, _)| node);
         for run in self.wildcards.chunk_by(|a, b| a.0 == b.0) {
             let start = self.tree.wildcards.len();
             self.tree.wildcards.extend(run.iter().map(|&(_, node)| node));

@@ -3,6 +3,8 @@
 //! Guarantees: takes the same steps as [`DescriptorTree::lookup`], by the same functions.
 //! Leaves out: how a person is told, which is for `explain`.
 
+use crate::config::concurrency::Ceiling;
+
 use super::{DescriptorTree, How, Match, NodeId, Shared, pattern, substitute};
 use crate::config::tree::pattern::Composite;
 
@@ -13,6 +15,8 @@ pub struct Trace<'t> {
     pub steps: Vec<Step<'t>>,
     /// How it ended.
     pub outcome: Outcome<'t>,
+    /// The ceiling of the node that it ended at.
+    pub ceiling: Option<&'t Ceiling>,
 }
 
 /// One entry at one level.
@@ -85,7 +89,7 @@ impl DescriptorTree {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(Step { entry: (key.to_owned(), value.to_owned()), tried });
             let Some((node, how)) = taken else {
-                return Trace { steps, outcome: Outcome::NoNode };
+                return Trace { steps, outcome: Outcome::NoNode, ceiling: None };
             };
             if how == How::Wildcard && self.node(node).marks.share_threshold {
                 shared.push((position, substitute(self.name(node), key)));
@@ -96,14 +100,14 @@ impl DescriptorTree {
                     Some(rule) => Outcome::Found(Match { rule, shared }),
                     None => Outcome::NoLimit { has_children },
                 };
-                return Trace { steps, outcome };
+                return Trace { steps, outcome, ceiling: self.ceiling_of(node) };
             }
             if !has_children {
-                return Trace { steps, outcome: Outcome::NoChildren };
+                return Trace { steps, outcome: Outcome::NoChildren, ceiling: None };
             }
             level = node;
         }
-        Trace { steps, outcome: Outcome::NoEntries }
+        Trace { steps, outcome: Outcome::NoEntries, ceiling: None }
     }
 
     fn candidates(

@@ -1,4 +1,4 @@
-//! The gRPC port: rate limits, `ext_authz`, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, requests in flight, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
@@ -6,6 +6,7 @@
 
 pub mod convert;
 pub mod ext_authz;
+pub mod ext_proc;
 pub mod metadata;
 pub mod rls;
 pub mod surface;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
     AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
 };
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitServiceServer, SERVICE_NAME as RATE_LIMITS,
 };
@@ -34,12 +36,14 @@ use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
 use ext_authz::Authorizations;
+use ext_proc::Processor;
 use rls::RateLimits;
 use surface::Surface;
 
 /// How often a silent proxy is pinged, and how long it may take to answer. Without it a proxy
-/// whose machine died keeps its connection here for as long as the kernel likes: hours.
-pub const KEEPALIVE: Duration = Duration::from_secs(20);
+/// whose machine died keeps its connection here for as long as the kernel likes, hours, and with it
+/// the permits of its requests: they are free again after twice this.
+pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
@@ -58,10 +62,10 @@ pub struct Grpc {
     pub engine: Arc<Engine>,
     /// What answers show.
     pub reporting: Reporting,
+    /// What `ext_authz` and `ext_proc` ask about.
+    pub hooks: Arc<Hooks>,
     /// What health checks show.
     pub health: Health,
-    /// What `ext_authz` asks about.
-    pub hooks: Arc<Hooks>,
     /// Whether the services can be listed. The reference has no reflection.
     pub reflection: bool,
 }
@@ -80,18 +84,22 @@ pub async fn serve(
     let (reporter, health) = tonic_health::server::health_reporter();
     let ready = grpc.health.watch();
     report(&reporter, grpc.health.ready()).await;
-    let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
-    let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
+    let (leave, leaving) = watch::channel(false);
+    let Grpc { engine, reporting, hooks, .. } = grpc;
+    let limits = RateLimits::new(Arc::clone(&engine), reporting.clone());
+    let checks = Authorizations::new(Arc::clone(&engine), reporting.clone(), Arc::clone(&hooks));
+    let processor = Processor::new(engine, reporting, hooks, leaving);
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
         .add_service(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
+        .add_service(ExternalProcessorServer::new(processor))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
-            until(shutdown, reporter.clone()),
+            until(shutdown, reporter.clone(), leave),
         );
     tokio::select! {
         ended = server => Ok(ended?),
@@ -110,9 +118,15 @@ pub enum Error {
     Reflection(#[from] ReflectionError),
 }
 
-/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end.
-async fn until(shutdown: impl Future<Output = ()>, mut reporter: HealthReporter) {
+/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end. The
+/// streams of requests in flight end as well, in order, which no proxy takes for a failure.
+async fn until(
+    shutdown: impl Future<Output = ()>,
+    mut reporter: HealthReporter,
+    leave: watch::Sender<bool>,
+) {
     shutdown.await;
+    leave.send_replace(true);
     for service in NAMED.into_iter().chain([""]) {
         reporter.clear_service_status(service).await;
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::Load;
+use super::{Ask, Load};
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
@@ -23,6 +23,8 @@ pub(super) struct Bucket(Mutex<State>);
 #[derive(Debug)]
 struct State {
     limiter: Limiter,
+    /// By which the limiter works.
+    rules: Rules,
     waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
     /// Dropped from the map: whoever still finds it must look again.
     retired: bool,
@@ -46,22 +48,21 @@ pub(super) struct Waiting {
 impl Bucket {
     pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
-        Self(Mutex::new(State { limiter, waiters: HashMap::new(), retired: false }))
+        let (rules, waiters) = (*rules, HashMap::new());
+        Self(Mutex::new(State { limiter, rules, waiters, retired: false }))
     }
 
     /// `None` where this bucket is no longer the one of its name.
-    pub(super) fn arrive(
-        self: &Arc<Self>,
-        clock: &Arc<Clock>,
-        keep: Option<Nanos>,
-        patience: Nanos,
-    ) -> Option<Place> {
+    pub(super) fn arrive(self: &Arc<Self>, clock: &Arc<Clock>, ask: &Ask<'_>) -> Option<Place> {
         let mut state = self.0.lock();
         if state.retired {
             return None;
         }
         // Under the lock: the time of one step must not be before that of another.
-        let mut effects = state.step(clock.now(), Event::Arrive { keep, patience });
+        let now = clock.now();
+        state.reload(now, ask.rules);
+        let Ask { keep, patience, .. } = *ask;
+        let mut effects = state.step(now, Event::Arrive { keep, patience });
         Some(match effects.pop()? {
             Effect::Admit(permit) => Place::Passes(permit),
             Effect::Queue(ticket) => Place::Waits(self.wait(&mut state, clock, ticket)),
@@ -74,6 +75,11 @@ impl Bucket {
     pub(super) fn step(&self, clock: &Clock, event: Event) -> Effects {
         let mut state = self.0.lock();
         state.step(clock.now(), event)
+    }
+
+    pub(super) fn reload(&self, clock: &Clock, rules: &Rules) {
+        let mut state = self.0.lock();
+        state.reload(clock.now(), rules);
     }
 
     /// Takes back what is over; since when the bucket has been idle, if it is.
@@ -104,6 +110,13 @@ impl Bucket {
 }
 
 impl State {
+    fn reload(&mut self, now: Nanos, rules: &Rules) {
+        if self.rules != *rules {
+            self.rules = *rules;
+            self.step(now, Event::Reload(*rules));
+        }
+    }
+
     /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
     fn step(&mut self, now: Nanos, event: Event) -> Effects {
         let mut mine = Effects::new();

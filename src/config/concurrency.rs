@@ -1,0 +1,70 @@
+//! What `concurrency` of a node means: a ceiling on requests in flight.
+//!
+//! Guarantees: two ceilings that differ in numbers or words read differently.
+//! Leaves out: holding it, which is for [`crate::kernel::concurrency`].
+
+use std::fmt;
+
+use super::resolve::words;
+use crate::kernel::concurrency::limiter::{Rules, Waiting};
+use crate::kernel::concurrency::policy::Adaptive;
+use crate::kernel::units::Nanos;
+
+/// A ceiling, and what is answered at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ceiling {
+    /// How many, and who waits.
+    pub rules: Rules,
+    /// The answer to one who is turned away.
+    pub reject: Reject,
+    /// Counted and reported, not enforced: who would be turned away passes.
+    pub shadow: bool,
+    /// The node's full path, as a rule's.
+    pub path: Box<str>,
+    /// Where it was written: file and line.
+    pub place: Box<str>,
+}
+
+/// The answer to one who is turned away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// HTTP status, 400 to 599.
+    pub status: u16,
+    /// When to come again, if anything is said of it.
+    pub retry_after: Option<Nanos>,
+    /// The body.
+    pub body: Box<str>,
+}
+
+impl Default for Reject {
+    fn default() -> Self {
+        Self { status: 503, retry_after: None, body: Box::default() }
+    }
+}
+
+/// `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected with 503`.
+impl fmt::Display for Ceiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rules { limit, adaptive, waiting } = &self.rules;
+        write!(f, "{limit} in flight")?;
+        if let Some(Adaptive { law, min, max }) = adaptive {
+            write!(f, ", {} from {min} to {max}", words::name(words::POLICIES, *law))?;
+        }
+        if let Some(Waiting { size, timeout }) = waiting {
+            write!(f, ", queue of {size} for {timeout}")?;
+        }
+        write!(f, ", rejected with {}", self.reject)?;
+        f.write_str(if self.shadow { ", shadow" } else { "" })
+    }
+}
+
+/// `503, retry after 1s, "busy"`.
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.status.fmt(f)?;
+        if let Some(retry_after) = self.retry_after {
+            write!(f, ", retry after {retry_after}")?;
+        }
+        if self.body.is_empty() { Ok(()) } else { write!(f, ", {:?}", self.body) }
+    }
+}

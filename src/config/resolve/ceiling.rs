@@ -1,0 +1,148 @@
+//! What one `concurrency` block means.
+//!
+//! Guarantees: nothing is accepted and ignored; every problem of a block is found at once.
+//! Leaves out: where the block stands in the tree, which is for [`super`].
+
+use super::duration;
+use super::findings::{At, Findings};
+use super::limit::Ask;
+use super::words;
+use crate::config::concurrency::Reject;
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::raw;
+use crate::kernel::concurrency::limiter::{Rules, Waiting};
+use crate::kernel::concurrency::policy::Adaptive;
+use crate::kernel::units::Nanos;
+
+/// How far an adaptive ceiling may rise where the file does not say.
+const MAX: u32 = 1000;
+
+/// One block being read.
+pub(super) struct Block<'r, 'f, 'a> {
+    pub(super) file: usize,
+    pub(super) raw: &'r raw::Concurrency,
+    pub(super) findings: &'f mut Findings<'a>,
+}
+
+impl Block<'_, '_, '_> {
+    /// The ceiling and the answer to one who is turned away; `None` where the findings say why not.
+    pub(super) fn read(mut self) -> Option<(Rules, Reject)> {
+        let raw = self.raw;
+        let limit = self.limit();
+        let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
+        let waiting = raw.queue.as_ref().map(|block| self.waiting(block));
+        let reject = self.reject(raw.reject.as_ref());
+        self.mode();
+        self.max_duration();
+        // An absent block is no problem, and one that means nothing is.
+        let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
+        let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
+        Some((Rules { limit: limit?, adaptive, waiting }, reject?))
+    }
+
+    fn limit(&mut self) -> Option<u32> {
+        let Some(limit) = &self.raw.limit else {
+            let message = "a ceiling needs a `limit`".to_owned();
+            let cure = "`limit: 64` for example; with `adaptive` it is where the ceiling starts";
+            self.error(Code::OutOfRange, self.raw.span, message, cure);
+            return None;
+        };
+        let cure = "at least 1; to deny everything a `rate_limit` of 0 requests";
+        self.at_least_one("limit", limit, cure)
+    }
+
+    fn adaptive(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<Adaptive> {
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        let law = ask.word(words::POLICIES, "policy", raw.policy.as_ref());
+        let known = law.is_some() || raw.policy.is_none();
+        let cure = "at least 1: a ceiling of 0 could learn nothing";
+        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, cure));
+        let max = raw.max.as_ref().map_or_else(
+            || Some(MAX.max(limit?)),
+            |max| self.at_least_one("max", max, "at least `min`"),
+        );
+        let (limit, min, max) = (limit?, min?, max?);
+        if limit < min || max < limit {
+            let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
+            let cure = "the ceiling starts at `limit`, and stays from `min` to `max`";
+            let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
+            self.error(Code::Contradiction, span, message, cure);
+            return None;
+        }
+        known.then(|| Adaptive { law: law.unwrap_or_default(), min, max })
+    }
+
+    fn waiting(&mut self, raw: &raw::Queue) -> Option<Waiting> {
+        let cure = "`queue: {size: 100, timeout: 300ms}` for example; without a queue one is \
+                    turned away at once";
+        let (Some(size), Some(timeout)) = (&raw.size, &raw.timeout) else {
+            let message = "a queue needs a `size` and a `timeout`".to_owned();
+            self.error(Code::OutOfRange, raw.span, message, cure);
+            return None;
+        };
+        let size = self.at_least_one("size", size, cure);
+        let timeout = self.duration("timeout", timeout);
+        Some(Waiting { size: size?, timeout: timeout? })
+    }
+
+    fn reject(&mut self, raw: Option<&raw::Reject>) -> Option<Reject> {
+        let Some(raw) = raw else { return Some(Reject::default()) };
+        let status = raw.status.as_ref().map_or(Some(Reject::default().status), |status| {
+            let known = u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
+            if known.is_none() {
+                let message = format!("`status: {}` does not reject", status.value);
+                let cure = "400 to 599: 503 by default, or 429";
+                self.error(Code::OutOfRange, status.span, message, cure);
+            }
+            known
+        });
+        let retry_after = match &raw.retry_after {
+            None => Some(None),
+            Some(wait) => self.duration("retry_after", wait).map(Some),
+        };
+        let body = raw.body.as_ref().map(|body| body.value.as_str()).unwrap_or_default();
+        Some(Reject { status: status?, retry_after: retry_after?, body: body.into() })
+    }
+
+    /// `local`, which is what an absent word means.
+    fn mode(&mut self) {
+        let Some(mode) = &self.raw.mode else { return };
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        if ask.word(words::CEILING_MODES, "mode", Some(mode)) == Some(false) {
+            let what = format!("`mode: {}` of a ceiling", mode.value);
+            ask.not_yet(mode.span, &what, "`mode: local`: each replica holds the ceiling alone");
+        }
+    }
+
+    fn max_duration(&mut self) {
+        let Some(word) = &self.raw.max_duration else { return };
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        ask.not_yet(
+            word.span,
+            "`max_duration`",
+            "leave it out: the end of a stream is always seen",
+        );
+    }
+
+    fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, cure: &str) -> Option<u32> {
+        if number.value == 0 {
+            let message = format!("`{word}: 0` would let nobody pass");
+            self.error(Code::OutOfRange, number.span, message, cure);
+        }
+        (0 < number.value).then_some(number.value)
+    }
+
+    fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
+        let found = duration::parse(&text.value).filter(|found| Nanos(0) < *found);
+        if found.is_none() {
+            let message = format!("`{word}: {}` is no duration", text.value);
+            let cure = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
+            self.error(Code::BadDuration, text.span, message, cure);
+        }
+        found
+    }
+
+    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
+        self.findings.add(code, At { file: self.file, span }, message, cure);
+    }
+}

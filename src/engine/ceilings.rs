@@ -1,0 +1,174 @@
+//! Questions under ceilings on requests in flight.
+//!
+//! Guarantees: ceilings are asked before rate limits, in one order for all questions, so that two
+//! that wait cannot wait for each other; all permits or none. A question that a ceiling turns away
+//! has moved no counter; one that a rate limit denies holds no permit. A dropped future, and dropped
+//! [`Permits`], give everything back.
+//! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
+//! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
+
+use smallvec::SmallVec;
+
+use super::admit::{Admission, Ask, Denied, Held};
+use super::decide::check;
+use super::{Answer, Engine, Refusal};
+use crate::config::Config;
+use crate::config::concurrency::{Ceiling, Reject};
+use crate::config::tree::Covered;
+use crate::kernel::concurrency::Outcome;
+use crate::kernel::decision::{Cost, Question, Reason, Verdict};
+use crate::kernel::key::CounterKey;
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{CeilingReached, Decided};
+
+/// How many buckets there may be unless something else is said.
+pub const MAX_BUCKETS: usize = 100_000;
+
+/// What became of a question that asked for permits.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
+pub enum Admitted {
+    /// Every ceiling let it pass, and the rate limits answered. After a denial nothing is held.
+    Decided(Answer, Permits),
+    /// A ceiling turned it away; no counter has moved.
+    Rejected(Rejection),
+}
+
+/// What a ceiling answers one whom it turns away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// Status, `Retry-After` and body.
+    pub reject: Reject,
+    /// Why.
+    pub reason: Reason,
+    /// The ceiling's path.
+    pub path: Box<str>,
+}
+
+/// What a request in flight holds. Dropped, it is given back, and tells nothing of the backend.
+#[derive(Debug, Default)]
+#[must_use = "what is dropped is given back"]
+pub struct Permits(SmallVec<[Held; 1]>);
+
+impl Permits {
+    /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
+    /// from admission to now.
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
+        for held in self.0 {
+            // One that its deadline took back is given back already.
+            let _given_back = held.release(outcome, rtt);
+        }
+    }
+
+    /// Whether nothing is held: no ceiling covers the question.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A bucket's name and its ceiling.
+type Asked<'c> = SmallVec<[(CounterKey, &'c Ceiling); 2]>;
+
+impl Engine {
+    /// Asks the question's ceilings for permits, waiting in their queues for at most `patience`, and
+    /// then the rate limits. Safe to cancel.
+    ///
+    /// # Errors
+    /// As [`Engine::decide_within`]; nothing is held then.
+    pub async fn admit(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Admitted, Refusal> {
+        check(question)?;
+        let config = self.config().ok_or(Refusal::NoConfig)?;
+        let end = patience.map(|patience| self.clock().now().plus(patience));
+        let mut permits = Permits::default();
+        for (bucket, ceiling) in asked(&config, question) {
+            match self.permit(&bucket, ceiling, end).await {
+                Ok(held) => permits.0.extend(held),
+                Err(rejection) => return Ok(Admitted::Rejected(rejection)),
+            }
+        }
+        let left = end.map(|end| end.since(self.clock().now()));
+        let answer = self.decide_within(question, left).await?;
+        let held = if answer.verdict == Verdict::Admit { permits } else { Permits::default() };
+        Ok(Admitted::Decided(answer, held))
+    }
+
+    /// How long the question may wait in queues, all of them together.
+    #[must_use]
+    pub fn longest_wait(&self, question: &Question<'_>) -> Nanos {
+        let Some(config) = self.config() else { return Nanos(0) };
+        let asked = asked(&config, question);
+        let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
+        waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
+    }
+
+    /// Who is in flight.
+    #[must_use]
+    pub const fn ceilings(&self) -> &Admission {
+        &self.ceilings
+    }
+
+    /// A permit; none, and no wait, where one that is turned away passes all the same.
+    async fn permit(
+        &self,
+        bucket: &CounterKey,
+        ceiling: &Ceiling,
+        end: Option<Nanos>,
+    ) -> Result<Option<Held>, Rejection> {
+        let shadow = ceiling.shadow || self.policy.shadow;
+        let patience = match end {
+            _ if shadow => Nanos(0),
+            Some(end) => end.since(self.clock().now()),
+            None => Nanos(u64::MAX),
+        };
+        let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
+        let ask = Ask { bucket, rules, keep: None, patience };
+        let denied = match self.ceilings.acquire(ask).await {
+            Ok(held) => return Ok(Some(held)),
+            Err(denied) => reason(denied),
+        };
+        CeilingReached { reason: denied, enforced: !shadow }.emit();
+        if shadow {
+            return Ok(None);
+        }
+        let reasons = std::iter::once(denied);
+        Decided { verdict: Verdict::Deny, shadowed: false, reasons, near: 0 }.emit();
+        let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
+        Err(Rejection { reject, reason: denied, path })
+    }
+}
+
+const fn reason(denied: Denied) -> Reason {
+    match denied {
+        Denied::Full => Reason::CeilingReached,
+        Denied::QueueFull => Reason::QueueFull,
+        Denied::Late => Reason::QueueTimeout,
+        Denied::TooManyBuckets => Reason::TooManyBuckets,
+    }
+}
+
+/// The ceilings over a question, each once, in the order of their names. What only looks, or gives
+/// back, is not in flight.
+fn asked<'c>(config: &'c Config, question: &Question<'_>) -> Asked<'c> {
+    let Some(domain) = config.domains.get(question.domain) else { return Asked::new() };
+    let mut asked = Asked::new();
+    for descriptor in &question.descriptors {
+        if matches!(descriptor.cost, Cost::Charge(Hits(0)) | Cost::Refund(_)) {
+            continue;
+        }
+        let entries = || descriptor.entries.iter().copied();
+        let Some(Covered { ceiling, shared }) = domain.tree.ceiling(entries()) else { continue };
+        let entries = entries().enumerate().map(|(position, (key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        asked.push((CounterKey::ceiling(&domain.name, entries), ceiling));
+    }
+    asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
+    asked.dedup_by(|(a, _), (b, _)| a == b);
+    asked
+}

@@ -1,0 +1,236 @@
+//! Questions under ceilings: what is held with what is counted.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::clock::Clock;
+use sluicegate::config;
+use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+
+/// An engine with these descriptors in domain `d`; of policy `shadow`, and with so many buckets.
+fn engine_of(descriptors: &str, shadow: bool, most: usize) -> Engine {
+    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [0; 16]));
+    let policy = Policy { shadow, ..Policy::default() };
+    let engine = Engine::new(Clock::manual(Nanos::from_secs(1)), memory, policy);
+    let engine = engine.with_buckets(most, 0);
+    publish(&engine, descriptors);
+    engine
+}
+
+fn publish(engine: &Engine, descriptors: &str) {
+    let text = format!("domain: d\ndescriptors:\n{descriptors}");
+    let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    engine.publish(Arc::new(config));
+}
+
+fn engine(descriptors: &str) -> Engine {
+    engine_of(descriptors, false, 100)
+}
+
+fn descriptor<'a>(entries: &[(&'a str, &'a str)], hits: u64) -> Descriptor<'a> {
+    let entries = entries.iter().copied().collect();
+    Descriptor { entries, cost: Cost::Charge(Hits(hits)), limit: None }
+}
+
+fn question<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
+    let descriptors = entries.iter().map(|&entry| descriptor(&[entry], 1)).collect();
+    Question { domain: "d", descriptors }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+fn is_pending(future: Pin<&mut impl Future>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+fn ask(engine: &Engine, question: &Question<'_>) -> Admitted {
+    block_on(engine.admit(question, None)).unwrap()
+}
+
+fn passes(engine: &Engine, question: &Question<'_>) -> Permits {
+    match ask(engine, question) {
+        Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => permits,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn turned_away(engine: &Engine, question: &Question<'_>) -> Rejection {
+    match ask(engine, question) {
+        Admitted::Rejected(rejection) => rejection,
+        Admitted::Decided(answer, _) => panic!("{answer:?}"),
+    }
+}
+
+fn in_flight(engine: &Engine) -> u64 {
+    engine.ceilings().total().in_flight
+}
+
+#[test]
+fn a_ceiling_is_reached_and_its_answer_is_the_file_s() {
+    let engine = engine("- key: k\n  concurrency: {limit: 2, reject: {status: 429, body: busy}}\n");
+    let asked = question(&[("k", "v")]);
+    let (first, second) = (passes(&engine, &asked), passes(&engine, &asked));
+    let rejection = turned_away(&engine, &asked);
+    assert_eq!((rejection.reject.status, &*rejection.reject.body), (429, "busy"));
+    assert_eq!((rejection.reason, &*rejection.path), (Reason::CeilingReached, "d.k"));
+    first.finish(Outcome::Success, None);
+    let third = passes(&engine, &asked);
+    drop((second, third));
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn values_of_a_bare_key_have_buckets_of_their_own_and_those_of_a_shared_pattern_one() {
+    let engine = engine(
+        "- key: own\n  concurrency: {limit: 1}\n\
+         - key: one\n  value: a*\n  share_threshold: true\n  concurrency: {limit: 1}\n",
+    );
+    let _held =
+        [("own", "a"), ("own", "b"), ("one", "a1")].map(|e| passes(&engine, &question(&[e])));
+    turned_away(&engine, &question(&[("own", "a")]));
+    turned_away(&engine, &question(&[("one", "a2")]));
+    assert_eq!(engine.ceilings().total().buckets, 3);
+}
+
+#[test]
+fn all_of_a_question_s_ceilings_or_none_in_whatever_order_they_are_asked() {
+    let engine =
+        engine("- key: a\n  concurrency: {limit: 1}\n- key: b\n  concurrency: {limit: 1}\n");
+    for order in [[("a", "x"), ("b", "x")], [("b", "x"), ("a", "x")]] {
+        for full in order {
+            let held = passes(&engine, &question(&[full]));
+            turned_away(&engine, &question(&order));
+            assert_eq!(in_flight(&engine), 1, "what was taken before came back");
+            drop(held);
+        }
+    }
+    let both = passes(&engine, &question(&[("a", "x"), ("b", "x")]));
+    assert_eq!(in_flight(&engine), 2);
+    both.finish(Outcome::Success, None);
+}
+
+#[test]
+fn a_bucket_that_a_question_names_twice_is_asked_once() {
+    let engine = engine("- key: a\n  concurrency: {limit: 1}\n");
+    let held = passes(&engine, &question(&[("a", "x"), ("a", "x")]));
+    assert_eq!(in_flight(&engine), 1);
+    drop(held);
+}
+
+const BOTH: &str = "- key: k\n  concurrency: {limit: 1}\n  \
+                    rate_limit: {unit: day, requests_per_unit: 2}\n";
+
+#[test]
+fn a_ceiling_s_denial_charges_no_rate_limit() {
+    let engine = engine(BOTH);
+    let asked = question(&[("k", "v")]);
+    let held = passes(&engine, &asked);
+    for _ in 0..10 {
+        turned_away(&engine, &asked);
+    }
+    drop(held);
+    drop(passes(&engine, &asked));
+}
+
+#[test]
+fn a_rate_limit_s_denial_gives_the_permits_back() {
+    let engine = engine(BOTH);
+    let asked = question(&[("k", "v")]);
+    for _ in 0..2 {
+        drop(passes(&engine, &asked));
+    }
+    let Admitted::Decided(answer, permits) = ask(&engine, &asked) else { panic!() };
+    assert_eq!(answer.verdict, Verdict::Deny);
+    assert!(permits.is_empty());
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn a_question_without_an_end_meets_no_ceiling() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    let asked = question(&[("k", "v")]);
+    let _held = passes(&engine, &asked);
+    let answer = block_on(engine.decide(&asked)).unwrap();
+    assert_eq!(answer.verdict, Verdict::Admit);
+    assert_eq!(answer.statuses[0].finding.reason, Reason::NoLimit);
+    assert_eq!(in_flight(&engine), 1);
+}
+
+#[test]
+fn what_only_looks_is_not_in_flight() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    let descriptors = [descriptor(&[("k", "v")], 0)].into_iter().collect();
+    let permits = passes(&engine, &Question { domain: "d", descriptors });
+    assert!(permits.is_empty());
+}
+
+#[test]
+fn shadow_mode_turns_nobody_away_and_makes_nobody_wait() {
+    let words = "concurrency: {limit: 1, queue: {size: 9, timeout: 1h}}\n";
+    let marked = engine(&format!("- key: k\n  shadow_mode: true\n  {words}"));
+    let global = engine_of(&format!("- key: k\n  {words}"), true, 100);
+    for engine in [marked, global] {
+        let asked = question(&[("k", "v")]);
+        let held = passes(&engine, &asked);
+        assert!(!held.is_empty());
+        assert!(passes(&engine, &asked).is_empty(), "it passes without a permit");
+        assert_eq!(in_flight(&engine), 1);
+    }
+}
+
+#[test]
+fn there_are_never_more_buckets_than_may_be() {
+    let engine = engine_of("- key: k\n  concurrency: {limit: 1}\n", false, 2);
+    let _held = ["a", "b"].map(|value| passes(&engine, &question(&[("k", value)])));
+    let rejection = turned_away(&engine, &question(&[("k", "c")]));
+    assert_eq!(rejection.reason, Reason::TooManyBuckets);
+}
+
+#[test]
+fn a_reloaded_ceiling_is_in_force_for_the_next_question() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    let asked = question(&[("k", "v")]);
+    let _held = passes(&engine, &asked);
+    turned_away(&engine, &asked);
+    publish(&engine, "- key: k\n  concurrency: {limit: 2}\n");
+    let _second = passes(&engine, &asked);
+    turned_away(&engine, &asked);
+}
+
+#[test]
+fn one_that_waits_passes_when_a_place_is_free_and_leaves_no_trace_when_it_goes() {
+    let engine =
+        Arc::new(engine("- key: k\n  concurrency: {limit: 1, queue: {size: 2, timeout: 1h}}\n"));
+    let asked = question(&[("k", "v")]);
+    assert_eq!(engine.longest_wait(&asked), Nanos::from_secs(3600));
+    block_on(async {
+        let Ok(Admitted::Decided(_, held)) = engine.admit(&asked, None).await else { panic!() };
+        let mut gone = Box::pin(engine.admit(&asked, None));
+        let mut waits = Box::pin(engine.admit(&asked, None));
+        assert!(is_pending(gone.as_mut()));
+        assert!(is_pending(waits.as_mut()));
+        assert_eq!(engine.ceilings().total().waiting, 2);
+        drop(gone);
+        assert_eq!(engine.ceilings().total().waiting, 1);
+        held.finish(Outcome::Success, None);
+        let Ok(Admitted::Decided(_, held)) = waits.await else { panic!() };
+        assert!(!held.is_empty());
+    });
+    assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (0, 0));
+}
+
+#[test]
+fn what_cannot_be_asked_holds_nothing() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    let refused = |question| block_on(engine.admit(&question, None)).unwrap_err();
+    assert_eq!(refused(question(&[])), Refusal::NoDescriptors);
+    assert_eq!(refused(Question { domain: "", ..question(&[("k", "v")]) }), Refusal::EmptyDomain);
+    assert_eq!(in_flight(&engine), 0);
+}

@@ -1,0 +1,117 @@
+//! What `concurrency` means, and what of it is refused.
+
+use sluicegate::config::concurrency::{Ceiling, Reject};
+use sluicegate::config::diff::diff;
+use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
+use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
+use sluicegate::kernel::units::Nanos;
+
+use super::{find, said, sound};
+
+/// The ceiling of a node `k` that says this.
+fn ceiling(words: &str) -> Ceiling {
+    let config = sound(&format!("- key: k\n  concurrency: {{{words}}}\n"));
+    config.domains["d"].tree.ceiling([("k", "v")]).unwrap().ceiling.clone()
+}
+
+/// What was said of a node that says this begins so.
+fn refused(words: &str, expected: &[&str]) {
+    let said = said(&format!("- key: k\n  concurrency: {{{words}}}\n"));
+    let told: Vec<_> = said.iter().map(|said| said.split_once(' ').unwrap().1).collect();
+    assert_eq!(told.len(), expected.len(), "{words}: {said:#?}");
+    for (told, expected) in told.iter().zip(expected) {
+        assert!(told.starts_with(expected), "{words}: {told}\nwanted {expected}");
+    }
+}
+
+#[test]
+fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
+    assert_eq!(ceiling("limit: 64").rules, Rules::fixed(64));
+    assert_eq!(ceiling("limit: 64, mode: local").reject, Reject::default());
+    let all = ceiling(
+        "limit: 64, adaptive: {policy: aimd, min: 8, max: 512}, \
+         queue: {size: 100, timeout: 300ms}, \
+         reject: {status: 429, retry_after: 1500ms, body: 'busy, retry shortly'}",
+    );
+    let adaptive = Some(Adaptive { law: Law::Aimd, min: 8, max: 512 });
+    let timeout = Nanos(300 * Nanos::MILLI.0);
+    let waiting = Some(Waiting { size: 100, timeout });
+    assert_eq!(all.rules, Rules { limit: 64, adaptive, waiting });
+    let retry_after = Some(Nanos(1_500 * Nanos::MILLI.0));
+    assert_eq!(all.reject, Reject { status: 429, retry_after, body: "busy, retry shortly".into() });
+    let bounds = |limit| ceiling(&format!("limit: {limit}, adaptive: {{}}")).rules.adaptive;
+    assert_eq!(bounds(64), Some(Adaptive { law: Law::Gradient, min: 1, max: 1000 }));
+    assert_eq!(bounds(2000), Some(Adaptive { law: Law::Gradient, min: 1, max: 2000 }));
+}
+
+#[test]
+fn a_node_with_nothing_but_a_ceiling_limits_no_rate_and_does_not_exempt_from_one_above() {
+    let config = sound(
+        "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n\
+         - key: k\n  value: v\n  concurrency: {limit: 2}\n\
+         - key: both\n  concurrency: {limit: 3}\n  \
+         rate_limit: {unit: day, requests_per_unit: 1}\n",
+    );
+    let of = |key, value| {
+        let found = config.domains["d"].tree.ceiling([(key, value)]);
+        found.map(|found| found.ceiling.rules.limit)
+    };
+    assert!(find(&config, "k=v").is_none(), "as a node without rate_limit in the base language");
+    assert_eq!((of("k", "v"), of("k", "w")), (Some(2), None));
+    assert!(find(&config, "both=x").is_some());
+    assert_eq!(of("both", "x"), Some(3));
+}
+
+#[test]
+fn what_cannot_be_held_is_refused_with_its_place() {
+    refused("limit: 0", &["E38 `limit: 0`"]);
+    refused("mode: local", &["E38 a ceiling needs a `limit`"]);
+    refused("limit: 1, mode: leased", &["E30 `mode: leased` of a ceiling"]);
+    refused("limit: 1, mode: strict", &["E30 `mode: strict` of a ceiling"]);
+    refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
+    refused("limit: 1, max_duration: 60s", &["E30 `max_duration`"]);
+    refused("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
+    refused("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
+    refused("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
+    refused("limit: 4, adaptive: {max: 3}", &["E32 `limit: 4` is not between `min` 1 and `max` 3"]);
+    refused("limit: 1, queue: {size: 1}", &["E38 a queue needs"]);
+    refused("limit: 1, queue: {timeout: 1s}", &["E38 a queue needs"]);
+    refused("limit: 1, queue: {size: 0, timeout: 1s}", &["E38 `size: 0`"]);
+    refused("limit: 1, queue: {size: 1, timeout: 0s}", &["E31 `timeout: 0s`"]);
+    refused("limit: 1, queue: {size: 1, timeout: soon}", &["E31 `timeout: soon`"]);
+    for status in ["200", "399", "600", "70000"] {
+        let expected = format!("E38 `status: {status}`");
+        refused(&format!("limit: 1, reject: {{status: {status}}}"), &[&expected]);
+    }
+    refused("limit: 1, reject: {retry_after: later}", &["E31 `retry_after: later`"]);
+    refused("limit: 1, burst: 2", &["E10 `burst` has no place in `concurrency`"]);
+    refused("limit: 1, queues: {}", &["E09 there is no key `queues`"]);
+    refused("limit: many", &["E13 `limit` wants"]);
+}
+
+#[test]
+fn words_of_a_ceiling_are_refused_elsewhere() {
+    let said = said("- key: k\n  queue: {size: 1, timeout: 1s}\n");
+    assert!(said[0].contains("E10 `queue` has no place in a descriptor"), "{said:?}");
+}
+
+#[test]
+fn shadow_mode_counts_for_a_ceiling() {
+    let config = sound("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1}\n");
+    assert!(config.domains["d"].tree.ceiling([("k", "")]).unwrap().ceiling.shadow);
+}
+
+#[test]
+fn a_changed_ceiling_is_a_change_and_an_unchanged_one_is_none() {
+    let file = |limit: u32| {
+        let limits = "rate_limit: {unit: day, requests_per_unit: 1}";
+        sound(&format!("- key: k\n  {limits}\n  concurrency: {{limit: {limit}}}\n"))
+    };
+    assert!(diff(&file(1), &file(1)).is_empty());
+    let found = diff(&file(1), &file(2));
+    assert_eq!(found.to_string(), "0 added, 0 removed, 1 changed");
+    assert_eq!(found.changed[0].old.as_deref(), Some("1 in flight, rejected with 503"));
+    let without = sound("- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n");
+    assert_eq!(diff(&without, &file(1)).to_string(), "1 added, 0 removed, 0 changed");
+    assert_eq!(diff(&file(1), &without).to_string(), "0 added, 1 removed, 0 changed");
+}

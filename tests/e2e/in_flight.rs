@@ -1,0 +1,250 @@
+//! Ceilings on requests in flight, held by ext_proc: a place is taken once and comes back, however the request ends.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::thread::JoinHandle;
+
+use tempfile::TempDir;
+
+use super::envoy::{Envoy, Shipped, WhenDown, configured};
+use super::visits::Visits;
+use crate::http1::{self, Reply};
+use crate::service::Service;
+use crate::waiting::{PATIENCE, until};
+
+const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
+                         "descriptors": [[{"remote_address": {}}]]},
+                        {"name": "edge", "domain": "edge", "descriptors": [
+                         [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}],
+                         [{"request_headers": {"header_name": "x-api-key", "descriptor_key": "api_key"}}]]}]"#;
+
+/// A client, Envoy, the service, and an upstream that answers by hand.
+struct Scene {
+    _limits: TempDir,
+    service: Service,
+    envoy: Envoy,
+    upstream: Visits,
+}
+
+impl Scene {
+    /// With these descriptors in the domain that the hook asks about.
+    fn with(descriptors: &str) -> Self {
+        let limits = tempfile::tempdir().unwrap();
+        let text = format!("domain: edge\ndescriptors:\n{descriptors}");
+        std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+        let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
+        let service = Service::start(limits.path(), &flags.map(str::to_owned)).unwrap();
+        let upstream = Visits::listen();
+        let envoy = Envoy::start_with(
+            configured(Shipped::ExtProc, upstream.address, &[service.grpc], WhenDown::Allow),
+            1,
+        );
+        Self { _limits: limits, service, envoy, upstream }
+    }
+
+    /// The ceiling over everything says this.
+    fn under(ceiling: &str) -> Self {
+        Self::with(&format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n"))
+    }
+
+    /// Sends a request whose answer is waited for elsewhere.
+    fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
+        let ingress = self.envoy.ingress;
+        std::thread::spawn(move || http1::get(ingress, "/", &[]))
+    }
+
+    /// Sends a request and keeps only the connection.
+    fn connect(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.envoy.ingress).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
+        stream
+    }
+
+    fn get(&self) -> Reply {
+        http1::get(self.envoy.ingress, "/", &[]).unwrap()
+    }
+
+    fn shows(&self, gauge: &str, value: u64) {
+        shows(self.service.metrics, gauge, value);
+    }
+
+    fn holds(&self, in_flight: u64) {
+        self.shows("sluicegate_requests_in_flight", in_flight);
+    }
+}
+
+fn gauge(metrics: SocketAddr, name: &str) -> u64 {
+    let page = http1::get(metrics, "/metrics", &[]).unwrap().text();
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {page}"))
+}
+
+fn shows(metrics: SocketAddr, name: &str, value: u64) {
+    until(name, || match gauge(metrics, name) {
+        found if found == value => Ok(()),
+        found => Err(format!("{found}, wanted {value}")),
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
+    let scene = Scene::under("limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
+    let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
+    let mut visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
+    scene.holds(3);
+    for _ in 0..5 {
+        let turned_away = scene.get();
+        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
+        assert_eq!(turned_away.header("retry-after"), Some("2"), "rounded up");
+    }
+    visits.pop().unwrap().answer();
+    scene.holds(2);
+    let fourth = scene.send();
+    visits.push(scene.upstream.next());
+    scene.holds(3);
+    visits.into_iter().for_each(super::visits::Visit::answer);
+    for client in clients.into_iter().chain([fourth]) {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+    scene.holds(0);
+}
+
+#[test]
+fn a_streamed_body_holds_its_place_to_its_last_byte() {
+    let scene = Scene::under("limit: 1");
+    let mut client = scene.connect();
+    let mut visit = scene.upstream.next();
+    visit.begin();
+    let mut part = [0; 1024];
+    assert!(0 < client.read(&mut part).unwrap(), "the answer has begun");
+    assert_eq!(scene.get().status, 503);
+    scene.holds(1);
+    visit.end();
+    scene.holds(0);
+}
+
+#[test]
+fn a_client_that_goes_frees_its_place_before_the_answer_and_within_it() {
+    let scene = Scene::under("limit: 1");
+    for begun in [false, true] {
+        let mut client = scene.connect();
+        let mut visit = scene.upstream.next();
+        if begun {
+            visit.begin();
+            assert!(0 < client.read(&mut [0; 1024]).unwrap());
+        }
+        scene.holds(1);
+        drop(client);
+        scene.holds(0);
+    }
+}
+
+#[test]
+fn an_upstream_that_goes_frees_the_place_before_the_answer_and_within_it() {
+    let scene = Scene::under("limit: 1");
+    for begun in [false, true] {
+        let client = scene.send();
+        let mut visit = scene.upstream.next();
+        if begun {
+            visit.begin();
+        }
+        scene.holds(1);
+        visit.reset();
+        scene.holds(0);
+        let reply = client.join().unwrap();
+        assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
+    }
+}
+
+#[test]
+fn a_proxy_that_is_killed_frees_all_its_places() {
+    let mut scene = Scene::under("limit: 9");
+    let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
+    let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
+    scene.holds(5);
+    scene.envoy.kill();
+    scene.holds(0);
+}
+
+#[test]
+fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
+    let scene = Scene::with(
+        "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
+         - key: api_key\n  rate_limit: {unit: year, requests_per_unit: 1}\n",
+    );
+    let ask = || http1::get(scene.envoy.ingress, "/", &[("x-api-key", "k")]).unwrap();
+    let first = std::thread::scope(|scope| {
+        let first = scope.spawn(ask);
+        scene.upstream.next().answer();
+        first.join().unwrap()
+    });
+    assert_eq!(first.status, 200);
+    scene.holds(0);
+    for _ in 0..3 {
+        let denied = ask();
+        assert_eq!(denied.status, 429);
+        assert!(denied.header("retry-after").is_some(), "{denied:?}");
+        scene.holds(0);
+    }
+}
+
+#[test]
+fn one_that_waits_is_let_in_when_a_place_is_free_and_forgotten_when_it_goes() {
+    let scene = Scene::under("limit: 1, queue: {size: 1, timeout: 9s}");
+    let first = scene.send();
+    let held = scene.upstream.next();
+    let gone = scene.connect();
+    scene.shows("sluicegate_requests_queued", 1);
+    assert_eq!(scene.get().status, 503, "the queue is full");
+    drop(gone);
+    scene.shows("sluicegate_requests_queued", 0);
+    let waits = scene.send();
+    scene.shows("sluicegate_requests_queued", 1);
+    held.answer();
+    scene.upstream.next().answer();
+    for client in [first, waits] {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+    scene.holds(0);
+}
+
+/// Five times as long as Envoy waits for an answer that nobody announced.
+#[test]
+fn envoy_waits_as_long_as_the_queue_makes_it() {
+    let scene = Scene::under("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
+    let first = scene.send();
+    let held = scene.upstream.next();
+    assert_eq!(scene.get().status, 429, "without the announcement it would pass");
+    held.answer();
+    assert_eq!(first.join().unwrap().unwrap().status, 200);
+    scene.holds(0);
+}
+
+#[test]
+fn a_replica_that_is_told_to_go_takes_no_request_with_it() {
+    let mut scene = Scene::under("limit: 1");
+    let client = scene.send();
+    let visit = scene.upstream.next();
+    scene.holds(1);
+    scene.service.terminate();
+    let status = scene.service.ended().unwrap();
+    assert_eq!(status.code(), Some(0), "{status}\n{}", scene.service.log());
+    visit.answer();
+    assert_eq!(client.join().unwrap().unwrap().status, 200);
+}
+
+#[test]
+fn requests_pass_without_a_replica() {
+    let mut scene = Scene::under("limit: 1");
+    scene.service.terminate();
+    scene.service.ended().unwrap();
+    let clients = [scene.send(), scene.send()];
+    for visit in [scene.upstream.next(), scene.upstream.next()] {
+        visit.answer();
+    }
+    for client in clients {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+}

@@ -1,0 +1,73 @@
+//! An upstream whose every request is answered by hand.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::waiting::PATIENCE;
+
+/// The upstream.
+pub struct Visits {
+    pub address: SocketAddr,
+    arrived: Receiver<Visit>,
+}
+
+/// One request that has arrived and has no answer yet.
+pub struct Visit(TcpStream);
+
+impl Visits {
+    /// Listens on a free port, as long as the test binary lives.
+    pub fn listen() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (arrive, arrived) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let arrive = arrive.clone();
+                std::thread::spawn(move || read(stream, &arrive));
+            }
+        });
+        Self { address, arrived }
+    }
+
+    /// The next request.
+    pub fn next(&self) -> Visit {
+        self.arrived.recv_timeout(PATIENCE).expect("no request arrived")
+    }
+}
+
+/// Reads a head, and says that it came.
+fn read(mut stream: TcpStream, arrive: &Sender<Visit>) {
+    let (mut head, mut part) = (Vec::new(), [0; 4096]);
+    while !head.windows(4).any(|four| four == b"\r\n\r\n") {
+        match stream.read(&mut part) {
+            Ok(0) | Err(_) => return,
+            Ok(got) => head.extend_from_slice(&part[..got]),
+        }
+    }
+    let _ = arrive.send(Visit(stream));
+}
+
+impl Visit {
+    /// The whole answer.
+    pub fn answer(mut self) {
+        let answer = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
+        self.0.write_all(answer.as_bytes()).unwrap();
+    }
+
+    /// The head of an answer and the first part of its body.
+    pub fn begin(&mut self) {
+        let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+        self.0.write_all(format!("{head}2\r\nok\r\n").as_bytes()).unwrap();
+    }
+
+    /// The end of the body.
+    pub fn end(mut self) {
+        self.0.write_all(b"0\r\n\r\n").unwrap();
+    }
+
+    /// Goes without a further word.
+    pub fn reset(self) {
+        drop(self.0);
+    }
+}
