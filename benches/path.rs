@@ -23,6 +23,11 @@ use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Revision};
 
+/// As in the binary.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const LIMITS: &[u8] = b"domain: shop\ndescriptors:\n- key: api_key\n  \
                         rate_limit: {requests_per_unit: 1000, unit: day, strategy: gcra}\n";
 const THREADS: u64 = 2;

@@ -28,6 +28,11 @@ use sluicegate::edge::grpc::KEEPALIVE;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
+/// The constant's server has the allocator that the service has.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const CONNECTIONS: usize = 4;
 const IN_FLIGHT: usize = 32;
 const CALLS: u64 = 100_000;

@@ -5,6 +5,10 @@ use std::process::ExitCode;
 
 use sluicegate::cli::{self, Terminal};
 
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let (mut out, mut err) = (io::stdout(), io::stderr());
     let mut terminal = Terminal { out: &mut out, err: &mut err };

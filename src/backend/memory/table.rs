@@ -65,7 +65,7 @@ impl<E: Hashed> Table<E> {
     /// Puts in an entry whose hash is not there yet. Cost: O(1), now and then O(entries).
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
-            self.resize(FEWEST.max(self.slots.len() * 3 / 2));
+            self.resize(slots_for(self.slots.len() + 1));
         }
         self.put(entry);
         self.len += 1;
@@ -83,7 +83,7 @@ impl<E: Hashed> Table<E> {
             }
         }
         if WORTH_SHRINKING < self.slots.len() && self.len < self.slots.len() / 4 {
-            self.resize(self.len * 3 / 2 + 1);
+            self.resize(slots_for(self.len * 3 / 2));
         }
     }
 
@@ -124,6 +124,14 @@ impl<E: Hashed> Table<E> {
     }
 }
 
+/// At least `wanted` slots: a power of two, or one and a half times one. Of entries that are a power of two
+/// long that is what an allocator hands out whole.
+fn slots_for(wanted: usize) -> usize {
+    let power = wanted.next_power_of_two().max(FEWEST);
+    let less = power / 4 * 3;
+    if wanted <= less && FEWEST <= less { less } else { power }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -140,6 +148,16 @@ mod tests {
     fn hash(number: u64) -> KeyHash {
         let place = (number % 7).wrapping_mul(u64::MAX / 6);
         KeyHash { place, rest: NonZeroU64::MIN.saturating_add(number) }
+    }
+
+    #[test]
+    fn tables_grow_by_half_and_by_a_third_in_turns() {
+        let mut sizes = vec![slots_for(0)];
+        while sizes.len() < 9 {
+            sizes.push(slots_for(sizes[sizes.len() - 1] + 1));
+        }
+        assert_eq!(sizes, [4, 6, 8, 12, 16, 24, 32, 48, 64]);
+        assert_eq!([5, 6, 7, 13].map(slots_for), [6, 6, 8, 16]);
     }
 
     #[test]
