@@ -184,14 +184,8 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] = &[
-    "max_buckets",
-    "peer_port",
-    "peer_secret",
-    "syslog_from",
-    "syslog_host",
-    "syslog_port",
-];
+pub const LATER: &[&str] =
+    &["max_buckets", "peer_port", "peer_secret", "syslog_from", "syslog_host", "syslog_port"];
 
 /// One row of the table.
 #[derive(Debug)]

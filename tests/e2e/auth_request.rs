@@ -119,6 +119,21 @@ fn a_service_without_limits_is_one_that_does_not_answer() {
 }
 
 #[test]
+fn a_store_that_is_away_is_nginxs_to_judge_where_the_limit_says_error() {
+    let limits = Limits::per_key(5);
+    // Nobody listens there.
+    let backend = format!("redis://{}", super::nginx::free_port());
+    let service = serve(limits.path(), &["--hooks", HOOKS, "--backend", &backend]);
+    for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
+        let nginx = Nginx::start(upstream::start(), service.http, when_down);
+        assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
+    }
+    let metrics = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    let counted = "sluicegate_edge_requests_total{protocol=\"nginx\",outcome=\"backend_down\"} 2\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
 fn a_service_without_hooks_fails_every_request_where_nginx_lets_the_unanswered_pass() {
     let limits = Limits::per_key(5);
     let service = serve(limits.path(), &[]);
