@@ -167,3 +167,16 @@ fn the_shipped_settings_and_limits_answer_what_the_shipped_nginx_asks() {
     let policies = reply.header("ratelimit-policy").unwrap();
     assert!(policies.contains("per-key") && policies.contains("per-address"), "{policies}");
 }
+
+#[test]
+fn too_many_headers_are_no_way_past_the_limit() {
+    let limits = Limits::per_key(0);
+    let service = serve_hooks(&limits);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);
+    for (count, expected) in [(80, 429), (900, 500)] {
+        let names: Vec<String> = (0..count).map(|number| format!("x-{number}")).collect();
+        let mut headers: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "v")).collect();
+        headers.push(("x-api-key", "k"));
+        assert_eq!(status(nginx.ingress, &headers), expected, "{}", nginx.log());
+    }
+}
