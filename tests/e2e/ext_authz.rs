@@ -74,7 +74,7 @@ fn a_hook_that_is_not_set_is_a_service_that_does_not_answer() {
     }
 }
 
-/// Envoy tells ext_authz of its peer, which here is the balancer.
+/// Envoy tells `ext_authz` of its peer, which here is the balancer.
 #[test]
 fn behind_a_trusted_balancer_the_address_is_the_clients() {
     for_a_day_with_a_minute_left();
