@@ -119,6 +119,21 @@ fn a_service_without_limits_is_one_that_does_not_answer() {
 }
 
 #[test]
+fn a_store_that_is_away_is_nginxs_to_judge_where_the_limit_says_error() {
+    let limits = Limits::per_key(5);
+    // Nobody listens there.
+    let backend = format!("redis://{}", super::nginx::free_port());
+    let service = serve(limits.path(), &["--hooks", HOOKS, "--backend", &backend]);
+    for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
+        let nginx = Nginx::start(upstream::start(), service.http, when_down);
+        assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
+    }
+    let metrics = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    let counted = "sluicegate_edge_requests_total{protocol=\"nginx\",outcome=\"backend_down\"} 2\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
 fn a_service_without_hooks_fails_every_request_where_nginx_lets_the_unanswered_pass() {
     let limits = Limits::per_key(5);
     let service = serve(limits.path(), &[]);
@@ -136,8 +151,11 @@ fn questions_share_connections() {
     assert_eq!(statuses(nginx.ingress, "k", 50), [(200, 50)].into(), "{}", nginx.log());
     assert_eq!(between.accepted(), 1, "connections for 50 questions, one after another");
     // A connection that broke while nobody used it fails no request.
-    between.cut();
-    assert_eq!(statuses(nginx.ingress, "k", 10), [(200, 10)].into(), "{}", nginx.log());
+    for method in ["GET", "POST"] {
+        between.cut();
+        let reply = http1::call(nginx.ingress, method, "/", &[("x-api-key", "k")], None).unwrap();
+        assert_eq!(reply.status, 200, "{method}\n{}", nginx.log());
+    }
 }
 
 #[test]
@@ -151,4 +169,17 @@ fn the_shipped_settings_and_limits_answer_what_the_shipped_nginx_asks() {
     assert_eq!(reply.status, 200, "{reply:?}\n{}", nginx.log());
     let policies = reply.header("ratelimit-policy").unwrap();
     assert!(policies.contains("per-key") && policies.contains("per-address"), "{policies}");
+}
+
+#[test]
+fn too_many_headers_are_no_way_past_the_limit() {
+    let limits = Limits::per_key(0);
+    let service = serve_hooks(&limits);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);
+    for (count, expected) in [(80, 429), (900, 500)] {
+        let names: Vec<String> = (0..count).map(|number| format!("x-{number}")).collect();
+        let mut headers: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "v")).collect();
+        headers.push(("x-api-key", "k"));
+        assert_eq!(status(nginx.ingress, &headers), expected, "{}", nginx.log());
+    }
 }

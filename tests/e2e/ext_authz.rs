@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::auth_request::{HOOKS, serve_hooks};
-use super::envoy::{Envoy, Shipped, WhenDown, configured};
+use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, ask, assert_headers, is_until_midnight, serve, statuses, upstream};
 use crate::http1;
 use crate::waiting::for_a_day_with_a_minute_left;
@@ -43,9 +43,9 @@ fn what_a_client_forges_has_no_effect() {
     // The hook `first` asks about a domain without limits.
     let forged = [("hook", "first"), ("x-hook", "first"), ("x-real-ip", "192.0.2.1")];
     let xff = [("x-forwarded-for", "192.0.2.1")];
-    let asked = [&forged[..1], &forged[1..2], &forged[..], &xff[..], &[]];
+    let asked = [&forged[..1], &forged[1..2], &forged[2..], &[forged[2]; 2], &xff[..], &[]];
     let statuses = asked.map(|headers| http1::get(envoy.ingress, "/", headers).unwrap().status);
-    assert_eq!(statuses, [200, 200, 429, 429, 429], "{}", envoy.log());
+    assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", envoy.log());
 }
 
 #[test]
@@ -72,4 +72,23 @@ fn a_hook_that_is_not_set_is_a_service_that_does_not_answer() {
             assert_eq!(ask(envoy.ingress, "k").status, expected, "{}", envoy.log());
         }
     }
+}
+
+/// Envoy tells `ext_authz` of its peer, which here is the balancer.
+#[test]
+fn behind_a_trusted_balancer_the_address_is_the_clients() {
+    for_a_day_with_a_minute_left();
+    let limits = Limits::per("remote_address", 1);
+    let service = serve_hooks(&limits);
+    let mut text =
+        configured(Shipped::ExtAuthz, upstream::start(), &[service.grpc], WhenDown::Deny);
+    let trusting = "use_remote_address: true\n                xff_num_trusted_hops: 1";
+    replace_once(&mut text, "use_remote_address: true", trusting);
+    let envoy = Envoy::start_with(text, 1);
+    let from = |client: &str| {
+        let headers = [("x-forwarded-for", client)];
+        http1::get(envoy.ingress, "/", &headers).unwrap().status
+    };
+    let statuses = [from("192.0.2.1"), from("192.0.2.1"), from("192.0.2.2")];
+    assert_eq!(statuses, [200, 429, 200], "{}", envoy.log());
 }

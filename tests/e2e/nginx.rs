@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use super::envoy::{WhenDown, replace_once};
-use crate::http1;
+use crate::http1::{self, Reply};
 use crate::waiting::until;
 
 const SHIPPED: &str = include_str!("../../config/nginx/rate_limit.conf");
@@ -27,10 +27,18 @@ impl Nginx {
         // It cannot be told to take a free port and say which; another process may be quicker.
         for _ in 0..5 {
             let ingress = free_port();
-            let config = configured(ingress, upstream, replica, when_down);
+            let mut config = configured(ingress, upstream, replica, when_down);
+            let own = home.path().display().to_string();
+            replace_once(
+                &mut config,
+                "http {",
+                &format!("http {{ add_header x-home {own} always;"),
+            );
             std::fs::write(home.path().join("nginx.conf"), config).unwrap();
             let mut master = spawn(home.path());
-            if answers(ingress, &mut master).is_ok() {
+            let answered = answers(ingress, &mut master);
+            // The place to ask is nobody's to ask from outside.
+            if answered.is_ok_and(|it| it.status == 404 && it.header("x-home") == Some(&own)) {
                 return Self { master, home, ingress };
             }
             stop(&mut master);
@@ -60,7 +68,8 @@ fn log(home: &Path) -> String {
     std::fs::read_to_string(home.join("log")).unwrap_or_default()
 }
 
-fn free_port() -> SocketAddr {
+/// One that was free just now.
+pub fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -94,13 +103,9 @@ fn spawn(home: &Path) -> Child {
     spawned.unwrap_or_else(|error| panic!("no nginx on PATH: run scripts/test.sh: {error}"))
 }
 
-fn answers(ingress: SocketAddr, master: &mut Child) -> Result<(), String> {
-    let asked = until("NGINX", || match master.try_wait() {
+fn answers(ingress: SocketAddr, master: &mut Child) -> Result<Reply, String> {
+    until("NGINX", || match master.try_wait() {
         Ok(None) => http1::get(ingress, "/_sluicegate", &[]).map_err(|error| error.to_string()),
-        ended => {
-            Ok(http1::Reply { status: 0, headers: Vec::new(), body: format!("{ended:?}").into() })
-        }
-    })?;
-    // The place to ask is nobody's to ask from outside.
-    if asked.status == 404 { Ok(()) } else { Err(asked.text()) }
+        ended => Ok(Reply { status: 0, headers: Vec::new(), body: format!("{ended:?}").into() }),
+    })
 }

@@ -3,6 +3,7 @@
 mod admin;
 mod check;
 mod convert;
+mod ext_authz;
 mod grpc;
 mod headers;
 mod http;

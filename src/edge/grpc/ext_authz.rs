@@ -1,11 +1,12 @@
 //! `envoy.service.auth.v3.Authorization`: Envoy's `ext_authz` filter asks about a request.
 //!
-//! Guarantees: the route says which hook (`context_extensions`), never the request; a denial is a
+//! Guarantees: the route says which hook and where the address is (`context_extensions`), never the request; a denial is a
 //! 429 with the headers of all protocols; an error carries no answer and has the code that
 //! `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept.
 //! Leaves out: the request's body, and what to do when nobody answers, which is the filter's.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::address::Address;
@@ -35,6 +36,10 @@ use crate::telemetry::event::{Answered, Asked, Protocol};
 
 /// What of `context_extensions` names the hook.
 const HOOK: &str = "hook";
+
+/// What of `context_extensions` names the request header that holds the client's address. Without it the
+/// address is that of Envoy's peer, which behind a load balancer is the balancer's.
+const ADDRESS_HEADER: &str = "remote_address_header";
 
 /// What a denied client reads.
 const DENIED: &str = "rate limited\n";
@@ -121,10 +126,11 @@ pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitReque
     let nothing = HttpRequest::default();
     let http = context.request.as_ref().and_then(|request| request.http.as_ref());
     let http = http.unwrap_or(&nothing);
+    let address = address_of(context, http);
     let attributes = Attributes {
         header: &|name| header_of(http, name),
         path: &http.path,
-        remote_address: address_of(context),
+        remote_address: address.as_deref(),
         metadata: &|key| text_at(context, key),
     };
     hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
@@ -146,9 +152,13 @@ fn value_of(header: &HeaderValue) -> Cow<'_, str> {
     }
 }
 
-fn address_of(context: &AttributeContext) -> Option<&str> {
+fn address_of<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Option<Cow<'r, str>> {
+    if let Some(name) = context.context_extensions.get(ADDRESS_HEADER) {
+        let named = header_of(http, &name.to_ascii_lowercase());
+        return named.filter(|text| text.parse::<IpAddr>().is_ok());
+    }
     match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
-        Address::SocketAddress(socket) => Some(&socket.address),
+        Address::SocketAddress(socket) => Some(Cow::Borrowed(&socket.address)),
         _ => None,
     }
 }

@@ -12,9 +12,10 @@ use std::net::IpAddr;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::{Ask, NO_SNIFFING, PLAIN};
-use crate::config::hooks::Attributes;
+use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::grpc::convert;
 use crate::edge::hook::{self, Unanswered};
 use crate::engine::{Answer, Refusal};
@@ -55,7 +56,7 @@ async fn decide(
     headers: &HeaderMap,
     original: &Original<'_>,
 ) -> Result<Answer, Unanswered> {
-    let request = original.ask(ask, headers)?;
+    let request = original.asked(&ask.hooks, headers)?;
     let question = convert::question(&request, &ask.reporting)?;
     Ok(ask.engine.decide(&question).await?)
 }
@@ -78,11 +79,7 @@ impl<'h> Original<'h> {
         })
     }
 
-    fn ask(
-        &self,
-        ask: &Ask,
-        headers: &HeaderMap,
-    ) -> Result<envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest, Unanswered> {
+    fn asked(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, Unanswered> {
         let header = |name: &str| match name {
             ":path" => Some(Cow::Borrowed(&*self.uri)),
             ":method" => Some(Cow::Borrowed(&*self.method)),
@@ -95,7 +92,7 @@ impl<'h> Original<'h> {
             remote_address: self.address.as_deref(),
             metadata: &|_| None,
         };
-        hook::request(&ask.hooks, self.hook.as_deref(), &attributes)
+        hook::request(hooks, self.hook.as_deref(), &attributes)
     }
 }
 

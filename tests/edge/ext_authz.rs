@@ -1,0 +1,192 @@
+//! `Authorization/Check` over a real connection, as Envoy calls it.
+
+use std::collections::HashMap;
+
+use envoy_types::pb::envoy::config::core::v3::address::Address as Kind;
+use envoy_types::pb::envoy::config::core::v3::{
+    Address, HeaderMap, HeaderValue, Metadata, SocketAddress,
+};
+use envoy_types::pb::envoy::service::auth::v3::attribute_context::{HttpRequest, Peer, Request};
+use envoy_types::pb::envoy::service::auth::v3::authorization_client::AuthorizationClient;
+use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
+use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest, CheckResponse};
+use envoy_types::pb::google::protobuf::value::Kind as Is;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::grpc::ext_authz::asked;
+use sluicegate::edge::health::Ready;
+use sluicegate::edge::hook::Unanswered;
+use tonic::{Code, Status};
+
+use super::check::hooks;
+use super::grpc::{Served, served_with};
+use super::{empty_engine, engine, two_a_minute};
+
+/// What Envoy says of a request with these headers.
+fn request(headers: &[(&str, &str)]) -> HttpRequest {
+    let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+    HttpRequest {
+        headers: headers.iter().map(pair).collect(),
+        path: "/a?q=1".into(),
+        ..HttpRequest::default()
+    }
+}
+
+fn context(http: HttpRequest, extensions: &[(&str, &str)]) -> AttributeContext {
+    let socket = SocketAddress { address: "192.0.2.7".into(), ..SocketAddress::default() };
+    let address = Some(Address { address: Some(Kind::SocketAddress(socket)) });
+    let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+    AttributeContext {
+        source: Some(Peer { address, ..Peer::default() }),
+        request: Some(Request { http: Some(http), ..Request::default() }),
+        context_extensions: extensions.iter().map(pair).collect(),
+        ..AttributeContext::default()
+    }
+}
+
+async fn check(served: &Served, context: AttributeContext) -> Result<CheckResponse, Status> {
+    let mut client = AuthorizationClient::new(served.channel.clone());
+    let reply = client.check(CheckRequest { attributes: Some(context) }).await;
+    reply.map(tonic::Response::into_inner)
+}
+
+/// The entries that the hook `other`, made of this action, asks about: `key=value`.
+fn entries(action: &str, context: &AttributeContext) -> Vec<String> {
+    match asked(&hooks(action), context) {
+        Ok(request) => {
+            let entries = request.descriptors.into_iter().flat_map(|one| one.entries);
+            entries.map(|entry| format!("{}={}", entry.key, entry.value)).collect()
+        }
+        Err(Unanswered::NothingToAsk) => Vec::new(),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+const OTHER: [(&str, &str); 1] = [("hook", "other")];
+const KEY: &str = r#"{"request_headers": {"header_name": "X-Key", "descriptor_key": "k"}}"#;
+
+#[tokio::test]
+async fn two_hits_pass_and_the_third_is_429() {
+    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let ask = async || check(&served, context(request(&[("x-key", "v")]), &[])).await.unwrap();
+    for _ in 0..2 {
+        let reply = ask().await;
+        assert_eq!(reply.status.unwrap().code, 0);
+        assert!(matches!(reply.http_response, Some(HttpResponse::OkResponse(_))));
+    }
+    let reply = ask().await;
+    assert_ne!(reply.status.unwrap().code, 0);
+    let Some(HttpResponse::DeniedResponse(denied)) = reply.http_response else { panic!("passed") };
+    assert_eq!((denied.status.unwrap().code, denied.body.as_str()), (429, "rate limited\n"));
+}
+
+#[tokio::test]
+async fn the_route_names_the_hook_and_the_request_does_not() {
+    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks(KEY)).await;
+    let code = async |extensions: &[(&str, &str)]| {
+        let http = request(&[("x-key", "v"), ("x-hook", "edgy"), ("hook", "edgy")]);
+        check(&served, context(http, extensions)).await.map_err(|status| status.code())
+    };
+    assert!(code(&[]).await.is_ok() && code(&OTHER).await.is_ok());
+    assert_eq!(code(&[("hook", "edgy")]).await, Err(Code::InvalidArgument));
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_is_an_error_as_over_the_other_door() {
+    let none = served_with(engine(two_a_minute()), Ready::Yes, Hooks::default()).await;
+    let http = request(&[("x-key", "v")]);
+    let status = check(&none, context(http.clone(), &[])).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("hooks"), "{status}");
+    let unloaded = served_with(empty_engine(), Ready::Yes, hooks("")).await;
+    let status = check(&unloaded, context(http, &[])).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+    let limited = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let long = request(&[("x-key", &*"v".repeat(64 * 1024))]);
+    let status = check(&limited, context(long, &[])).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_request_of_which_no_descriptor_can_be_made_passes() {
+    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let mut client = AuthorizationClient::new(served.channel.clone());
+    for asked in [
+        CheckRequest { attributes: Some(context(request(&[]), &[])) },
+        CheckRequest { attributes: None },
+    ] {
+        let reply = client.check(asked).await.unwrap().into_inner();
+        assert_eq!(reply.status.unwrap().code, 0);
+    }
+}
+
+#[test]
+fn headers_come_joined_or_one_by_one() {
+    let raw = |value: &[u8]| HeaderValue {
+        key: "x-key".into(),
+        raw_value: value.to_vec(),
+        ..HeaderValue::default()
+    };
+    let plain = HeaderValue { key: "x-key".into(), value: "c".into(), ..HeaderValue::default() };
+    let one_by_one =
+        |headers| HttpRequest { header_map: Some(HeaderMap { headers }), ..HttpRequest::default() };
+    for (http, want) in [
+        (request(&[("x-key", "a,b")]), "k=a,b"),
+        (one_by_one(vec![raw(b"a"), raw(b"b"), plain]), "k=a,b,c"),
+        (one_by_one(vec![raw(b"\xff")]), "k=\u{fffd}"),
+    ] {
+        assert_eq!(entries(KEY, &context(http, &OTHER)), [want]);
+    }
+}
+
+#[test]
+fn the_query_is_that_of_the_path() {
+    let query = r#"{"query_parameters": {"query_parameter_name": "q", "descriptor_key": "k"}}"#;
+    assert_eq!(entries(query, &context(request(&[]), &OTHER)), ["k=1"]);
+}
+
+#[test]
+fn the_address_is_envoys_peer_unless_the_route_names_a_header() {
+    let action = r#"{"remote_address": {}}"#;
+    let headers = [("x-real-ip", "203.0.113.9"), ("x-word", "somebody")];
+    let address = |more: &[(&str, &str)]| {
+        entries(action, &context(request(&headers), &[&OTHER[..], more].concat()))
+    };
+    assert_eq!(address(&[]), ["remote_address=192.0.2.7"]);
+    assert_eq!(address(&[("remote_address_header", "X-Real-IP")]), ["remote_address=203.0.113.9"]);
+    for not_there in ["x-word", "x-gone"] {
+        assert_eq!(address(&[("remote_address_header", not_there)]), [] as [&str; 0]);
+    }
+}
+
+#[test]
+fn metadata_is_a_text_below_its_namespace() {
+    let value = |kind| Value { kind: Some(kind) };
+    let fields = |pairs: Vec<(&str, Value)>| Struct {
+        fields: pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    };
+    let claims = fields(vec![
+        ("sub", value(Is::StringValue("joe".into()))),
+        ("age", value(Is::NumberValue(7.0))),
+    ]);
+    let jwt = fields(vec![("claims", value(Is::StructValue(claims)))]);
+    let mut asked_of = context(request(&[]), &OTHER);
+    asked_of.metadata_context = Some(Metadata {
+        filter_metadata: HashMap::from([("jwt".to_owned(), jwt)]),
+        ..Metadata::default()
+    });
+    for (namespace, path, want) in [
+        ("jwt", r#"{"key": "claims"}, {"key": "sub"}"#, &["k=joe"][..]),
+        ("jwt", r#"{"key": "claims"}, {"key": "age"}"#, &[]),
+        ("jwt", r#"{"key": "claims"}"#, &[]),
+        ("jwt", r#"{"key": "claims"}, {"key": "sub"}, {"key": "x"}"#, &[]),
+        ("jwt", "", &[]),
+        ("other", r#"{"key": "claims"}"#, &[]),
+    ] {
+        let action = format!(
+            r#"{{"metadata": {{"descriptor_key": "k",
+                "metadata_key": {{"key": "{namespace}", "path": [{path}]}}}}}}"#
+        );
+        assert_eq!(entries(&action, &asked_of), want, "{namespace} {path}");
+    }
+}
