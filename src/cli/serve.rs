@@ -212,7 +212,7 @@ impl Service<'_> {
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
         let ceilings = Arc::clone(&self.engine);
-        parts.lasting(async move { ceilings.ceilings().run().await });
+        parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
         Ok(parts)
     }

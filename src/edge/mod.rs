@@ -38,6 +38,7 @@ fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
         Err(Refusal::HitsTooLarge { .. }) => Outcome::HitsTooLarge,
         Err(Refusal::UnknownUnit { .. }) => Outcome::UnknownUnit,
         Err(Refusal::RefundsAreOff { .. }) => Outcome::RefundsAreOff,
+        Err(Refusal::BadId { .. }) => Outcome::BadId,
         Err(Refusal::BackendDown(_)) => Outcome::BackendDown,
     }
 }

@@ -105,7 +105,7 @@ pub enum Protocol {
     Grpc,
     /// `/json`.
     Json,
-    /// ext_proc's streams.
+    /// Streams of `ext_proc`.
     ExtProc,
 }
 
@@ -147,6 +147,8 @@ pub enum Outcome {
     UnknownUnit,
     /// Refused: a refund while refunds are off.
     RefundsAreOff,
+    /// Refused: a reserved word without an id that is one.
+    BadId,
     /// Refused: the store of counters did not answer, and a limit says `error` then.
     BackendDown,
     /// Refused: cannot be read.
@@ -161,7 +163,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -172,6 +174,7 @@ impl Outcome {
         Self::HitsTooLarge,
         Self::UnknownUnit,
         Self::RefundsAreOff,
+        Self::BadId,
         Self::BackendDown,
         Self::Malformed,
         Self::TooLarge,
@@ -193,6 +196,7 @@ impl Outcome {
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",
             Self::RefundsAreOff => "refunds_are_off",
+            Self::BadId => "bad_id",
             Self::BackendDown => "backend_down",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",

@@ -13,7 +13,7 @@ use crate::waiting::until;
 
 const SHIPPED: &str = include_str!("../../config/envoy/rls.yaml");
 
-/// The configuration with ext_proc.
+/// The configuration with `ext_proc`.
 pub const EXT_PROC: &str = include_str!("../../config/envoy/ext_proc.yaml");
 
 /// What Envoy does with a request when no replica answers.
@@ -22,6 +22,9 @@ pub enum WhenDown {
     Allow,
     Deny,
 }
+
+/// The configuration with two rate limit filters.
+pub const SPLIT: &str = include_str!("../../config/envoy/rls_concurrency.yaml");
 
 /// A running Envoy; gone when dropped.
 pub struct Envoy {

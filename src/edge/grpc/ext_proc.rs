@@ -167,7 +167,7 @@ impl Processor {
         let wait = self.engine.longest_wait(question);
         if Nanos(0) < wait {
             // Where nobody listens any longer, the stream ends of itself.
-            let _ = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
+            let _told = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
         }
         admitted.await
     }

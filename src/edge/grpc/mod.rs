@@ -7,6 +7,7 @@
 pub mod convert;
 pub mod ext_proc;
 pub mod metadata;
+mod reserved;
 pub mod rls;
 pub mod surface;
 
@@ -53,7 +54,7 @@ pub struct Grpc {
     pub engine: Arc<Engine>,
     /// What answers show.
     pub reporting: Reporting,
-    /// What ext_proc asks about.
+    /// What `ext_proc` asks about.
     pub hooks: Arc<Hooks>,
     /// What health checks show.
     pub health: Health,
