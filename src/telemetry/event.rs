@@ -105,13 +105,17 @@ pub enum Protocol {
     Grpc,
     /// `/json`.
     Json,
+    /// `Check` of Envoy's `ext_authz`.
+    ExtAuthz,
+    /// `/check` for NGINX's `auth_request`.
+    Nginx,
     /// Streams of `ext_proc`.
     ExtProc,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Grpc, Self::Json, Self::ExtProc];
+    pub const ALL: [Self; 5] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -119,6 +123,8 @@ impl Protocol {
         match self {
             Self::Grpc => "grpc",
             Self::Json => "json",
+            Self::ExtAuthz => "ext_authz",
+            Self::Nginx => "nginx",
             Self::ExtProc => "ext_proc",
         }
     }
@@ -151,6 +157,12 @@ pub enum Outcome {
     BadId,
     /// Refused: the store of counters did not answer, and a limit says `error` then.
     BackendDown,
+    /// Not asked: no descriptor can be made of the request.
+    NothingToAsk,
+    /// Refused: no hooks are set.
+    NoHooks,
+    /// Refused: another hook is named than those that are set.
+    UnknownHook,
     /// Refused: cannot be read.
     Malformed,
     /// Refused: above 4 MiB.
@@ -163,7 +175,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -176,6 +188,9 @@ impl Outcome {
         Self::RefundsAreOff,
         Self::BadId,
         Self::BackendDown,
+        Self::NothingToAsk,
+        Self::NoHooks,
+        Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
         Self::Late,
@@ -198,6 +213,9 @@ impl Outcome {
             Self::RefundsAreOff => "refunds_are_off",
             Self::BadId => "bad_id",
             Self::BackendDown => "backend_down",
+            Self::NothingToAsk => "nothing_to_ask",
+            Self::NoHooks => "no_hooks",
+            Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
             Self::Late => "late",

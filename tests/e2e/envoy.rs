@@ -1,4 +1,4 @@
-//! A real Envoy with a shipped configuration of `config/envoy`: only addresses and ports are replaced, each exactly once.
+//! A real Envoy with a shipped configuration: only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,10 +11,37 @@ use tempfile::TempDir;
 use crate::http1;
 use crate::waiting::until;
 
-const SHIPPED: &str = include_str!("../../config/envoy/rls.yaml");
+/// A shipped configuration.
+#[derive(Clone, Copy)]
+pub enum Shipped {
+    Rls,
+    ExtAuthz,
+    ExtProc,
+    RlsConcurrency,
+}
 
-/// The configuration with `ext_proc`.
-pub const EXT_PROC: &str = include_str!("../../config/envoy/ext_proc.yaml");
+impl Shipped {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Rls => include_str!("../../config/envoy/rls.yaml"),
+            Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),
+            Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
+            Self::RlsConcurrency => include_str!("../../config/envoy/rls_concurrency.yaml"),
+        }
+    }
+
+    /// What it says of a service that does not answer, and what would have requests denied then.
+    const fn to_deny(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Rls | Self::RlsConcurrency => {
+                ("failure_mode_deny: false", "failure_mode_deny: true")
+            }
+            Self::ExtAuthz | Self::ExtProc => {
+                ("failure_mode_allow: true", "failure_mode_allow: false")
+            }
+        }
+    }
+}
 
 /// What Envoy does with a request when no replica answers.
 #[derive(Clone, Copy)]
@@ -22,9 +49,6 @@ pub enum WhenDown {
     Allow,
     Deny,
 }
-
-/// The configuration with two rate limit filters.
-pub const SPLIT: &str = include_str!("../../config/envoy/rls_concurrency.yaml");
 
 /// A running Envoy; gone when dropped.
 pub struct Envoy {
@@ -39,19 +63,11 @@ impl Envoy {
     /// Starts Envoy before an upstream, with these replicas to ask, and returns once it takes requests and knows
     /// every replica to be healthy.
     pub fn start(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> Self {
-        let mut text = configured(SHIPPED, upstream, replicas);
-        if let WhenDown::Deny = when_down {
-            replace_once(&mut text, "failure_mode_deny: false", "failure_mode_deny: true");
-        }
-        Self::run(&text, replicas.len())
+        Self::start_with(configured(Shipped::Rls, upstream, replicas, when_down), replicas.len())
     }
 
-    /// The same with another of the shipped configurations.
-    pub fn with(shipped: &str, upstream: SocketAddr, replicas: &[SocketAddr]) -> Self {
-        Self::run(&configured(shipped, upstream, replicas), replicas.len())
-    }
-
-    fn run(text: &str, replicas: usize) -> Self {
+    /// The same with a configuration of [`configured`].
+    pub fn start_with(text: String, replicas: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
         std::fs::write(&config, text).unwrap();
@@ -101,7 +117,12 @@ fn log(home: &Path) -> String {
 }
 
 /// The shipped configuration with this test's addresses.
-fn configured(text: &str, upstream: SocketAddr, replicas: &[SocketAddr]) -> String {
+pub fn configured(
+    shipped_file: Shipped,
+    upstream: SocketAddr,
+    replicas: &[SocketAddr],
+    when_down: WhenDown,
+) -> String {
     let mut endpoints = String::new();
     for (at, replica) in replicas.iter().enumerate() {
         let indent = if at == 0 { "" } else { "\n              " };
@@ -110,11 +131,15 @@ fn configured(text: &str, upstream: SocketAddr, replicas: &[SocketAddr]) -> Stri
     let shipped = |ip: &str, port: u16| format!("{{address: {ip}, port_value: {port}}}");
     let free = shipped("127.0.0.1", 0);
     let loopback = |port: u16| format!("- endpoint: {}", address(([127, 0, 0, 1], port).into()));
-    let mut text = text.to_owned();
+    let mut text = shipped_file.text().to_owned();
     replace_once(&mut text, &shipped("127.0.0.1", 9901), &free);
     replace_once(&mut text, &shipped("0.0.0.0", 10_000), &free);
     replace_once(&mut text, &loopback(8081), &endpoints);
     replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
+    if let WhenDown::Deny = when_down {
+        let (allow, deny) = shipped_file.to_deny();
+        replace_once(&mut text, allow, deny);
+    }
     text
 }
 
@@ -122,8 +147,9 @@ fn address(it: SocketAddr) -> String {
     format!("{{address: {{socket_address: {{address: {}, port_value: {}}}}}}}", it.ip(), it.port())
 }
 
-fn replace_once(text: &mut String, from: &str, to: &str) {
-    assert_eq!(text.matches(from).count(), 1, "{from} in the shipped file");
+/// Replaces what stands exactly once in a shipped configuration.
+pub fn replace_once(text: &mut String, from: &str, to: &str) {
+    assert_eq!(text.matches(from).count(), 1, "{from} in a shipped configuration");
     *text = text.replace(from, to);
 }
 

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use tempfile::TempDir;
 
-use super::envoy::{EXT_PROC, Envoy, SPLIT};
+use super::envoy::{Envoy, Shipped, WhenDown, configured};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
 use crate::service::Service;
@@ -29,17 +29,18 @@ struct Scene {
 impl Scene {
     /// With these descriptors in the domain that the hook asks about.
     fn with(descriptors: &str) -> Self {
-        Self::of(EXT_PROC, descriptors)
+        Self::of(Shipped::ExtProc, descriptors)
     }
 
-    fn of(shipped: &str, descriptors: &str) -> Self {
+    fn of(shipped: Shipped, descriptors: &str) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
         let service = Service::start(limits.path(), &flags.map(str::to_owned)).unwrap();
         let upstream = Visits::listen();
-        let envoy = Envoy::with(shipped, upstream.address, &[service.grpc]);
+        let text = configured(shipped, upstream.address, &[service.grpc], WhenDown::Allow);
+        let envoy = Envoy::start_with(text, 1);
         Self { _limits: limits, service, envoy, upstream }
     }
 
@@ -50,7 +51,7 @@ impl Scene {
 
     /// The same where only RLS asks.
     fn split_under(ceiling: &str) -> Self {
-        Self::of(SPLIT, &over_all(ceiling))
+        Self::of(Shipped::RlsConcurrency, &over_all(ceiling))
     }
 
     /// Sends a request whose answer is waited for elsewhere.

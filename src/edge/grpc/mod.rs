@@ -1,10 +1,11 @@
-//! The gRPC port: rate limits, requests in flight, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, requests in flight, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod convert;
+pub mod ext_authz;
 pub mod ext_proc;
 pub mod metadata;
 mod reserved;
@@ -15,9 +16,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
+    AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
+};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitServiceServer, SERVICE_NAME,
+    RateLimitServiceServer, SERVICE_NAME as RATE_LIMITS,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -31,6 +35,8 @@ use super::Reporting;
 use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
+use crate::telemetry::event::Protocol;
+use ext_authz::Authorizations;
 use ext_proc::Processor;
 use rls::RateLimits;
 use surface::Surface;
@@ -43,9 +49,12 @@ pub const KEEPALIVE: Duration = Duration::from_secs(2);
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
 
-/// The descriptors of the rate limit service, which `envoy-types` does not export.
+/// What health knows by name.
+const NAMED: [&str; 3] = [PROCESS, RATE_LIMITS, AUTHORIZATION];
+
+/// The descriptors of the services, which `envoy-types` does not export.
 /// `tests/edge/reflection.rs` makes them, and compares them with that crate's.
-const LIMITS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
+const SERVICES: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
 /// What the gRPC port serves.
 #[derive(Clone, Debug)]
@@ -54,10 +63,10 @@ pub struct Grpc {
     pub engine: Arc<Engine>,
     /// What answers show.
     pub reporting: Reporting,
-    /// What `ext_proc` asks about.
-    pub hooks: Arc<Hooks>,
     /// What health checks show.
     pub health: Health,
+    /// What `ext_authz` and `ext_proc` ask about.
+    pub hooks: Arc<Hooks>,
     /// Whether the services can be listed. The reference has no reflection.
     pub reflection: bool,
 }
@@ -77,14 +86,15 @@ pub async fn serve(
     let ready = grpc.health.watch();
     report(&reporter, grpc.health.ready()).await;
     let (leave, leaving) = watch::channel(false);
-    let Grpc { engine, reporting, hooks, .. } = &grpc;
-    let (hooks, shown) = (Arc::clone(hooks), reporting.clone());
-    let processor = Processor::new(Arc::clone(engine), shown, hooks, leaving);
-    let limits = RateLimitServiceServer::new(RateLimits::new(grpc.engine, grpc.reporting));
+    let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
+    let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
+    let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
-        .add_service(Surface(limits))
+        .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
+        .add_service(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
@@ -118,7 +128,7 @@ async fn until(
 ) {
     shutdown.await;
     leave.send_replace(true);
-    for service in [PROCESS, SERVICE_NAME, ""] {
+    for service in NAMED.into_iter().chain([""]) {
         reporter.clear_service_status(service).await;
     }
 }
@@ -136,7 +146,7 @@ async fn mirror(reporter: HealthReporter, mut ready: watch::Receiver<Ready>) {
 /// it does not, unlike the reference: a proxy that checks without a name must leave as well.
 async fn report(reporter: &HealthReporter, ready: Ready) {
     let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in [PROCESS, SERVICE_NAME] {
+    for service in NAMED {
         reporter.set_service_status(service, serving(ready == Ready::Yes)).await;
     }
     reporter.set_service_status("", serving(ready != Ready::Draining)).await;
@@ -144,7 +154,7 @@ async fn report(reporter: &HealthReporter, ready: Ready) {
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(LIMITS)
+        .register_encoded_file_descriptor_set(SERVICES)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }
