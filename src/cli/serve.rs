@@ -220,7 +220,7 @@ impl Service<'_> {
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
         let ceilings = Arc::clone(&self.engine);
-        parts.lasting(async move { ceilings.ceilings().run().await });
+        parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
         Ok(parts)
     }
@@ -229,7 +229,6 @@ impl Service<'_> {
         let grpc = grpc::Grpc {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
-            hooks: Arc::new(self.settings.hooks.clone()),
             health: self.health.clone(),
             reflection: true,
         };

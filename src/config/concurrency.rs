@@ -10,11 +10,16 @@ use crate::kernel::concurrency::limiter::{Rules, Waiting};
 use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::units::Nanos;
 
+/// `max_duration` where the file does not say.
+pub const MAX_DURATION: Nanos = Nanos::from_secs(60);
+
 /// A ceiling, and what is answered at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ceiling {
     /// How many, and who waits.
     pub rules: Rules,
+    /// How long a permit may be out where its release may never come.
+    pub max_duration: Nanos,
     /// The answer to one who is turned away.
     pub reject: Reject,
     /// Counted and reported, not enforced: who would be turned away passes.
@@ -52,6 +57,9 @@ impl fmt::Display for Ceiling {
         }
         if let Some(Waiting { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;
+        }
+        if self.max_duration != MAX_DURATION {
+            write!(f, ", at most {}", self.max_duration)?;
         }
         write!(f, ", rejected with {}", self.reject)?;
         f.write_str(if self.shadow { ", shadow" } else { "" })

@@ -98,7 +98,8 @@ impl<'c> Said<'c> {
         match (self, other) {
             (Self::Rule(a), Self::Rule(b)) => same(a, b),
             (Self::Ceiling(a), Self::Ceiling(b)) => {
-                (&a.rules, &a.reject, a.shadow) == (&b.rules, &b.reject, b.shadow)
+                let said = |it: &Ceiling| (it.rules, it.max_duration, it.shadow);
+                said(a) == said(b) && a.reject == b.reject
             }
             _ => false,
         }

@@ -206,8 +206,8 @@ pub struct Concurrency {
     pub mode: Option<Spanned<String>>,
     /// Who may wait for a place; nobody without it.
     pub queue: Option<Queue>,
-    /// A permit's deadline where its release may never come, as text; no version has it yet.
-    #[schemars(skip)]
+    /// How long a place is kept where its release may never come; 60s where it is absent.
+    #[schemars(schema_with = "schema::duration")]
     pub max_duration: Option<Spanned<String>>,
     /// What one who is turned away is answered.
     pub reject: Option<Reject>,

@@ -313,9 +313,10 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.line(self.origins[node.index()].key);
         let read = ceiling::Block { file, raw: concurrency, findings: self.findings }.read();
-        if let Some((rules, reject)) = read {
+        if let Some((rules, max_duration, reject)) = read {
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            self.builder.cover(node, Ceiling { rules, reject, shadow, path, place });
+            let ceiling = Ceiling { rules, max_duration, reject, shadow, path, place };
+            self.builder.cover(node, ceiling);
         }
     }
 

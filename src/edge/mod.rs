@@ -51,6 +51,7 @@ const fn refused(refusal: &Refusal) -> Outcome {
         Refusal::HitsTooLarge { .. } => Outcome::HitsTooLarge,
         Refusal::UnknownUnit { .. } => Outcome::UnknownUnit,
         Refusal::RefundsAreOff { .. } => Outcome::RefundsAreOff,
+        Refusal::BadId { .. } => Outcome::BadId,
         Refusal::BackendDown(_) => Outcome::BackendDown,
     }
 }

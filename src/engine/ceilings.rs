@@ -67,6 +67,15 @@ impl Permits {
     }
 }
 
+/// How long a permit may be out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Until its request has ended: that is seen.
+    ToTheEnd,
+    /// For `max_duration` at most: nobody may ever tell of the end.
+    MaxDuration,
+}
+
 /// A bucket's name and its ceiling.
 type Asked<'c> = SmallVec<[(CounterKey, &'c Ceiling); 2]>;
 
@@ -81,12 +90,23 @@ impl Engine {
         question: &Question<'_>,
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
+        self.admit_under(question, question, patience, Keep::ToTheEnd).await
+    }
+
+    /// The same, but only `covered` meets ceilings, and what `keep` says counts.
+    pub(super) async fn admit_under(
+        &self,
+        covered: &Question<'_>,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+        keep: Keep,
+    ) -> Result<Admitted, Refusal> {
         check(question)?;
         let config = self.config().ok_or(Refusal::NoConfig)?;
         let end = patience.map(|patience| self.clock().now().plus(patience));
         let mut permits = Permits::default();
-        for (bucket, ceiling) in asked(&config, question) {
-            match self.permit(&bucket, ceiling, end).await {
+        for (bucket, ceiling) in asked(&config, covered) {
+            match self.permit(&bucket, ceiling, end, keep).await {
                 Ok(held) => permits.0.extend(held),
                 Err(rejection) => return Ok(Admitted::Rejected(rejection)),
             }
@@ -106,6 +126,13 @@ impl Engine {
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
     }
 
+    /// The longest `max_duration` of the question's ceilings.
+    pub(super) fn longest_keep(&self, question: &Question<'_>) -> Nanos {
+        let Some(config) = self.config() else { return Nanos(0) };
+        let asked = asked(&config, question);
+        asked.iter().map(|(_, ceiling)| ceiling.max_duration).max().unwrap_or_default()
+    }
+
     /// Who is in flight.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
@@ -118,6 +145,7 @@ impl Engine {
         bucket: &CounterKey,
         ceiling: &Ceiling,
         end: Option<Nanos>,
+        keep: Keep,
     ) -> Result<Option<Held>, Rejection> {
         let shadow = ceiling.shadow || self.policy.shadow;
         let patience = match end {
@@ -126,7 +154,8 @@ impl Engine {
             None => Nanos(u64::MAX),
         };
         let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
-        let ask = Ask { bucket, rules, keep: None, patience };
+        let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
+        let ask = Ask { bucket, rules, keep, patience };
         let denied = match self.ceilings.acquire(ask).await {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),

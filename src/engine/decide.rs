@@ -10,6 +10,7 @@ use arc_swap::ArcSwapOption;
 use super::admit::Admission;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
+use super::ids::Ids;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
@@ -37,6 +38,8 @@ pub struct Engine {
     local: Option<Local>,
     /// Who is in flight.
     pub(super) ceilings: Admission,
+    /// What proxies' ids hold.
+    pub(super) ids: Ids,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -72,7 +75,7 @@ impl Engine {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
         let clock = Arc::new(clock);
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        Self { clock, config, backend, policy, ledgers, local: None, ceilings }
+        Self { clock, config, backend, policy, ledgers, local: None, ceilings, ids: Ids::new() }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in

@@ -9,6 +9,7 @@ mod again;
 pub mod ceilings;
 mod decide;
 mod degrade;
+mod ids;
 mod ledgers;
 mod local;
 pub mod membership;
@@ -119,6 +120,14 @@ pub enum Refusal {
     RefundsAreOff {
         /// Which descriptor, from 0.
         descriptor: usize,
+    },
+    /// A reserved word with an id that is none, or that is used otherwise than it can be.
+    #[error("descriptor {descriptor}: {why}")]
+    BadId {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// What is wrong with it.
+        why: &'static str,
     },
     /// The store of counters did not answer, and a limit says `on_backend_failure: error`. The
     /// charge may be made all the same where the store was late.

@@ -109,7 +109,7 @@ pub enum Protocol {
     ExtAuthz,
     /// `/check` for NGINX's `auth_request`.
     Nginx,
-    /// ext_proc's streams.
+    /// Streams of `ext_proc`.
     ExtProc,
 }
 
@@ -153,6 +153,8 @@ pub enum Outcome {
     UnknownUnit,
     /// Refused: a refund while refunds are off.
     RefundsAreOff,
+    /// Refused: a reserved word without an id that is one.
+    BadId,
     /// Refused: the store of counters did not answer, and a limit says `error` then.
     BackendDown,
     /// Not asked: no descriptor can be made of the request.
@@ -173,7 +175,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -184,6 +186,7 @@ impl Outcome {
         Self::HitsTooLarge,
         Self::UnknownUnit,
         Self::RefundsAreOff,
+        Self::BadId,
         Self::BackendDown,
         Self::NothingToAsk,
         Self::NoHooks,
@@ -208,6 +211,7 @@ impl Outcome {
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",
             Self::RefundsAreOff => "refunds_are_off",
+            Self::BadId => "bad_id",
             Self::BackendDown => "backend_down",
             Self::NothingToAsk => "nothing_to_ask",
             Self::NoHooks => "no_hooks",

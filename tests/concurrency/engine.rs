@@ -226,6 +226,49 @@ fn one_that_waits_passes_when_a_place_is_free_and_leaves_no_trace_when_it_goes()
     assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (0, 0));
 }
 
+const ID: &str = "0123456789abcdef";
+
+fn acquire(engine: &Engine, id: &str) -> Result<Admitted, Refusal> {
+    let asked = question(&[("k", "v")]);
+    block_on(engine.acquire((id, 0), &asked, &asked, None))
+}
+
+#[test]
+fn an_id_holds_until_it_is_released_and_is_for_one_request() {
+    let engine = engine("- key: k\n  concurrency: {limit: 2}\n");
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert_eq!(in_flight(&engine), 1);
+    assert!(matches!(acquire(&engine, ID), Err(Refusal::BadId { descriptor: 0, .. })));
+    assert_eq!(in_flight(&engine), 1);
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(in_flight(&engine), 0);
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn a_release_that_overtakes_its_acquire_leaves_nothing_behind() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    engine.release(ID, None, Outcome::Ignored, None);
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn a_place_whose_release_never_comes_is_free_after_max_duration() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(Nanos::from_secs(3).0 - 1));
+    engine.ceilings().sweep();
+    assert_eq!(in_flight(&engine), 1);
+    clock.advance(Nanos(1));
+    engine.ceilings().sweep();
+    assert_eq!(in_flight(&engine), 0);
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(in_flight(&engine), 0, "given back once");
+}
+
 #[test]
 fn what_cannot_be_asked_holds_nothing() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");

@@ -28,6 +28,8 @@ fn refused(words: &str, expected: &[&str]) {
 fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
     assert_eq!(ceiling("limit: 64").rules, Rules::fixed(64));
     assert_eq!(ceiling("limit: 64, mode: local").reject, Reject::default());
+    assert_eq!(ceiling("limit: 64").max_duration, Nanos::from_secs(60));
+    assert_eq!(ceiling("limit: 64, max_duration: 5m").max_duration, Nanos::from_secs(300));
     let all = ceiling(
         "limit: 64, adaptive: {policy: aimd, min: 8, max: 512}, \
          queue: {size: 100, timeout: 300ms}, \
@@ -69,7 +71,7 @@ fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 1, mode: leased", &["E30 `mode: leased` of a ceiling"]);
     refused("limit: 1, mode: strict", &["E30 `mode: strict` of a ceiling"]);
     refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
-    refused("limit: 1, max_duration: 60s", &["E30 `max_duration`"]);
+    refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s`"]);
     refused("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
     refused("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
     refused("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);

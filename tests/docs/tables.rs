@@ -92,6 +92,7 @@ fn every_refusal_has_the_code_of_its_row() {
         (Outcome::HitsTooLarge, Refusal::HitsTooLarge { descriptor, got: 0 }),
         (Outcome::UnknownUnit, Refusal::UnknownUnit { descriptor, got: 0 }),
         (Outcome::RefundsAreOff, Refusal::RefundsAreOff { descriptor }),
+        (Outcome::BadId, Refusal::BadId { descriptor, why: "" }),
         (Outcome::BackendDown, Refusal::BackendDown(Cause::Late)),
     ];
     let rows = rows(&page("docs/answers.md"), "outcome");

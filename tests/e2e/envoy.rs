@@ -1,4 +1,4 @@
-//! A real Envoy with a shipped configuration of `config/envoy`: only addresses and ports are replaced, each exactly once.
+//! A real Envoy with a shipped configuration: only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -17,6 +17,7 @@ pub enum Shipped {
     Rls,
     ExtAuthz,
     ExtProc,
+    RlsConcurrency,
 }
 
 impl Shipped {
@@ -25,13 +26,16 @@ impl Shipped {
             Self::Rls => include_str!("../../config/envoy/rls.yaml"),
             Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),
             Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
+            Self::RlsConcurrency => include_str!("../../config/envoy/rls_concurrency.yaml"),
         }
     }
 
     /// What it says of a service that does not answer, and what would have requests denied then.
     const fn to_deny(self) -> (&'static str, &'static str) {
         match self {
-            Self::Rls => ("failure_mode_deny: false", "failure_mode_deny: true"),
+            Self::Rls | Self::RlsConcurrency => {
+                ("failure_mode_deny: false", "failure_mode_deny: true")
+            }
             Self::ExtAuthz | Self::ExtProc => {
                 ("failure_mode_allow: true", "failure_mode_allow: false")
             }

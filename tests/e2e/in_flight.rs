@@ -1,4 +1,4 @@
-//! Ceilings on requests in flight, held by ext_proc: a place is taken once and comes back, however the request ends.
+//! Ceilings on requests in flight, held by `ext_proc` or two rate limit filters: a place is taken once and comes back, however the request ends.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured};
-use super::visits::Visits;
+use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
 use crate::service::Service;
-use crate::waiting::{PATIENCE, until};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
 const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},
@@ -29,22 +29,29 @@ struct Scene {
 impl Scene {
     /// With these descriptors in the domain that the hook asks about.
     fn with(descriptors: &str) -> Self {
+        Self::of(Shipped::ExtProc, descriptors)
+    }
+
+    fn of(shipped: Shipped, descriptors: &str) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
         let service = Service::start(limits.path(), &flags.map(str::to_owned)).unwrap();
         let upstream = Visits::listen();
-        let envoy = Envoy::start_with(
-            configured(Shipped::ExtProc, upstream.address, &[service.grpc], WhenDown::Allow),
-            1,
-        );
+        let text = configured(shipped, upstream.address, &[service.grpc], WhenDown::Allow);
+        let envoy = Envoy::start_with(text, 1);
         Self { _limits: limits, service, envoy, upstream }
     }
 
     /// The ceiling over everything says this.
     fn under(ceiling: &str) -> Self {
-        Self::with(&format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n"))
+        Self::with(&over_all(ceiling))
+    }
+
+    /// The same where only RLS asks.
+    fn split_under(ceiling: &str) -> Self {
+        Self::of(Shipped::RlsConcurrency, &over_all(ceiling))
     }
 
     /// Sends a request whose answer is waited for elsewhere.
@@ -72,6 +79,10 @@ impl Scene {
     fn holds(&self, in_flight: u64) {
         self.shows("sluicegate_requests_in_flight", in_flight);
     }
+}
+
+fn over_all(ceiling: &str) -> String {
+    format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n")
 }
 
 fn gauge(metrics: SocketAddr, name: &str) -> u64 {
@@ -104,7 +115,7 @@ fn a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
     let fourth = scene.send();
     visits.push(scene.upstream.next());
     scene.holds(3);
-    visits.into_iter().for_each(super::visits::Visit::answer);
+    visits.into_iter().for_each(Visit::answer);
     for client in clients.into_iter().chain([fourth]) {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
@@ -174,6 +185,7 @@ fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
         "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
          - key: api_key\n  rate_limit: {unit: year, requests_per_unit: 1}\n",
     );
+    for_a_day_with_a_minute_left();
     let ask = || http1::get(scene.envoy.ingress, "/", &[("x-api-key", "k")]).unwrap();
     let first = std::thread::scope(|scope| {
         let first = scope.spawn(ask);
@@ -247,4 +259,70 @@ fn requests_pass_without_a_replica() {
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
+}
+
+#[test]
+fn with_rls_alone_a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
+    let scene = Scene::split_under("limit: 2, reject: {retry_after: 1500ms, body: busy}");
+    let clients = [scene.send(), scene.send()];
+    let [first, second] = [scene.upstream.next(), scene.upstream.next()];
+    scene.holds(2);
+    for _ in 0..5 {
+        let turned_away = scene.get();
+        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
+        assert_eq!(turned_away.header("retry-after"), Some("2"));
+    }
+    first.answer();
+    scene.holds(1);
+    second.answer();
+    scene.holds(0);
+    for client in clients {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+}
+
+#[test]
+fn with_rls_alone_clients_and_upstreams_that_go_free_their_places() {
+    let scene = Scene::split_under("limit: 1, queue: {size: 1, timeout: 9s}");
+    let client = scene.connect();
+    let visit = scene.upstream.next();
+    let waits = scene.connect();
+    scene.shows("sluicegate_requests_queued", 1);
+    drop(waits);
+    scene.shows("sluicegate_requests_queued", 0);
+    scene.holds(1);
+    drop(client);
+    scene.holds(0);
+    visit.reset();
+    let client = scene.send();
+    let visit = scene.upstream.next();
+    scene.holds(1);
+    visit.reset();
+    scene.holds(0);
+    assert_eq!(client.join().unwrap().unwrap().status, 503);
+}
+
+#[test]
+fn with_rls_alone_a_proxy_that_is_killed_keeps_its_places_no_longer_than_max_duration() {
+    let mut scene = Scene::split_under("limit: 1, max_duration: 1s");
+    let _client = scene.connect();
+    let _visit = scene.upstream.next();
+    scene.envoy.kill();
+    scene.holds(0);
+}
+
+/// The client names another's id, and Envoy does not pass it on.
+#[test]
+fn an_id_that_a_client_sends_is_overwritten() {
+    let scene = Scene::split_under("limit: 2");
+    let ids = [("x-sluicegate-id", "0123456789abcdef")];
+    let (ingress, ask) = (scene.envoy.ingress, http1::get);
+    let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &ids)));
+    let visits = [scene.upstream.next(), scene.upstream.next()];
+    scene.holds(2);
+    visits.into_iter().for_each(Visit::answer);
+    for client in clients {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+    scene.holds(0);
 }

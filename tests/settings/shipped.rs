@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use sluicegate::config::settings::{HeaderName, LATER, Settings, schema, server_yaml, table};
 
 use super::{file, sound};
+use sluicegate::config;
+use sluicegate::kernel::units::Revision;
 
 /// Compares a file of `config/` with what it should be; with `BLESS` set, writes it.
 fn holds(name: &str, wanted: &str) {
@@ -88,4 +90,17 @@ fn the_settings_to_start_with_are_sound() {
     let loaded = sound(&file(&fs::read_to_string(path).unwrap()));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
     assert_eq!(loaded.settings.limits, [PathBuf::from("config/limits")]);
+}
+
+#[test]
+fn the_settings_for_hooks_name_a_domain_that_the_shipped_ceilings_have() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let settings = fs::read_to_string(root.join("config/hooks.yaml")).unwrap();
+    let loaded = sound(&file(&settings));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let text = fs::read(root.join("config/ceilings/edge.yaml")).unwrap();
+    let (config, said) = config::load([("edge.yaml", &*text)], Revision(1), false).unwrap();
+    assert_eq!(said, []);
+    let hook = loaded.settings.hooks.named(Some("edge")).unwrap();
+    assert_eq!(config.domains[&*hook.domain].tree.ceilings().len(), 2);
 }

@@ -7,7 +7,7 @@ use super::duration;
 use super::findings::{At, Findings};
 use super::limit::Ask;
 use super::words;
-use crate::config::concurrency::Reject;
+use crate::config::concurrency::{MAX_DURATION, Reject};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::kernel::concurrency::limiter::{Rules, Waiting};
@@ -26,18 +26,20 @@ pub(super) struct Block<'r, 'f, 'a> {
 
 impl Block<'_, '_, '_> {
     /// The ceiling and the answer to one who is turned away; `None` where the findings say why not.
-    pub(super) fn read(mut self) -> Option<(Rules, Reject)> {
+    pub(super) fn read(mut self) -> Option<(Rules, Nanos, Reject)> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
         let waiting = raw.queue.as_ref().map(|block| self.waiting(block));
         let reject = self.reject(raw.reject.as_ref());
         self.mode();
-        self.max_duration();
+        let word = raw.max_duration.as_ref();
+        let max_duration =
+            word.map_or(Some(MAX_DURATION), |word| self.duration("max_duration", word));
         // An absent block is no problem, and one that means nothing is.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
-        Some((Rules { limit: limit?, adaptive, waiting }, reject?))
+        Some((Rules { limit: limit?, adaptive, waiting }, max_duration?, reject?))
     }
 
     fn limit(&mut self) -> Option<u32> {
@@ -112,16 +114,6 @@ impl Block<'_, '_, '_> {
             let what = format!("`mode: {}` of a ceiling", mode.value);
             ask.not_yet(mode.span, &what, "`mode: local`: each replica holds the ceiling alone");
         }
-    }
-
-    fn max_duration(&mut self) {
-        let Some(word) = &self.raw.max_duration else { return };
-        let mut ask = Ask { file: self.file, findings: self.findings };
-        ask.not_yet(
-            word.span,
-            "`max_duration`",
-            "leave it out: the end of a stream is always seen",
-        );
     }
 
     fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, cure: &str) -> Option<u32> {

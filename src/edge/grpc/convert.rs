@@ -20,7 +20,7 @@ use envoy_types::pb::google::protobuf::Duration;
 use super::metadata;
 use crate::edge::Reporting;
 use crate::edge::headers::Headers;
-use crate::engine::{Answer, Refusal, Status};
+use crate::engine::{Answer, Refusal, Rejection, Status};
 use crate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Shown, Verdict};
 use crate::kernel::units::{Hits, Nanos, Unit};
 
@@ -128,6 +128,42 @@ pub fn reply(
     }
 }
 
+/// The reply to a question whose descriptors `covered` a ceiling turned away.
+pub(super) fn rejection(
+    request: &RateLimitRequest,
+    covered: &[usize],
+    rejection: &Rejection,
+) -> RateLimitResponse {
+    let verdict = |descriptor: usize| {
+        if covered.contains(&descriptor) { Verdict::Deny } else { Verdict::Admit }
+    };
+    let statuses = (0..request.descriptors.len()).map(|descriptor| DescriptorStatus {
+        code: code(verdict(descriptor)).into(),
+        ..DescriptorStatus::default()
+    });
+    let reject = &rejection.reject;
+    let wait = reject.retry_after.map(|wait| HeaderValue {
+        key: "Retry-After".to_owned(),
+        value: wait.as_secs_ceil().max(1).to_string(),
+        raw_value: Vec::new(),
+    });
+    RateLimitResponse {
+        overall_code: Code::OverLimit.into(),
+        statuses: statuses.collect(),
+        response_headers_to_add: wait.into_iter().collect(),
+        raw_body: reject.body.as_bytes().to_vec(),
+        ..RateLimitResponse::default()
+    }
+}
+
+/// The reply to a release: OK to each descriptor.
+pub(super) fn released(request: &RateLimitRequest) -> RateLimitResponse {
+    let ok = || DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
+    let statuses = request.descriptors.iter().map(|_| ok()).collect();
+    let overall_code = Code::Ok.into();
+    RateLimitResponse { overall_code, statuses, ..RateLimitResponse::default() }
+}
+
 /// A status of the gRPC protocol for a question that is not answered: UNKNOWN where clients know
 /// it from the reference, `INVALID_ARGUMENT` for what only we refuse.
 #[must_use]
@@ -141,6 +177,7 @@ pub fn refusal(refusal: &Refusal) -> tonic::Status {
         | Refusal::EntryTooLong { .. }
         | Refusal::HitsTooLarge { .. }
         | Refusal::UnknownUnit { .. }
+        | Refusal::BadId { .. }
         | Refusal::RefundsAreOff { .. } => tonic::Status::invalid_argument(refusal.to_string()),
     }
 }

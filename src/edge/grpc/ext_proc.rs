@@ -84,7 +84,7 @@ impl ExternalProcessor for Processor {
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let name = request.metadata().get(HOOK).and_then(|name| name.to_str().ok());
-        let hook = self.hooks.named(name).ok_or_else(|| unknown(name))?.clone();
+        let hook = self.hooks.named(name).ok_or_else(|| self.unknown(name))?.clone();
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -98,14 +98,19 @@ impl ExternalProcessor for Processor {
     }
 }
 
-fn unknown(name: Option<&str>) -> Status {
-    Status::failed_precondition(match name {
-        Some(name) => format!("no hook is named {name:?}; see the setting hooks"),
-        None => "no hooks: the setting hooks says what ext_proc asks about".to_owned(),
-    })
-}
-
 impl Processor {
+    fn unknown(&self, name: Option<&str>) -> Status {
+        let name = name.filter(|_| !self.hooks.0.is_empty());
+        let Some(name) = name else {
+            count(event::Outcome::NoHooks);
+            let message =
+                "no hooks are set, so that nothing says what to ask; see the setting hooks";
+            return Status::failed_precondition(message);
+        };
+        count(event::Outcome::UnknownHook);
+        Status::invalid_argument(format!("no hook is named {name:?}; see the setting hooks"))
+    }
+
     /// One request, from its headers to its end.
     async fn run(
         &self,
@@ -135,6 +140,7 @@ impl Processor {
         let entries = entries(hook, first)?;
         let passes = Said::RequestHeaders(HeadersResponse::default());
         if entries.is_empty() {
+            count(event::Outcome::NothingToAsk);
             return Ok((passes, Permits::default()));
         }
         let question = question(hook, &entries).map_err(|refused| refusal(&refused))?;
@@ -146,7 +152,7 @@ impl Processor {
             Ok(_) => event::Outcome::Deny,
             Err(refused) => outcome(&Err(refused.clone())),
         };
-        event::Asked { protocol: Protocol::ExtProc, outcome }.emit();
+        count(outcome);
         match admitted.map_err(|refused| convert::refusal(&refused))? {
             Admitted::Rejected(rejection) => Ok((rejected(rejection), Permits::default())),
             Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => {
@@ -167,7 +173,7 @@ impl Processor {
         let wait = self.engine.longest_wait(question);
         if Nanos(0) < wait {
             // Where nobody listens any longer, the stream ends of itself.
-            let _ = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
+            let _told = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
         }
         admitted.await
     }
@@ -295,9 +301,12 @@ fn question<'q>(hook: &'q Hook, entries: &'q Entries) -> Result<Question<'q>, Re
     Ok(Question { domain: &hook.domain, descriptors })
 }
 
-fn refusal(refused: &Refusal) -> Status {
-    let outcome = outcome(&Err(refused.clone()));
+fn count(outcome: event::Outcome) {
     event::Asked { protocol: Protocol::ExtProc, outcome }.emit();
+}
+
+fn refusal(refused: &Refusal) -> Status {
+    count(outcome(&Err(refused.clone())));
     convert::refusal(refused)
 }
 

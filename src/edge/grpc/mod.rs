@@ -8,6 +8,7 @@ pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
 pub mod metadata;
+mod reserved;
 pub mod rls;
 pub mod surface;
 
@@ -62,10 +63,10 @@ pub struct Grpc {
     pub engine: Arc<Engine>,
     /// What answers show.
     pub reporting: Reporting,
-    /// What `ext_authz` and `ext_proc` ask about.
-    pub hooks: Arc<Hooks>,
     /// What health checks show.
     pub health: Health,
+    /// What `ext_authz` and `ext_proc` ask about.
+    pub hooks: Arc<Hooks>,
     /// Whether the services can be listed. The reference has no reflection.
     pub reflection: bool,
 }
@@ -85,10 +86,10 @@ pub async fn serve(
     let ready = grpc.health.watch();
     report(&reporter, grpc.health.ready()).await;
     let (leave, leaving) = watch::channel(false);
-    let Grpc { engine, reporting, hooks, .. } = grpc;
-    let limits = RateLimits::new(Arc::clone(&engine), reporting.clone());
-    let checks = Authorizations::new(Arc::clone(&engine), reporting.clone(), Arc::clone(&hooks));
-    let processor = Processor::new(engine, reporting, hooks, leaving);
+    let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
+    let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
+    let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))

@@ -4,6 +4,7 @@
 //! how long it waits (`grpc-timeout`), the answer leaves before that.
 //! Leaves out: everything but the order of its four steps.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
@@ -11,11 +12,13 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::convert;
+use super::reserved::Call;
+use super::{convert, reserved};
 use crate::edge::{Reporting, outcome};
-use crate::engine::{Answer, Engine, Refusal};
+use crate::engine::{Admitted, Answer, Engine, Refusal};
+use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Protocol};
+use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -41,6 +44,52 @@ impl RateLimits {
     ) -> Result<Answer, Refusal> {
         let question = convert::question(request, &self.reporting)?;
         self.engine.decide_within(&question, patience).await
+    }
+
+    /// A reply, and what telemetry calls it.
+    async fn reply(
+        &self,
+        request: &mut RateLimitRequest,
+        source: Option<IpAddr>,
+        patience: Option<Nanos>,
+    ) -> Result<(RateLimitResponse, Outcome), Refusal> {
+        match reserved::take_off(request)? {
+            Call::Plain => {
+                let answer = self.answer(request, patience).await?;
+                Ok(self.shown(request, &answer))
+            }
+            Call::Acquire { id, covered } => self.acquire(request, (&id, &covered), patience).await,
+            Call::Release { id, outcome, rtt } => {
+                self.engine.release(&id, source, outcome, rtt);
+                Ok((convert::released(request), Outcome::Admit))
+            }
+        }
+    }
+
+    async fn acquire(
+        &self,
+        request: &RateLimitRequest,
+        (id, covered): (&str, &[usize]),
+        patience: Option<Nanos>,
+    ) -> Result<(RateLimitResponse, Outcome), Refusal> {
+        let question = convert::question(request, &self.reporting)?;
+        let under = covered.iter().filter_map(|&at| question.descriptors.get(at).cloned());
+        let under = Question { domain: question.domain, descriptors: under.collect() };
+        let first = covered.first().copied().unwrap_or_default();
+        match self.engine.acquire((id, first), &under, &question, patience).await? {
+            Admitted::Decided(answer, _) => Ok(self.shown(request, &answer)),
+            Admitted::Rejected(rejection) => {
+                Ok((convert::rejection(request, covered, &rejection), Outcome::Deny))
+            }
+        }
+    }
+
+    fn shown(&self, request: &RateLimitRequest, answer: &Answer) -> (RateLimitResponse, Outcome) {
+        let outcome = match answer.verdict {
+            Verdict::Admit => Outcome::Admit,
+            Verdict::Deny => Outcome::Deny,
+        };
+        (convert::reply(request, answer, &self.reporting), outcome)
     }
 }
 
@@ -74,13 +123,13 @@ impl RateLimitService for RateLimits {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let patience = patience(request.metadata());
-        let (request, decoded) = (request.into_inner(), self.engine.clock().now());
-        let answer = self.answer(&request, patience).await;
-        Asked { protocol: Protocol::Grpc, outcome: outcome(&answer) }.emit();
-        let reply = match answer {
-            Ok(answer) => Ok(Response::new(convert::reply(&request, &answer, &self.reporting))),
-            Err(refused) => Err(convert::refusal(&refused)),
+        let source = request.remote_addr().map(|address| address.ip());
+        let (mut request, decoded) = (request.into_inner(), self.engine.clock().now());
+        let (reply, outcome) = match self.reply(&mut request, source, patience).await {
+            Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
+            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
         };
+        Asked { protocol: Protocol::Grpc, outcome }.emit();
         Answered { took: self.engine.clock().now().since(decoded) }.emit();
         reply
     }

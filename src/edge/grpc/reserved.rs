@@ -1,0 +1,240 @@
+//! Reserved words of a rate limit request: `sluicegate.acquire`, `sluicegate.release` and what comes
+//! with a release.
+//!
+//! Guarantees: what is taken off is not matched; an id is 16 to 128 of `[0-9A-Za-z._-]`, and one
+//! request has one; a release stands beside nothing but what tells of its request.
+//! Leaves out: what becomes of the id, which is the engine's.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+
+use crate::engine::Refusal;
+use crate::kernel::concurrency::Outcome;
+use crate::kernel::units::Nanos;
+
+/// What a request is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Rate limits alone.
+    Plain,
+    /// Permits for `id` of what the descriptors `covered` meet, and the rate limits of all.
+    Acquire {
+        /// The request's id.
+        id: String,
+        /// Which descriptors, from 0, ascending.
+        covered: Vec<usize>,
+    },
+    /// What `id` holds comes back.
+    Release {
+        /// The request's id.
+        id: String,
+        /// How it ended.
+        outcome: Outcome,
+        /// The upstream's latency; the whole request's where the proxy tells only that.
+        rtt: Option<Nanos>,
+    },
+}
+
+/// What a descriptor's last entry may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Acquire,
+    Release,
+    RttUs,
+    Status,
+    DurationMs,
+}
+
+/// What stands at the end of a descriptor.
+struct Found {
+    descriptor: usize,
+    word: Word,
+    value: String,
+    number: u64,
+}
+
+impl Word {
+    fn named(key: &str) -> Option<Self> {
+        Some(match key.strip_prefix("sluicegate.")? {
+            "acquire" => Self::Acquire,
+            "release" => Self::Release,
+            "rtt_us" => Self::RttUs,
+            "status" => Self::Status,
+            "duration_ms" => Self::DurationMs,
+            _ => return None,
+        })
+    }
+}
+
+/// Takes the reserved words off `request` and says what it is about.
+///
+/// # Errors
+/// [`Refusal::BadId`].
+pub(super) fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> {
+    let found = found(request);
+    let Some(first) = found.first() else { return Ok(Call::Plain) };
+    let id = id(&found, first)?;
+    if found.iter().all(|found| found.word == Word::Acquire) {
+        let covered: Vec<_> = found.iter().map(|found| found.descriptor).collect();
+        for &descriptor in &covered {
+            let Some(of) = request.descriptors.get_mut(descriptor) else { continue };
+            of.entries.pop();
+            if of.entries.is_empty() {
+                return refuse(descriptor, "nothing stands before sluicegate.acquire");
+            }
+        }
+        return Ok(Call::Acquire { id, covered });
+    }
+    if let Some(acquire) = found.iter().find(|found| found.word == Word::Acquire) {
+        return refuse(acquire.descriptor, "sluicegate.acquire beside a release");
+    }
+    if found.len() < request.descriptors.len() {
+        return refuse(first.descriptor, "a release beside descriptors of another kind");
+    }
+    let number = |word| found.iter().find(|found| found.word == word).map(|found| found.number);
+    let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
+    let rtt = measured(Word::RttUs, 1_000);
+    let outcome = ended_as(number(Word::Status), rtt);
+    let rtt = rtt.or_else(|| measured(Word::DurationMs, Nanos::MILLI.0));
+    Ok(Call::Release { id, outcome, rtt })
+}
+
+fn found(request: &RateLimitRequest) -> Vec<Found> {
+    let one = |(descriptor, of): (usize, &RateLimitDescriptor)| {
+        let last = of.entries.last()?;
+        let word = Word::named(&last.key)?;
+        let number = of.hits_addend.as_ref().map_or(0, |hits| hits.value);
+        Some(Found { descriptor, word, value: last.value.clone(), number })
+    };
+    request.descriptors.iter().enumerate().filter_map(one).collect()
+}
+
+/// The one id of the request.
+fn id(found: &[Found], first: &Found) -> Result<String, Refusal> {
+    let with_id = |found: &&Found| matches!(found.word, Word::Acquire | Word::Release);
+    let mut ids = found.iter().filter(with_id);
+    let Some(one) = ids.next() else {
+        return refuse(first.descriptor, "tells of a request, and no sluicegate.release names it");
+    };
+    if let Some(other) = ids.find(|other| other.value != one.value) {
+        return refuse(other.descriptor, "a second id: one question is about one request");
+    }
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if !(16..=128).contains(&one.value.len()) || !one.value.bytes().all(sound) {
+        return refuse(one.descriptor, "an id is 16 to 128 of 0-9A-Za-z._-");
+    }
+    Ok(one.value.clone())
+}
+
+/// A status of 0 is a client that left before there was one; without any status a latency tells
+/// that the upstream answered.
+const fn ended_as(status: Option<u64>, rtt: Option<Nanos>) -> Outcome {
+    match (status, rtt) {
+        (Some(500..), _) => Outcome::Dropped,
+        (Some(100..), _) | (None, Some(_)) => Outcome::Success,
+        (Some(_), _) | (None, None) => Outcome::Ignored,
+    }
+}
+
+fn refuse<T>(descriptor: usize, why: &'static str) -> Result<T, Refusal> {
+    Err(Refusal::BadId { descriptor, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+    use envoy_types::pb::google::protobuf::UInt64Value;
+
+    use super::*;
+
+    const ID: &str = "0123456789abcdef";
+
+    /// A descriptor's entries and its `hits_addend`.
+    type Written<'w> = (&'w [(&'w str, &'w str)], Option<u64>);
+
+    fn request(descriptors: &[Written<'_>]) -> RateLimitRequest {
+        let entry = |&(key, value): &(&str, &str)| Entry { key: key.into(), value: value.into() };
+        let descriptor = |(entries, hits): &Written<'_>| RateLimitDescriptor {
+            entries: entries.iter().map(entry).collect(),
+            hits_addend: hits.map(|value| UInt64Value { value }),
+            ..RateLimitDescriptor::default()
+        };
+        let descriptors = descriptors.iter().map(descriptor).collect();
+        RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
+    }
+
+    fn refused(descriptors: &[Written<'_>]) -> usize {
+        match take_off(&mut request(descriptors)) {
+            Err(Refusal::BadId { descriptor, .. }) => descriptor,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_has_no_reserved_word_at_its_end_is_left_alone() {
+        let mut asked =
+            request(&[(&[("sluicegate.acquire", ID), ("k", "v")], None), (&[("k", "v")], None)]);
+        let before = asked.clone();
+        assert_eq!(take_off(&mut asked), Ok(Call::Plain));
+        assert_eq!(asked, before);
+    }
+
+    #[test]
+    fn an_acquire_is_taken_off_and_covers_its_own_descriptors() {
+        let mut asked = request(&[
+            (&[("k", "v"), ("sluicegate.acquire", ID)], None),
+            (&[("other", "v")], None),
+            (&[("l", "v"), ("sluicegate.acquire", ID)], None),
+        ]);
+        let covered = vec![0, 2];
+        assert_eq!(take_off(&mut asked), Ok(Call::Acquire { id: ID.into(), covered }));
+        let wanted: [Written<'_>; 3] =
+            [(&[("k", "v")], None), (&[("other", "v")], None), (&[("l", "v")], None)];
+        assert_eq!(asked, request(&wanted));
+    }
+
+    #[test]
+    fn a_release_tells_how_its_request_ended() {
+        let release = [("sluicegate.release", ID)];
+        let (rtt, status) = ([("sluicegate.rtt_us", "-")], [("sluicegate.status", "-")]);
+        let took = [("sluicegate.duration_ms", "-")];
+        let ended = |rest: &[Written<'_>]| {
+            let all: Vec<_> = [(&release[..], Some(7))].into_iter().chain(rest.to_vec()).collect();
+            match take_off(&mut request(&all)) {
+                Ok(Call::Release { outcome, rtt, .. }) => (outcome, rtt),
+                other => panic!("{other:?}"),
+            }
+        };
+        let micros = Some(Nanos(1_500_000));
+        assert_eq!(ended(&[]), (Outcome::Ignored, None));
+        assert_eq!(ended(&[(&rtt, Some(1_500))]), (Outcome::Success, micros));
+        assert_eq!(ended(&[(&rtt, Some(1_500)), (&took, Some(9))]), (Outcome::Success, micros));
+        assert_eq!(ended(&[(&took, Some(9))]), (Outcome::Ignored, Some(Nanos(9_000_000))));
+        for (code, outcome) in [
+            (0, Outcome::Ignored),
+            (200, Outcome::Success),
+            (499, Outcome::Success),
+            (500, Outcome::Dropped),
+            (503, Outcome::Dropped),
+        ] {
+            assert_eq!(ended(&[(&status, Some(code))]).0, outcome, "{code}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_id_or_stands_where_it_cannot_is_refused() {
+        let long = "x".repeat(129);
+        for id in ["", "0123456789abcde", "0123456789abcde!", "0123456789abcdé", &long] {
+            assert_eq!(refused(&[(&[("k", "v"), ("sluicegate.acquire", id)], None)]), 0);
+            assert_eq!(refused(&[(&[("sluicegate.release", id)], None)]), 0);
+        }
+        let acquire = [("k", "v"), ("sluicegate.acquire", ID)];
+        let other = [("k", "v"), ("sluicegate.acquire", "another-0123456789")];
+        let release = [("sluicegate.release", ID)];
+        assert_eq!(refused(&[(&acquire, None), (&other, None)]), 1);
+        assert_eq!(refused(&[(&acquire, None), (&release, None)]), 0);
+        assert_eq!(refused(&[(&[("k", "v")], None), (&release, None)]), 1);
+        assert_eq!(refused(&[(&[("sluicegate.acquire", ID)], None)]), 0);
+        assert_eq!(refused(&[(&[("sluicegate.status", "-")], Some(200))]), 0);
+    }
+}
