@@ -229,6 +229,7 @@ impl Service<'_> {
         let grpc = grpc::Grpc {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
+            hooks: Arc::new(self.settings.hooks.clone()),
             health: self.health.clone(),
             reflection: true,
         };
