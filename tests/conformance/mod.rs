@@ -4,6 +4,7 @@
 
 mod charging;
 mod concurrency;
+mod lending;
 mod room;
 
 use std::cell::Cell;

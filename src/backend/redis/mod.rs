@@ -35,6 +35,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::fleet::{Beat, Fleet};
+use super::lease::{Lent, Message};
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
@@ -145,6 +146,11 @@ impl Backend for Redis {
             }
             Rule::AllOrNothing { .. } => Reply::Now(failed(charges, Cause::Failing)),
         }
+    }
+
+    fn borrow<'a>(&'a self, _now: Nanos, _message: &'a Message) -> Reply<'a, Lent> {
+        // No limit of this store is leased yet.
+        Reply::Now(Lent::Failed(Cause::NotUnderstood))
     }
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
