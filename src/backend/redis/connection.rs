@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{CHARGE, Cause};
+use super::{BORROW, CHARGE, Cause};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 const MOST_REDIRECTS: usize = 5;
@@ -30,17 +30,26 @@ pub(super) struct Link {
     useless: Notify,
 }
 
-/// A connection that is ready: Redis knows the script.
+/// A connection that is ready: Redis knows the scripts.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) client: Client,
-    /// What Redis calls the script.
-    digest: String,
+    charge: Script,
+    borrow: Script,
     cluster: Option<Weak<Cluster>>,
 }
 
+/// A script that is run often.
+#[derive(Debug)]
+struct Script {
+    text: &'static str,
+    /// What Redis calls it.
+    digest: String,
+}
+
 /// A call whose bytes are shared by all that it is sent to.
-struct Shared {
+struct Shared<'s> {
+    script: &'s Script,
     keys: Vec<Bytes>,
     args: Vec<Bytes>,
 }
@@ -87,24 +96,44 @@ impl Link {
 }
 
 impl Live {
-    /// Over `client`, once Redis knows the script.
+    /// Over `client`, once Redis knows the scripts.
     ///
     /// # Errors
-    /// It does not take it.
+    /// It does not take one.
     pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
-        let digest = client.script_load(CHARGE).await?;
-        Ok(Self { client, digest, cluster })
+        let charge = Script { text: CHARGE, digest: client.script_load(CHARGE).await? };
+        let borrow = Script { text: BORROW, digest: client.script_load(BORROW).await? };
+        Ok(Self { client, charge, borrow, cluster })
     }
 
-    /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
-    /// to another, have not run it.
+    /// Runs [`CHARGE`].
     pub(super) async fn call(
         &self,
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
+        self.send(&self.charge, keys, args).await
+    }
+
+    /// Runs [`BORROW`].
+    pub(super) async fn borrow(
+        &self,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
+        self.send(&self.borrow, keys, args).await
+    }
+
+    /// Runs a script, once: a Redis that does not know it, and a node of a Cluster that sends us on
+    /// to another, have not run it.
+    async fn send(
+        &self,
+        script: &Script,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let call = Shared { keys: shared(keys), args: shared(args) };
+        let call = Shared { script, keys: shared(keys), args: shared(args) };
         let answer = match self.run(&call).await {
             Err(error) => self.sent_on(&call, error).await,
             answer => answer,
@@ -112,31 +141,32 @@ impl Live {
         integers(answer.map_err(|error| cause(&error))?)
     }
 
-    async fn run(&self, call: &Shared) -> Result<Value, Error> {
+    async fn run(&self, call: &Shared<'_>) -> Result<Value, Error> {
         let (keys, args) = (call.keys.clone(), call.args.clone());
-        match self.client.evalsha(self.digest.as_str(), keys, args).await {
+        match self.client.evalsha(call.script.digest.as_str(), keys, args).await {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
-                self.client.eval(CHARGE, call.keys.clone(), call.args.clone()).await
+                self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
             }
             answer => answer,
         }
     }
 
     /// As [`Live::run`], at a node that takes over the keys' slot.
-    async fn run_asking(&self, call: &Shared) -> Result<Value, Error> {
+    async fn run_asking(&self, call: &Shared<'_>) -> Result<Value, Error> {
         // One after the other on one connection, with nobody's call between: it holds for one.
         let both = self.client.pipeline();
         let command = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         let () = both.custom(command("ASKING"), Vec::<Value>::new()).await?;
         let count = i64::try_from(call.keys.len()).unwrap_or(i64::MAX);
         let rest = call.keys.iter().chain(&call.args).cloned().map(Value::Bytes);
-        let parts = [Value::from(CHARGE), Value::from(count)].into_iter().chain(rest).collect();
+        let parts =
+            [Value::from(call.script.text), Value::from(count)].into_iter().chain(rest).collect();
         let () = both.custom::<(), Value>(command("EVAL"), parts).await?;
         both.last().await
     }
 
     /// What the node answers that `error` names, if it names one.
-    async fn sent_on(&self, call: &Shared, mut error: Error) -> Result<Value, Error> {
+    async fn sent_on(&self, call: &Shared<'_>, mut error: Error) -> Result<Value, Error> {
         for _ in 0..MOST_REDIRECTS {
             let Some(redirect) = Redirect::of(&error) else { return Err(error) };
             let cluster = self.cluster.as_ref().and_then(Weak::upgrade);
