@@ -45,6 +45,9 @@
 //! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
 //! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
 //! which the ceiling is inferred. No protocol asks it yet.
+//!
+//! Leases have theirs, which step 4 does not take yet: [`engine::leases`] spends from a balance that it
+//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
 
 pub mod backend;
 pub mod cli;

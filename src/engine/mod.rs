@@ -8,6 +8,7 @@ pub mod admit;
 mod again;
 mod decide;
 mod degrade;
+pub mod leases;
 mod ledgers;
 mod local;
 pub mod membership;
