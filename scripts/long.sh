@@ -36,11 +36,14 @@ check_ceilings() {
         no_schedule_of_faults_brings_the_fleet_above_its_ceiling
 }
 
+# A Redis that stands still for a minute under load.
+check_stall() { run stall cargo bench --locked --bench backend -- stall; }
+
 # Every bench: the numbers that docs and changes speak of. `backend` starts a redis-server.
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys fuzz ceilings)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -46,6 +46,7 @@ for name in "${names[@]}"; do
     expected=$(said "$name" expect)
     if [ -z "${module[*]}" ] || [ -z "$expected" ]; then
         printf '%-22s NOT RUN: it does not say what to run and what comes of it\n' "$name"
+        failed=1
         continue
     fi
     # The trace of what must fail is no news.

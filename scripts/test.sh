@@ -2,7 +2,7 @@
 # Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
 #
 #   scripts/test.sh            all of it
-#   scripts/test.sh --quick    without Envoy and the tests that drive it, and without the models of spec/
+#   scripts/test.sh --quick    without Envoy and the tests that drive proxies, and without the models of spec/
 #
 # The runs that take longer than a coffee are in scripts/long.sh.
 set -Eeuo pipefail
@@ -32,6 +32,9 @@ command -v cc >/dev/null || install_packages "no C linker (cc) here: install one
 command -v redis-server >/dev/null ||
     install_packages "no redis-server here: install Redis 7; the tests start it themselves" redis-server
 redis-server --version
+command -v nginx >/dev/null ||
+    install_packages "no nginx here: install 1.22 or later; the tests start it themselves" nginx
+nginx -v
 cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 

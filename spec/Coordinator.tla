@@ -6,6 +6,9 @@
 (* What is fair is left open: a grant may be anything up to what the cap    *)
 (* allows, so that what holds here holds for every split.                   *)
 (*                                                                          *)
+(* A grant has the number of the heartbeat that it answers: what counts is  *)
+(* that no number is given twice in a life of the coordinator.              *)
+(*                                                                          *)
 (* Timers count down, in ticks of the store's clock. A member's clock may   *)
 (* stand still for Drift ticks over the life of a grant; a member that does *)
 (* nothing is one that is paused. Messages are never lost by name: what is  *)
@@ -16,11 +19,13 @@ EXTENDS Naturals, FiniteSets
 CONSTANTS
     N,          \* members are 1 to N
     Ceilings,   \* the ceilings it may be set to; it starts at the largest
-    Beats,      \* heartbeats of a life, at most
-    Lives,      \* lives of a member, at most
+    Beats,      \* heartbeats of a life of member 1, at most
+    Others,     \* heartbeats of a life of any other, at most
+    Requests,   \* requests are admitted and end; else it is shares alone that count
+    Lives,      \* lives of member 1, at most; the others have one
     Losses,     \* how often the coordinator forgets, at most
     Moves,      \* how often the ceiling is set, at most
-    Leaving,    \* members may leave in order
+    Leaving,    \* member 1 may leave in order
     Late,       \* messages stay in the network
     Clocks,     \* time passes
     Term, Margin, MaxDuration, Drift,
@@ -31,7 +36,7 @@ VARIABLES
     moves,  \* how often it was set
     falls,  \* how often it was set lower
     bound,  \* what may be in use: the ceiling, or what was in use when it fell
-    co,     \* the coordinator: its incarnation, generation, whether its grace is over, ticks until it is
+    co,     \* the coordinator: its incarnation, whether its grace is over, ticks until it is
     seat,   \* what it knows of each member
     ghost,  \* what it reserves for each member's earlier lives
     under,  \* the fleet's table: the incarnation under which all is that a member holds
@@ -46,8 +51,6 @@ Max(a, b) == IF a < b THEN b ELSE a
 Min(a, b) == IF a < b THEN a ELSE b
 Less(a, b) == IF a < b THEN 0 ELSE a - b
 Largest(S) == CHOOSE a \in S : \A b \in S : b <= a
-
-Sum(f) == LET S[i \in 0..N] == IF i = 0 THEN 0 ELSE S[i - 1] + f[i] IN S[N]
 
 Longest == Term + MaxDuration
 Usable == Term - Margin
@@ -68,7 +71,7 @@ Init ==
     /\ moves = 0
     /\ falls = 0
     /\ bound = Largest(Ceilings)
-    /\ co = [inc |-> 1, gen |-> 0, open |-> TRUE, left |-> 0]
+    /\ co = [inc |-> 1, open |-> TRUE, left |-> 0]
     /\ seat = [m \in Members |-> NoSeat]
     /\ ghost = [m \in Members |-> NoGhost]
     /\ under = [m \in Members |-> 0]
@@ -81,7 +84,7 @@ Init ==
 InForce(r) == IF r.up /\ ~r.leaves /\ r.c # 0 /\ (~Clocks \/ r.left > 0) THEN r.s ELSE 0
 
 Admit(m) ==
-    /\ mem[m].i < InForce(mem[m])
+    /\ Requests /\ mem[m].i < InForce(mem[m])
     /\ mem' = [mem EXCEPT ![m].i = @ + 1, ![m].tail = MaxDuration]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
@@ -92,46 +95,47 @@ End(m) ==
 
 \* A fence lets go of the share and voids the heartbeat under way.
 Fenced(r) == IF Clocks /\ r.c # 0 /\ r.left = 0
-             THEN [r EXCEPT !.c = 0, !.g = 0, !.s = 0, !.e = 0, !.awaits = FALSE, !.lag = 0]
+             THEN [r EXCEPT !.c = 0, !.g = 0, !.s = 0, !.e = 0, !.awaits = FALSE]
              ELSE r
 
-\* A message that can change nothing any more is taken out of the network.
-Void(msg, r) == msg.m = r.m /\ (msg.life # r.life \/ msg.n < r.num)
+\* Without what can change nothing any more: answers to older heartbeats, and with no lateness
+\* older heartbeats too.
 Kept(msgs, m, life, num) ==
     IF Variant = "value" THEN msgs
     ELSE {x \in msgs : ~(x.m = m /\ x.n < num /\ x.life = life /\ (~Late \/ x.t = "g"))}
 
 Send(m) ==
-    LET r == Fenced(mem[m])
-        num == r.num + 1
-        i == IF Variant = "torn" THEN Min(r.snap, r.i) ELSE r.i
-        beat == [t |-> "b", m |-> m, life |-> r.life, n |-> num, c |-> r.c, g |-> r.g,
-                 s |-> r.s, i |-> i, leaves |-> r.leaves, e |-> 0]
-    IN  /\ r.up /\ num <= Beats
-        /\ mem' = [mem EXCEPT ![m] = [r EXCEPT !.num = num, !.awaits = ~r.leaves,
-                                               !.pend = Usable, !.plag = 0, !.snap = r.i]]
-        /\ net' = Kept(net, m, r.life, num) \cup {beat}
-        /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan>>
+    /\ mem[m].up /\ mem[m].num < IF m = 1 THEN Beats ELSE Others
+    /\ \E r \in {Fenced(mem[m])} :
+        /\ mem' = [mem EXCEPT ![m] = [r EXCEPT !.num = r.num + 1, !.awaits = ~r.leaves,
+                                               !.pend = IF Clocks THEN Usable ELSE 0, !.plag = 0,
+                                               !.lag = IF r.c = 0 /\ r.i = 0 THEN 0 ELSE r.lag,
+                                               !.snap = IF Variant = "torn" THEN r.i ELSE 0]]
+        /\ net' = Kept(net, m, r.life, r.num + 1) \cup
+            {[t |-> "b", m |-> m, life |-> r.life, n |-> r.num + 1, c |-> r.c, g |-> r.g,
+              s |-> r.s, i |-> IF Variant = "torn" THEN Min(r.snap, r.i) ELSE r.i,
+              leaves |-> r.leaves, e |-> 0]}
+    /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan>>
 
 Apply(m, msg) ==
-    LET r == Fenced(mem[m]) IN
-    /\ msg.t = "g" /\ r.up /\ ~r.leaves /\ msg.life = r.life
-    /\ Variant = "value" \/ (msg.n = r.num /\ r.awaits)
-    /\ ~Clocks \/ r.pend > 0
-    /\ mem' = [mem EXCEPT ![m] = [r EXCEPT !.c = msg.c, !.g = msg.g, !.s = msg.s, !.e = msg.e,
-                                           !.left = r.pend, !.lag = r.plag, !.awaits = FALSE]]
+    /\ msg.t = "g" /\ mem[m].up /\ ~mem[m].leaves /\ msg.life = mem[m].life
+    /\ \E r \in {Fenced(mem[m])} :
+        /\ Variant = "value" \/ (msg.n = r.num /\ r.awaits)
+        /\ ~Clocks \/ r.pend > 0
+        /\ mem' = [mem EXCEPT ![m] = [r EXCEPT !.c = msg.c, !.g = msg.g, !.s = msg.s,
+                       !.e = msg.e, !.left = r.pend, !.lag = r.plag, !.awaits = FALSE]]
     /\ net' = IF Variant = "value" THEN net ELSE net \ {msg}
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan>>
 
 Leave(m) ==
-    /\ Leaving /\ mem[m].up /\ ~mem[m].leaves
+    /\ m = 1 /\ Leaving /\ mem[m].up /\ ~mem[m].leaves
     /\ mem' = [mem EXCEPT ![m].leaves = TRUE, ![m].c = 0, ![m].g = 0, ![m].s = 0,
                           ![m].e = 0, ![m].awaits = FALSE]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
 \* Its requests go on in the proxy.
 Crash(m) ==
-    /\ mem[m].up /\ mem[m].life < Lives
+    /\ m = 1 /\ mem[m].up /\ mem[m].life < Lives
     /\ orphan[m].n = 0
     /\ orphan' = [orphan EXCEPT ![m] = [n |-> mem[m].i, tail |-> mem[m].tail]]
     /\ mem' = [mem EXCEPT ![m] = [Cold(mem[m].life + 1) EXCEPT !.up = FALSE]]
@@ -157,20 +161,25 @@ Exposure(s) ==
 
 IsLive(s) == s.known /\ (~Clocks \/ s.left > MaxDuration)
 
-Reserved(seats, ghosts, m) ==
-    Sum([k \in Members |-> IF k = m THEN ghosts[k].most ELSE Exposure(seats[k]) + ghosts[k].most])
+\* What all but the seat of m may use.
+Reserved(ghosts, m) ==
+    LET S[k \in 0..N] == IF k = 0 THEN 0
+        ELSE S[k - 1] + ghosts[k].most + IF k = m THEN 0 ELSE Exposure(seat[k])
+    IN  S[N]
 
-\* What is left by those who were told a ceiling as low as this, and by those not heard any more.
-LeftByLowered(seats, ghosts, m) ==
-    Less(cap, Sum([k \in Members |-> ghosts[k].most +
-        IF k = m THEN 0
-        ELSE IF ~IsLive(seats[k]) THEN Exposure(seats[k])
-        ELSE IF seats[k].told <= cap THEN seats[k].gs ELSE 0]))
+\* What those who were told a ceiling as low as this may use, and those not heard any more.
+Lowered(ghosts, m) ==
+    LET S[k \in 0..N] == IF k = 0 THEN 0
+        ELSE S[k - 1] + ghosts[k].most +
+            IF k = m THEN 0
+            ELSE IF ~IsLive(seat[k]) THEN Exposure(seat[k])
+            ELSE IF seat[k].told <= cap THEN seat[k].gs ELSE 0
+    IN  S[N]
 
-InGrace == ~co.open /\ (~Clocks \/ co.left > 0)
+InGrace(open) == ~open /\ (~Clocks \/ co.left > 0)
 
 \* What the member held when it sent the heartbeat.
-Held(b) ==
+Held(b, open) ==
     LET s == seat[b.m]
         mine == s.known /\ s.life = b.life
         claim == [g |-> 0, s |-> b.s]
@@ -179,11 +188,11 @@ Held(b) ==
         ELSE IF Variant = "value" THEN
             IF mine /\ b.s = s.gs THEN [g |-> s.gg, s |-> s.gs]
             ELSE IF mine THEN [g |-> s.hg, s |-> s.hs] ELSE none
-        ELSE IF Variant = "noincarnation" /\ mine /\ b.g >= s.gg THEN [g |-> s.gg, s |-> s.gs]
-        ELSE IF b.c = co.inc \/ Variant = "noincarnation" THEN
+        ELSE IF Variant = "noincarnation" /\ mine /\ b.c # co.inc THEN [g |-> s.gg, s |-> s.gs]
+        ELSE IF b.c = co.inc THEN
             IF mine /\ b.g = s.gg THEN [g |-> s.gg, s |-> s.gs]
             ELSE IF mine /\ b.g = s.hg THEN [g |-> s.hg, s |-> s.hs] ELSE none
-        ELSE IF InGrace THEN claim ELSE none
+        ELSE IF InGrace(open) THEN claim ELSE none
 
 Heard(b) ==
     LET s == seat[b.m] IN
@@ -196,46 +205,56 @@ Buried(b) ==
     THEN [most |-> ghost[b.m].most + Exposure(s), left |-> Max(ghost[b.m].left, s.left)]
     ELSE ghost[b.m]
 
-Limit(seats, ghosts, m, own) ==
-    LET free == Less(cap, Reserved(seats, ghosts, m)) IN
-    IF free < own THEN Min(own, LeftByLowered(seats, ghosts, m))
-    ELSE IF InGrace THEN own ELSE free
+Fits(s, ghosts, m, own, open) ==
+    \E free \in {Less(cap, Reserved(ghosts, m))} :
+        IF free < own THEN s <= own /\ s <= Less(cap, Lowered(ghosts, m))
+        ELSE s <= IF InGrace(open) THEN own ELSE free
 
 \* The grace ends when all in the table are under this life. One that is gone for good has left it.
 Settled(table) == \A k \in Members : table[k] = co.inc
 
+\* A coordinator that never forgets answers none of these a second time.
+Unheard(b) ==
+    IF Late /\ (Losses > 0 \/ Variant = "value") THEN net
+    ELSE {x \in net : x.t = "g" \/ x.m # b.m \/ x.life # b.life \/ x.n > b.n}
+
+Seated(b, own) ==
+    [known |-> TRUE, life |-> b.life, num |-> b.n, hg |-> own.g, hs |-> own.s, gg |-> own.g,
+     gs |-> own.s, told |-> IF seat[b.m].known /\ seat[b.m].life = b.life THEN seat[b.m].told ELSE 0,
+     i |-> b.i, left |-> Longest]
+
+Table(b) == [under EXCEPT ![b.m] = IF Variant = "noincarnation" /\ b.c # 0 THEN co.inc ELSE b.c]
+
+\* The answer may be any share up to what the cap allows.
 Hear(b) ==
-    LET m == b.m
-        own == IF b.leaves THEN [g |-> 0, s |-> 0] ELSE Held(b)
-        ghosts == [ghost EXCEPT ![m] = Buried(b)]
-        told == IF seat[m].known /\ seat[m].life = b.life THEN seat[m].told ELSE 0
-        sat == [known |-> ~(b.leaves /\ b.i = 0), life |-> b.life, num |-> b.n, hg |-> own.g,
-                hs |-> own.s, gg |-> own.g, gs |-> own.s, told |-> told, i |-> b.i,
-                left |-> IF b.leaves THEN MaxDuration ELSE Longest]
-        limit == Limit(seat, ghosts, m, own.s)
-        named == IF Variant = "noincarnation" /\ b.c # 0 THEN co.inc ELSE b.c
-        table == [under EXCEPT ![m] = named]
-        rest == IF Late THEN net ELSE net \ {b}
-    IN  /\ b.t = "b" /\ Heard(b)
-        /\ under' = table
-        /\ co' = [co EXCEPT !.open = @ \/ Settled(table),
-                            !.gen = IF b.leaves THEN @ ELSE @ + 1]
+    /\ b.t = "b" /\ ~b.leaves /\ Heard(b)
+    /\ under' = Table(b)
+    /\ \E open \in {co.open \/ Settled(Table(b))} : \E own \in {Held(b, open)}, ghosts \in {[ghost EXCEPT ![b.m] = Buried(b)]},
+          s \in 0..Largest(Ceilings) :
+        /\ Fits(s, ghosts, b.m, own.s, open)
+        /\ co' = [co EXCEPT !.open = open]
         /\ ghost' = ghosts
-        /\ IF b.leaves
-           THEN /\ seat' = [seat EXCEPT ![m] = IF sat.known THEN sat ELSE NoSeat]
-                /\ net' = rest
-           ELSE \E s \in 0..limit :
-                LET same == s = own.s /\ own.g # 0
-                    g == IF same THEN own.g ELSE co.gen + 1
-                IN  /\ seat' = [seat EXCEPT ![m] = [sat EXCEPT !.gg = g, !.gs = s, !.told = cap]]
-                    /\ net' = rest \cup {[t |-> "g", m |-> m, life |-> b.life, n |-> b.n,
-                                          c |-> co.inc, g |-> g, s |-> s, i |-> 0,
-                                          leaves |-> FALSE, e |-> falls]}
-        /\ UNCHANGED <<cap, moves, falls, mem, orphan>>
+        /\ \E g \in {IF s = own.s /\ own.g # 0 THEN own.g ELSE b.n} :
+            /\ seat' = [seat EXCEPT ![b.m] =
+                    [Seated(b, own) EXCEPT !.gg = g, !.gs = s, !.told = cap]]
+            /\ net' = Unheard(b) \cup
+                {[t |-> "g", m |-> b.m, life |-> b.life, n |-> b.n, c |-> co.inc, g |-> g,
+                  s |-> s, i |-> 0, leaves |-> FALSE, e |-> falls]}
+    /\ UNCHANGED <<cap, moves, falls, mem, orphan>>
+
+HearLeave(b) ==
+    /\ b.t = "b" /\ b.leaves /\ Heard(b)
+    /\ ghost' = [ghost EXCEPT ![b.m] = Buried(b)]
+    /\ seat' = [seat EXCEPT ![b.m] = IF b.i = 0 THEN NoSeat
+                 ELSE [Seated(b, [g |-> 0, s |-> 0]) EXCEPT !.left = MaxDuration]]
+    /\ net' = Unheard(b)
+    /\ under' = Table(b)
+    /\ co' = [co EXCEPT !.open = co.open \/ Settled(Table(b))]
+    /\ UNCHANGED <<cap, moves, falls, mem, orphan>>
 
 Forget ==
     /\ co.inc <= Losses
-    /\ co' = [inc |-> co.inc + 1, gen |-> 0, open |-> Variant = "nograce", left |-> Longest]
+    /\ co' = [inc |-> co.inc + 1, open |-> Variant = "nograce", left |-> Longest]
     /\ seat' = [m \in Members |-> NoSeat]
     /\ ghost' = [m \in Members |-> NoGhost]
     /\ UNCHANGED <<cap, moves, falls, under, mem, orphan, net>>
@@ -252,7 +271,8 @@ Move(c) ==
 \* A tick of a member's clock; or none, if it may lag.
 Ages(r) ==
     LET left == Less(r.left, 1)
-        tail == IF InForce(r) > 0 /\ left > 0 THEN r.tail ELSE Less(r.tail, 1)
+        \* One admitted at the last moment of a tick lasts as long after the next.
+        tail == IF InForce(r) > 0 THEN r.tail ELSE Less(r.tail, 1)
     IN  [r EXCEPT !.left = left, !.pend = Less(@, 1), !.tail = tail,
                   !.i = IF tail = 0 THEN 0 ELSE @]
 Lags(r) == [r EXCEPT !.lag = @ + 1, !.plag = @ + 1]
@@ -277,20 +297,26 @@ Tick ==
 
 (* ------------------------------ the oracle ------------------------------ *)
 
-Shares == Sum([m \in Members |-> InForce(mem[m])])
-InFlight == Sum([m \in Members |-> mem[m].i + orphan[m].n])
-InUse == Sum([m \in Members |-> Max(InForce(mem[m]), mem[m].i) + orphan[m].n])
-Aware == \A m \in Members : InForce(mem[m]) = 0 \/ mem[m].e = falls
+Shares == LET S[k \in 0..N] == IF k = 0 THEN 0 ELSE S[k - 1] + InForce(mem[k]) IN S[N]
+InFlight == LET S[k \in 0..N] == IF k = 0 THEN 0 ELSE S[k - 1] + mem[k].i + orphan[k].n IN S[N]
+InUse(members, gone) ==
+    LET S[k \in 0..N] == IF k = 0 THEN 0
+                         ELSE S[k - 1] + Max(InForce(members[k]), members[k].i) + gone[k].n
+    IN  S[N]
+Aware(members, fallen) ==
+    \A m \in Members : (InForce(members[m]) = 0 /\ ~members[m].awaits) \/ members[m].e = fallen
 
 \* After a fall: never above what it was; once all know of it, only downwards.
 Watch ==
-    bound' = IF bound <= cap' THEN cap'
-             ELSE IF Aware' THEN Max(cap', Min(bound, InUse')) ELSE bound
+    bound' = IF Moves = 0 THEN bound
+             ELSE IF bound <= cap' THEN cap'
+             ELSE IF Aware(mem', falls') THEN Max(cap', Min(bound, InUse(mem', orphan')))
+             ELSE bound
 
 Step ==
     \/ \E m \in Members : Admit(m) \/ End(m) \/ Send(m) \/ Leave(m) \/ Crash(m)
                           \/ Restart(m) \/ OrphanEnds(m)
-    \/ \E msg \in net : Hear(msg) \/ Apply(msg.m, msg)
+    \/ \E msg \in net : Hear(msg) \/ HearLeave(msg) \/ Apply(msg.m, msg)
     \/ Forget
     \/ \E c \in Ceilings : Move(c)
     \/ Tick
@@ -304,9 +330,4 @@ Spec == Init /\ [][Next]_vars
 SharesFit == Shares <= bound
 InFlightFits == InFlight <= bound
 
-\* That the model is about something: each of these must be found false.
-NothingMoves == ~\E a, b \in Members : a # b /\ mem[a].g > 0 /\ mem[a].s = 0
-                                       /\ InForce(mem[b]) = cap
-NothingIsFenced == ~\E m \in Members : mem[m].c # 0 /\ Clocks /\ mem[m].left = 0 /\ mem[m].s > 0
-NoLossIsSurvived == ~(co.inc > 1 /\ co.open /\ Shares = cap)
 =============================================================================

@@ -40,7 +40,8 @@
 //! 7. [`kernel::decision::combine`] weighs the findings: shadow mode, the quota group, the verdict.
 //! 8. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
 //!
-//! `/json` enters at 2 with a first and a last step of its own.
+//! `/json` enters at 2 with a first and a last step of its own. So do the hooks that carry no
+//! descriptors, `ext_authz` and NGINX's: [`edge::hook`] makes the message that was not sent.
 //!
 //! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
 //! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from

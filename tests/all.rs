@@ -26,4 +26,5 @@ mod source;
 mod support;
 mod tidy;
 mod twin;
+mod twin_coordinator;
 mod waiting;

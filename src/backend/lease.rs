@@ -17,6 +17,8 @@ pub struct Message {
     pub key: CounterKey,
     /// Where it lives in a store of several nodes.
     pub home: Home,
+    /// Whether its unit is a second: such counters may live in a store of their own.
+    pub per_second: bool,
     /// How it counts.
     pub strategy: Strategy,
     /// What leases of it are granted under; a budget of at most 2^32 - 1 hits, a term below 2^53

@@ -179,23 +179,19 @@ impl Memory {
         }
     }
 
-    fn all_or_nothing(
+    /// Charges all if `admits` says so of what each would come to, else none.
+    fn together(
         &self,
         now: Nanos,
         charges: &[Charge],
-        quota_for_all: bool,
-        rescued: bool,
+        admits: impl FnOnce(&Outcomes) -> bool,
     ) -> Outcomes {
         let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
         let mut locked = Locked::all(self, &hashes);
         let asked: Outcomes = (0..charges.len())
             .map(|i| self.ask(locked.of(hashes[i]), now, charges, &hashes, i))
             .collect();
-        let votes = charges.iter().zip(&asked).map(|(charge, outcome)| {
-            (charge.standing.group, charge.standing.verdict(outcome.denies()))
-        });
-        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
-        let admitted = combine(votes.chain(passed), quota_for_all) == Verdict::Admit;
+        let admitted = admits(&asked);
         let settle = |(i, charge): (usize, &Charge)| {
             let shard = locked.of(hashes[i]);
             match charge.cost {
@@ -255,17 +251,28 @@ impl Memory {
     }
 }
 
+/// Whether the charges of `all_or_nothing` are made, by what each would come to.
+fn admits(charges: &[Charge], asked: &[Outcome], quota_for_all: bool, rescued: bool) -> bool {
+    let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
+        (charge.standing.group, charge.standing.verdict(outcome.denies()))
+    });
+    let passed = rescued.then_some((Group::Quota, Verdict::Admit));
+    combine(votes.chain(passed), quota_for_all) == Verdict::Admit
+}
+
 impl Backend for Memory {
     fn is_at_hand(&self) -> bool {
         true
     }
 
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        let list = &charges.list;
         Reply::Now(match charges.rule {
             Rule::AllOrNothing { quota_for_all, rescued } => {
-                self.all_or_nothing(now, &charges.list, quota_for_all, rescued)
+                self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued))
             }
-            Rule::Each => self.each(now, &charges.list),
+            Rule::Each => self.each(now, list),
+            Rule::Ask => self.together(now, list, |_asked| false),
         })
     }
 

@@ -85,6 +85,8 @@ pub struct Charge {
     pub cost: Cost,
     /// How its denial bears on the question.
     pub standing: Standing,
+    /// Whether its period is a second, for which there may be a store of its own.
+    pub per_second: bool,
 }
 
 /// Where a counter lives in a store of several nodes. A counter has one home for ever: it must
@@ -125,6 +127,9 @@ pub enum Rule {
         /// A descriptor without a counter keeps the quota group from denying.
         rescued: bool,
     },
+    /// No charge is made: each is answered as if the others had denied the question. Refunds are
+    /// made all the same.
+    Ask,
 }
 
 /// One outcome per charge, in order.

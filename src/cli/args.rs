@@ -31,6 +31,8 @@ pub enum Command {
     Check(Check),
     /// Say which limit a descriptor meets, and why.
     Explain(Explain),
+    /// Say whether a Redis is fit to keep counters: 0 fit, 1 not, 2 could not look.
+    Doctor(Doctor),
     /// Print the JSON Schema of a kind of file, for an editor to complete and check it.
     Schema(Schema),
 }
@@ -77,6 +79,26 @@ pub struct Check {
     pub merge_domains: bool,
 }
 
+/// `sluicegate doctor`. Not `Debug`: a password may be among the flags.
+#[derive(Args)]
+#[command(
+    after_help = "The store is what `serve` would count in by the same flags, variables and file."
+)]
+pub struct Doctor {
+    /// Read settings from this file.
+    #[arg(long, value_name = "FILE")]
+    pub settings: Option<PathBuf>,
+    /// How findings are printed.
+    #[arg(long, value_enum, default_value_t = Form::Text)]
+    pub format: Form,
+    /// Let warnings make it unfit, too.
+    #[arg(long)]
+    pub warnings_as_errors: bool,
+    /// One flag for each setting.
+    #[command(flatten)]
+    pub flags: Flags,
+}
+
 /// How findings are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -114,7 +136,7 @@ pub struct Explain {
     pub merge_domains: bool,
 }
 
-/// How an explanation is printed.
+/// How an explanation or a finding is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Form {
     /// For people.
@@ -223,7 +245,7 @@ fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),
-        Shape::One | Shape::Many => arg.num_args(1),
+        Shape::One | Shape::Many | Shape::Block => arg.num_args(1),
     }
 }
 

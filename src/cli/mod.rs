@@ -6,6 +6,7 @@
 
 pub mod args;
 mod check;
+mod doctor;
 pub mod doors;
 pub mod explain;
 mod remote;
@@ -72,6 +73,17 @@ fn command(
         Command::Serve(serve) => start(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Check(check) => check::check(&check, terminal),
+        Command::Doctor(args) => {
+            let with = args::Serve {
+                settings: args.settings.clone(),
+                print_config: false,
+                flags: args.flags.clone(),
+            };
+            match load(&with, environment, terminal)? {
+                Some(it) => doctor::doctor(&args, &it.settings, &Clock::system(), terminal),
+                None => Ok(Outcome::CouldNotSay),
+            }
+        }
         Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }
@@ -90,11 +102,24 @@ fn start(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Outcome> {
+    match load(serve, environment, terminal)? {
+        None => Ok(Outcome::CouldNotSay),
+        Some(loaded) if serve.print_config => print_config(&loaded, terminal),
+        Some(loaded) => serve::serve(&loaded.settings, terminal),
+    }
+}
+
+/// The settings; none where they are refused, which has been told then.
+fn load(
+    serve: &Serve,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Option<Loaded>> {
     let doors = match doors::open(serve, environment) {
         Ok(doors) => doors,
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
-            return Ok(Outcome::CouldNotSay);
+            return Ok(None);
         }
     };
     let loaded = settings::read(&doors);
@@ -102,11 +127,7 @@ fn start(
     for problem in problems {
         writeln!(terminal.err, "{problem}")?;
     }
-    match loaded {
-        Err(_) => Ok(Outcome::CouldNotSay),
-        Ok(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Ok(loaded) => serve::serve(&loaded.settings, terminal),
-    }
+    Ok(loaded.ok())
 }
 
 fn print_config(loaded: &Loaded, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {

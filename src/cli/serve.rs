@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Outcome, Terminal};
+use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
@@ -129,6 +129,11 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
+        let told = doctor::tell_all(settings.clone());
+        parts.lasting(async move {
+            told.await;
+            std::future::pending::<()>().await;
+        });
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
@@ -162,6 +167,9 @@ fn say(
     }
     if let Backend::Redis(url) = &settings.backend {
         writeln!(terminal.out, "counters in {url}")?;
+        if let Some(url) = &settings.backend_per_second {
+            writeln!(terminal.out, "counters of limits per second in {url}")?;
+        }
     }
     let Some(config) = &first.config else {
         return writeln!(terminal.out, "no limits are loaded; see the log or /config on admin");
@@ -213,6 +221,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
             reflection: true,
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
@@ -226,6 +235,7 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
+            hooks: Arc::new(self.settings.hooks.clone()),
         };
         self.start_pages(listener, http::router(ask), parts);
     }

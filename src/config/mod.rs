@@ -9,6 +9,7 @@ mod describe;
 pub mod diagnostic;
 pub mod diff;
 pub mod explain;
+pub mod hooks;
 mod lint;
 mod load;
 pub mod raw;

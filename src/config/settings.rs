@@ -9,10 +9,12 @@
 
 mod backend;
 mod file;
+mod hooks;
 mod named;
 mod nearest;
 mod print;
 mod read;
+mod reference;
 mod together;
 mod value;
 mod words;
@@ -26,9 +28,11 @@ pub use named::HostName;
 pub use nearest::nearest;
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Origin, Problem, read};
+pub use reference::ReferencePrefix;
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
 
+use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
 
 macro_rules! settings {
@@ -59,6 +63,7 @@ macro_rules! settings {
                 hidden: <$type as Value>::HIDDEN,
                 schema: <$type as Value>::schema(),
                 masked: <$type as Value>::masked,
+                why: <$type as Value>::why,
                 set: |settings, texts| {
                     settings.$name = <$type as Value>::read(texts)?;
                     Some(())
@@ -106,7 +111,10 @@ settings! {
     backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// How long one question may wait for Redis before `on_backend_failure` answers it.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
-    /// What every key in Redis begins with.
+    /// A second Redis for limits whose period is one second, or nothing: then `backend` has these, too. The
+    /// files of `backend` are its too: those of TLS, and that of the password where its URL has none.
+    backend_per_second: Option<RedisUrl> = None, "place";
+    /// What every key in Redis begins with, the reference's keys apart.
     key_prefix: String = "sluicegate".to_owned(), "text";
     /// Name of this replica among those that share a Redis, another one for each; empty for the host's
     /// name and a random end.
@@ -115,6 +123,14 @@ settings! {
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
+    /// What the reference's keys begin with (its `CACHE_KEY_PREFIX`).
+    reference_key_prefix: ReferencePrefix = ReferencePrefix::default(), "text";
+    /// The reference's keys live up to so much longer than their window, drawn anew at each hit.
+    expiry_jitter: Nanos = Nanos::from_secs(300), "duration";
+    /// Memory for reference's keys that are over, denied without asking Redis until their window ends; 0: none.
+    local_deny_cache: u64 = 0, "bytes";
+    /// Under the reference's keys: a denied question charges only the limits that deny it.
+    stop_when_over: bool = false, "switch";
     /// Most keys that the memory backend counts at one time.
     max_keys: u64 = 10_000_000, "keys";
     /// What a new key gets once there are `max_keys`.
@@ -153,6 +169,8 @@ settings! {
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
     /// Time after GOAWAY that calls in flight have to finish.
     drain_timeout: Nanos = Nanos::from_secs(20), "duration";
+    /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
+    hooks: Hooks = Hooks::default(), "hooks";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.
@@ -166,17 +184,8 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] = &[
-    "hooks",
-    "local_deny_cache",
-    "max_buckets",
-    "peer_port",
-    "peer_secret",
-    "stop_when_over",
-    "syslog_from",
-    "syslog_host",
-    "syslog_port",
-];
+pub const LATER: &[&str] =
+    &["max_buckets", "peer_port", "peer_secret", "syslog_from", "syslog_host", "syslog_port"];
 
 /// One row of the table.
 #[derive(Debug)]
@@ -202,6 +211,7 @@ pub struct Setting {
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
     masked: fn(&str) -> String,
+    why: fn(&str) -> Option<String>,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
     show: fn(&Settings) -> String,
 }

@@ -8,6 +8,7 @@
 pub mod grpc;
 pub mod headers;
 pub mod health;
+pub mod hook;
 pub mod http;
 
 use crate::engine::{Answer, Refusal};
@@ -28,16 +29,28 @@ pub struct Reporting {
 /// What telemetry calls the outcome of a question.
 fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
     match answer {
-        Ok(Answer { verdict: Verdict::Admit, .. }) => Outcome::Admit,
-        Ok(Answer { verdict: Verdict::Deny, .. }) => Outcome::Deny,
-        Err(Refusal::EmptyDomain) => Outcome::EmptyDomain,
-        Err(Refusal::NoDescriptors) => Outcome::NoDescriptors,
-        Err(Refusal::NoConfig) => Outcome::NoConfig,
-        Err(Refusal::TooManyDescriptors { .. }) => Outcome::TooManyDescriptors,
-        Err(Refusal::EntryTooLong { .. }) => Outcome::EntryTooLong,
-        Err(Refusal::HitsTooLarge { .. }) => Outcome::HitsTooLarge,
-        Err(Refusal::UnknownUnit { .. }) => Outcome::UnknownUnit,
-        Err(Refusal::RefundsAreOff { .. }) => Outcome::RefundsAreOff,
-        Err(Refusal::BackendDown(_)) => Outcome::BackendDown,
+        Ok(answer) => admitted(answer.verdict),
+        Err(refusal) => refused(refusal),
+    }
+}
+
+const fn admitted(verdict: Verdict) -> Outcome {
+    match verdict {
+        Verdict::Admit => Outcome::Admit,
+        Verdict::Deny => Outcome::Deny,
+    }
+}
+
+const fn refused(refusal: &Refusal) -> Outcome {
+    match refusal {
+        Refusal::EmptyDomain => Outcome::EmptyDomain,
+        Refusal::NoDescriptors => Outcome::NoDescriptors,
+        Refusal::NoConfig => Outcome::NoConfig,
+        Refusal::TooManyDescriptors { .. } => Outcome::TooManyDescriptors,
+        Refusal::EntryTooLong { .. } => Outcome::EntryTooLong,
+        Refusal::HitsTooLarge { .. } => Outcome::HitsTooLarge,
+        Refusal::UnknownUnit { .. } => Outcome::UnknownUnit,
+        Refusal::RefundsAreOff { .. } => Outcome::RefundsAreOff,
+        Refusal::BackendDown(_) => Outcome::BackendDown,
     }
 }

@@ -243,7 +243,9 @@ impl Engine {
         let mut later = Plan::default();
         later.fill(asking.config, asking.question, self.policy.planning, store_now);
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
-        let answered = self.charge(store_now, &missing.charges, asking.end).await;
+        // At this process's instant: the store goes by its own clock, but for the keys that name a
+        // window of this one.
+        let answered = self.charge(asking.now, &missing.charges, asking.end).await;
         missing.put(answered, outcomes);
         plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);

@@ -46,6 +46,8 @@ pub struct Leased {
     pub key: CounterKey,
     /// Where it lives in a store of several nodes.
     pub home: Home,
+    /// Whether its unit is a second.
+    pub per_second: bool,
     /// How it counts.
     pub strategy: Strategy,
     /// What leases of it are granted under.
@@ -220,8 +222,9 @@ impl Leases {
     }
 
     async fn tell(&self, leased: &Leased, borrow: Borrow) -> Lent {
-        let Leased { key, home, strategy, terms } = leased.clone();
-        let message = Message { key, home, strategy, terms, member: self.member, borrow };
+        let Leased { key, home, per_second, strategy, terms } = leased.clone();
+        let message =
+            Message { key, home, per_second, strategy, terms, member: self.member, borrow };
         match self.backend.borrow(self.clock.now(), &message) {
             Reply::Now(lent) => lent,
             Reply::Later(later) => later.await,
@@ -230,9 +233,9 @@ impl Leases {
 
     /// Charges a question as if its limit were not leased.
     async fn charge(&self, leased: &Leased, hits: Hits) -> Outcome {
-        let Leased { key, home, strategy, .. } = leased.clone();
+        let Leased { key, home, per_second, strategy, .. } = leased.clone();
         let (cost, standing) = (Cost::Charge(hits), Standing::default());
-        let list = smallvec![Charge { key, home, strategy, cost, standing }];
+        let list = smallvec![Charge { key, home, strategy, cost, standing, per_second }];
         let charges = Charges { list, rule: Rule::Each };
         let outcomes = match self.backend.charge(self.clock.now(), &charges) {
             Reply::Now(outcomes) => outcomes,

@@ -118,7 +118,7 @@ impl Ledgers {
         let known: SmallVec<[Option<Outcome>; 2]> =
             charges(plan).map(|(part, charge)| self.known(part, charge, revision, now)).collect();
         let spent = match plan.charges.rule {
-            Rule::Each => rest(plan, &known),
+            Rule::Each | Rule::Ask => rest(plan, &known),
             Rule::AllOrNothing { quota_for_all, .. } => {
                 whole(plan, &known, quota_for_all).unwrap_or_else(|| rest(plan, &[]))
             }

@@ -104,7 +104,7 @@ fn asked(charges: &[Unanswered<'_>], parts: &[Option<Strategy>], rule: Rule) -> 
         (charge.standing.group, charge.standing.verdict(denies))
     });
     let spared = match rule {
-        Rule::Each => false,
+        Rule::Each | Rule::Ask => false,
         Rule::AllOrNothing { quota_for_all, rescued } => {
             let passes = rescued.then_some((Group::Quota, Verdict::Admit));
             combine(votes.chain(passes), quota_for_all) == Verdict::Deny

@@ -222,12 +222,18 @@ impl<'c> Plan<'c> {
             let pattern = shared.iter().find(|(at, _)| *at == position);
             (key, pattern.map_or(value, |(_, pattern)| *pattern))
         });
+        // The reference's spelling is for what the reference knows: its seven units.
+        let keys = match limit.window {
+            Window::Unit(_) => planning.keys,
+            Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
+        };
         let home = home(domain, entries.clone());
-        let key = name(domain, entries, limit.counting(), planning.keys);
+        let key = name(domain, entries, limit.counting(), keys);
         let group = if rule.quota { Group::Quota } else { Group::Enforced };
         let standing = Standing { group, shadow: rule.shadow };
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
-        self.charges.list.push(Charge { key, home, strategy, cost, standing });
+        let per_second = limit.window.length() == Nanos::SECOND;
+        self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
     }
 
     fn charge_override(
@@ -246,7 +252,8 @@ impl<'c> Plan<'c> {
         let key = name(domain, entries(), Counting::FixedWindow(period), planning.keys);
         let (home, cost) = (home(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
-        self.charges.list.push(Charge { key, home, strategy, cost, standing });
+        let per_second = period == Nanos::SECOND;
+        self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
         Part::Override(limit)
     }
 

@@ -111,6 +111,14 @@ impl CounterKey {
             Bytes::Long(bytes) => bytes,
         }
     }
+
+    /// The reference's spelling, without the start of the window that comes last there, where this
+    /// key has it.
+    #[must_use]
+    pub fn spelling(&self) -> Option<&[u8]> {
+        let (head, spelling) = self.as_bytes().split_at_checked(HEAD)?;
+        (head.first() == Some(&b'j')).then_some(spelling)
+    }
 }
 
 impl Bytes {

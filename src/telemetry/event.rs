@@ -80,11 +80,15 @@ pub enum Protocol {
     Grpc,
     /// `/json`.
     Json,
+    /// `Check` of Envoy's `ext_authz`.
+    ExtAuthz,
+    /// `/check` for NGINX's `auth_request`.
+    Nginx,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 2] = [Self::Grpc, Self::Json];
+    pub const ALL: [Self; 4] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -92,6 +96,8 @@ impl Protocol {
         match self {
             Self::Grpc => "grpc",
             Self::Json => "json",
+            Self::ExtAuthz => "ext_authz",
+            Self::Nginx => "nginx",
         }
     }
 }
@@ -121,6 +127,12 @@ pub enum Outcome {
     RefundsAreOff,
     /// Refused: the store of counters did not answer, and a limit says `error` then.
     BackendDown,
+    /// Not asked: no descriptor can be made of the request.
+    NothingToAsk,
+    /// Refused: no hooks are set.
+    NoHooks,
+    /// Refused: another hook is named than those that are set.
+    UnknownHook,
     /// Refused: cannot be read.
     Malformed,
     /// Refused: above 4 MiB.
@@ -133,7 +145,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -145,6 +157,9 @@ impl Outcome {
         Self::UnknownUnit,
         Self::RefundsAreOff,
         Self::BackendDown,
+        Self::NothingToAsk,
+        Self::NoHooks,
+        Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
         Self::Late,
@@ -166,6 +181,9 @@ impl Outcome {
             Self::UnknownUnit => "unknown_unit",
             Self::RefundsAreOff => "refunds_are_off",
             Self::BackendDown => "backend_down",
+            Self::NothingToAsk => "nothing_to_ask",
+            Self::NoHooks => "no_hooks",
+            Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
             Self::Late => "late",

@@ -25,7 +25,7 @@ const SHARDS: usize = 64;
 
 /// Upper bounds of the histogram's buckets: from a decision in memory (half a microsecond) to one
 /// that waited for a store's deadline many times over.
-const BOUNDS: [(Nanos, &str); 12] = [
+const BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(500), "5e-07"),
     (Nanos(1_000), "1e-06"),
     (Nanos(2_500), "2.5e-06"),
@@ -36,6 +36,7 @@ const BOUNDS: [(Nanos, &str); 12] = [
     (Nanos(2_500_000), "0.0025"),
     (Nanos(5_000_000), "0.005"),
     (Nanos(15_000_000), "0.015"),
+    (Nanos(20_000_000), "0.02"),
     (Nanos(50_000_000), "0.05"),
     (Nanos(250_000_000), "0.25"),
 ];

@@ -1,13 +1,15 @@
 //! Replays recorded calls through the real binary's ports and holds its answers against the recorded ones.
 //!
-//! Every scenario meets a fresh process. Compared are loads, responses, headers and statuses; metrics,
-//! stores and store commands are recorded too and not compared yet. The count of passes per group is pinned
-//! in `pinned.txt` and may only grow. See `docs/compat.md`.
+//! Every scenario meets a fresh process, once with its counters in memory and once with them in a real
+//! Redis, under the reference's keys. Compared are loads, responses, headers and statuses, and what is in
+//! the Redis afterwards; metrics are recorded too and not compared yet. The count of passes per group is
+//! pinned in `pinned.txt` and `pinned_redis.txt` and may only grow. See `docs/compat.md`.
 
 mod expected;
 mod flags;
 mod message;
 mod replay;
+mod store;
 mod tally;
 mod vectors;
 pub mod wire;
@@ -20,23 +22,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use replay::{Outcome, Report, replay};
+use store::Store;
 use tally::Tally;
 use vectors::{Group, Scenario};
 
+use crate::support::redis::Redis;
 use crate::waiting::{for_a_day_with_a_minute_left, now};
 
-/// Groups of which nothing is compared yet: they pin a store, metrics or the debug port.
-const NOT_YET: [&str; 9] = [
-    "generated_cache",
-    "generated_metrics",
-    "generated_stop",
-    "local_cache",
-    "prometheus",
-    "rlconfig",
-    "stats",
-    "stop_mode",
-    "store_commands",
-];
+/// Groups that are replayed over a store only: without one they pin nothing.
+const STORE_ONLY: [&str; 5] =
+    ["generated_cache", "generated_stop", "local_cache", "stop_mode", "store_commands"];
+
+/// Groups of which nothing is compared yet: they pin metrics or the debug port.
+const NOT_YET: [&str; 4] = ["generated_metrics", "prometheus", "rlconfig", "stats"];
+
+/// The group that a store has nothing to do with.
+const MEMORY_ONLY: &str = "bad_configs";
 
 /// What the whole replay may take; it takes seconds, unless every process hangs.
 const AT_MOST: Duration = Duration::from_secs(300);
@@ -46,11 +47,20 @@ const WORKERS: usize = 4;
 
 #[test]
 fn every_recorded_answer_is_given_again() {
-    let directory = vectors::directory();
-    let groups = vectors::read(&directory);
-    let reports = replay_all(&groups);
+    replay_over(None, include_str!("pinned.txt"), "pinned.txt");
+}
+
+#[test]
+fn every_recorded_answer_is_given_again_through_redis_and_leaves_the_same_counters() {
+    let redis = Redis::start();
+    replay_over(Some(&redis), include_str!("pinned_redis.txt"), "pinned_redis.txt");
+}
+
+fn replay_over(redis: Option<&Redis>, pinned: &str, pins: &str) {
+    let groups = vectors::read(&vectors::directory());
+    let reports = replay_all(&groups, redis);
     let differs = deliberate_differences();
-    let mut page = Page::default();
+    let mut page = Page { is_stored: redis.is_some(), ..Page::default() };
     for (group, scenario, report) in &reports {
         page.add(group, scenario, report, differs.get(&scenario.id));
     }
@@ -58,12 +68,12 @@ fn every_recorded_answer_is_given_again() {
     // Not `print!`, which is shown for failed tests only: the table is wanted of a passed one, too.
     std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
     assert!(!reports.is_empty(), "COMPAT_ONLY names no group and no scenario");
-    page.judge();
+    page.judge(pinned, pins);
 }
 
 type Replayed<'a> = (&'a str, &'a Scenario, Report);
 
-fn replay_all(groups: &[Group]) -> Vec<Replayed<'_>> {
+fn replay_all<'g>(groups: &'g [Group], redis: Option<&Redis>) -> Vec<Replayed<'g>> {
     let only = std::env::var("COMPAT_ONLY").ok();
     let is_wanted = |group: &Group, scenario: &Scenario| {
         only.as_ref().is_none_or(|only| *only == group.name || *only == scenario.id)
@@ -76,8 +86,10 @@ fn replay_all(groups: &[Group]) -> Vec<Replayed<'_>> {
     let next = AtomicUsize::new(0);
     let reports = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
-        for _ in 0..WORKERS {
-            scope.spawn(|| work(&wanted, &next, &reports));
+        for worker in 0..WORKERS {
+            let store = redis.map(|redis| Store::of(redis, worker));
+            let (wanted, next, reports) = (&wanted, &next, &reports);
+            scope.spawn(move || work(wanted, next, reports, store.as_ref()));
         }
     });
     let reports = reports.into_inner().unwrap();
@@ -88,22 +100,31 @@ fn work(
     wanted: &[(&Group, &Scenario)],
     next: &AtomicUsize,
     reports: &Mutex<BTreeMap<usize, Report>>,
+    store: Option<&Store>,
 ) {
     let began = now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     loop {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let Some((group, scenario)) = wanted.get(at) else { return };
-        let report = if NOT_YET.contains(&&*group.name) {
+        let report = if is_not_yet(&group.name, store) {
             Report::of(Outcome::NotYet("the group"))
         } else if AT_MOST < began.elapsed() {
             Report::of(Outcome::Failed(format!("not replayed: {AT_MOST:?} are over")))
         } else {
             for_a_day_with_a_minute_left();
-            replay(scenario, &runtime)
+            replay(scenario, &runtime, store)
         };
         reports.lock().unwrap().insert(at, report);
     }
+}
+
+fn is_not_yet(group: &str, store: Option<&Store>) -> bool {
+    NOT_YET.contains(&group)
+        || match store {
+            None => STORE_ONLY.contains(&group),
+            Some(_) => group == MEMORY_ONLY,
+        }
 }
 
 /// Scenarios that this service answers otherwise on purpose, with the reason: `differs.txt`.
@@ -118,6 +139,7 @@ fn deliberate_differences() -> BTreeMap<String, String> {
 /// What is printed, and what decides.
 #[derive(Default)]
 struct Page {
+    is_stored: bool,
     tallies: BTreeMap<String, Tally>,
     failures: Vec<String>,
     notes: Vec<String>,
@@ -169,8 +191,8 @@ impl Page {
         let has = |field: fn(&vectors::Step) -> bool| scenario.steps.iter().any(field);
         for (what, is_recorded) in [
             ("metrics", scenario.metrics.is_some()),
-            ("store", scenario.store.is_some() || scenario.store_ttl_between.is_some()),
-            ("commands", has(|step| step.commands.is_some())),
+            ("store", !self.is_stored && scenario.store.is_some()),
+            ("commands", !self.is_stored && has(|step| step.commands.is_some())),
             ("prometheus", scenario.prometheus.is_some()),
             ("debug lines", has(|step| step.lines.is_some())),
         ] {
@@ -199,17 +221,16 @@ impl Page {
     }
 
     /// Other directories than our own have no pins: there every failure counts.
-    fn judge(&self) {
+    fn judge(&self, pinned: &str, file: &str) {
         let is_ours = std::env::var_os("COMPAT_VECTORS").is_none();
         let is_all = std::env::var_os("COMPAT_ONLY").is_none();
         if !is_ours || !is_all {
             assert!(self.failures.is_empty(), "{} scenarios failed", self.failures.len());
             return;
         }
-        let [fallen, risen] =
-            tally::against(&tally::pins(include_str!("pinned.txt")), &self.tallies);
+        let [fallen, risen] = tally::against(&tally::pins(pinned), &self.tallies);
         if !risen.is_empty() {
-            let raise = format!("tests/compat/pinned.txt may be raised:\n{}\n", risen.join("\n"));
+            let raise = format!("tests/compat/{file} may be raised:\n{}\n", risen.join("\n"));
             std::io::stdout().lock().write_all(raise.as_bytes()).unwrap();
         }
         assert!(fallen.is_empty(), "fewer passes than pinned: {fallen:?}");

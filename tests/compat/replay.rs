@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::expected::{difference, unit_seconds};
+use super::store::{Ear, Store, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
 use super::{flags, message};
@@ -40,12 +41,12 @@ impl Report {
     }
 }
 
-/// Replays a scenario from start to end.
-pub fn replay(scenario: &Scenario, runtime: &Runtime) -> Report {
+/// Replays a scenario from start to end, over `store` if there is one.
+pub fn replay(scenario: &Scenario, runtime: &Runtime, store: Option<&Store>) -> Report {
     let mut advice = Vec::new();
-    let outcome = match not_yet(scenario) {
+    let outcome = match not_yet(scenario, store) {
         Some(reason) => Outcome::NotYet(reason),
-        None => match run(scenario, runtime, &mut advice) {
+        None => match run(scenario, runtime, store, &mut advice) {
             Ok(()) => Outcome::Passed,
             Err(difference) => Outcome::Failed(difference),
         },
@@ -53,14 +54,15 @@ pub fn replay(scenario: &Scenario, runtime: &Runtime) -> Report {
     Report { outcome, advice }
 }
 
-fn not_yet(scenario: &Scenario) -> Option<&'static str> {
-    if scenario.store_before.is_some() {
+fn not_yet(scenario: &Scenario, store: Option<&Store>) -> Option<&'static str> {
+    if scenario.store_before.is_some() && store.is_none() {
         return Some("starts with counters in a store");
     }
     if scenario.steps.iter().any(|step| step.debug.is_some()) {
         return Some("calls the debug port");
     }
-    if scenario.env.keys().any(|name| !flags::is_mapped(name)) {
+    let is_mapped = if store.is_some() { flags::is_mapped_over_store } else { flags::is_mapped };
+    if scenario.env.keys().any(|name| !is_mapped(name)) {
         return Some("sets an environment variable without a flag");
     }
     let now = unix_seconds();
@@ -70,20 +72,52 @@ fn not_yet(scenario: &Scenario) -> Option<&'static str> {
     (!is_distinct).then_some("its windows began together")
 }
 
-fn run(scenario: &Scenario, runtime: &Runtime, advice: &mut Vec<String>) -> Result<(), String> {
+fn run(
+    scenario: &Scenario,
+    runtime: &Runtime,
+    store: Option<&Store>,
+    advice: &mut Vec<String>,
+) -> Result<(), String> {
     let files = Files::new(scenario).map_err(|error| format!("placing the files: {error}"))?;
-    let service = Service::start(&files.limits, &flags::of(&scenario.env))?;
+    let began = unix_seconds();
+    let flags = match store {
+        None => flags::of(&scenario.env),
+        Some(store) => {
+            store.begin(scenario, began);
+            flags::over_store(&scenario.env, &store.url())
+        }
+    };
+    let service = Service::start(&files.limits, &flags)?;
+    if store.is_some() {
+        Store::answers(&service)?;
+    }
     loaded(&service.loads()?, 0, &scenario.load, advice).map_err(|why| format!("load: {why}"))?;
     // A tonic channel spawns its tasks where it is made.
     let entered = runtime.enter();
     let connection = Connection::to(service.grpc);
     drop(entered);
     let stage = Stage { service, files, connection, runtime };
+    let mut ear = store.filter(|_| is_pinned_to_commands(scenario)).map(Ear::at);
     for (number, step) in scenario.steps.iter().enumerate() {
-        stage.perform(step, advice).map_err(|why| format!("step {}: {why}", number + 1))?;
+        let done = stage.perform(step, advice).and_then(|()| said(step, ear.as_mut(), began));
+        done.map_err(|why| format!("step {}: {why}", number + 1))?;
+    }
+    if let Some(store) = store {
+        store.holds(scenario, began)?;
     }
     let mut service = stage.service;
     if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
+}
+
+fn is_pinned_to_commands(scenario: &Scenario) -> bool {
+    scenario.steps.iter().any(|step| step.commands.is_some())
+}
+
+/// Holds what the store was told against what was recorded.
+fn said(step: &Step, ear: Option<&mut Ear>, began: u64) -> Result<(), String> {
+    let (Some(recorded), Some(ear)) = (&step.commands, ear) else { return Ok(()) };
+    let differs = commands_differ(recorded, &ear.heard(), [began, unix_seconds()]);
+    differs.map_or(Ok(()), Err)
 }
 
 /// The limits directory and, beside it on the same file system, room to prepare files that are then moved in.

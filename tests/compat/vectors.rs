@@ -26,17 +26,20 @@ pub struct Scenario {
     /// `"ok"`, or an object that describes the refusal.
     pub load: Value,
     pub steps: Vec<Step>,
-    pub store_before: Option<Value>,
+    /// Counters to be there at the start.
+    pub store_before: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub distinct_windows: Vec<String>,
     pub defect: Option<String>,
     pub note: Option<String>,
     #[serde(default)]
     pub process_dies: bool,
+    /// Every counter after the last step.
+    pub store: Option<BTreeMap<String, String>>,
+    /// The seconds that counters have left then, at least and at most.
+    pub store_ttl_between: Option<BTreeMap<String, [i64; 2]>>,
     // Recorded too, and not compared yet.
     pub metrics: Option<Value>,
-    pub store: Option<Value>,
-    pub store_ttl_between: Option<Value>,
     pub prometheus: Option<Value>,
 }
 

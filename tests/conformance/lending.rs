@@ -30,7 +30,8 @@ fn message(strategy: Strategy, member: Member, number: u64, hits: u64, want: u64
         lease: Number(0),
     };
     let (key, home) = (counter.key, counter.home);
-    Message { key, home, strategy, terms: at_most(30), member, borrow }
+    let terms = at_most(30);
+    Message { key, home, per_second: false, strategy, terms, member, borrow }
 }
 
 fn lent(backend: &dyn Backend, now: Nanos, message: &Message) -> Lent {

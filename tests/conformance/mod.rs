@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{self, Redis};
 use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
@@ -43,6 +44,34 @@ struct Stores {
     given: Cell<u32>,
 }
 
+/// Every counter at home by itself: those of one question are in several slots.
+#[derive(Debug)]
+struct Apart(Redis);
+
+impl Backend for Apart {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        let apart = |charge: &Charge| Charge { home: Home::Itself, ..charge.clone() };
+        let list = charges.list.iter().map(apart).collect();
+        let charges = Charges { list, rule: charges.rule };
+        Reply::Later(Box::pin(async move {
+            match self.0.charge(now, &charges) {
+                Reply::Now(outcomes) => outcomes,
+                Reply::Later(reply) => reply.await,
+            }
+        }))
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        let message = Message { home: Home::Itself, ..message.clone() };
+        Reply::Later(Box::pin(async move {
+            match self.0.borrow(now, &message) {
+                Reply::Now(lent) => lent,
+                Reply::Later(reply) => reply.await,
+            }
+        }))
+    }
+}
+
 /// The Cluster of the tests that run just now.
 static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
 
@@ -63,11 +92,13 @@ impl Stores {
     }
 
     /// One of every kind, each empty.
-    fn backends(&self) -> [Box<dyn Backend>; 3] {
+    fn backends(&self) -> [Box<dyn Backend>; 4] {
+        let cluster = || self.at(redis::Place::Cluster(self.cluster.addresses()));
         [
             Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
-            Box::new(self.at(redis::Place::Cluster(self.cluster.addresses()))),
+            Box::new(cluster()),
+            Box::new(Apart(cluster())),
         ]
     }
 
@@ -121,11 +152,12 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     };
     Charge {
         key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
-        // What is charged as one in one step lives in one place.
+        // What is charged as one in one step lives in one place; `Apart` undoes it.
         home: Home::beside("d", ""),
         strategy,
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),
+        per_second: false,
     }
 }
 

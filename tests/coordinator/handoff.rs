@@ -188,6 +188,50 @@ fn a_clock_that_steps_back_ends_nothing_early() {
 }
 
 #[test]
+fn a_seat_taken_while_the_clock_was_back_lasts_as_long_as_its_member_believes() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    store.round(1_000, &mut one, &hungry(0));
+    assert_eq!(store.round(10, &mut one, &hungry(0)), Share(10));
+    assert_eq!(store.round(1_010, &mut two, &hungry(0)), Share(0), "the clock is right again");
+}
+
+#[test]
+fn those_that_were_told_of_a_lower_ceiling_fit_below_it_together() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    for now in 0..4 {
+        store.round(now, &mut one, &hungry(5));
+        store.round(now, &mut two, &hungry(5));
+    }
+    let idle = two.beat(Nanos(8), &uses(0));
+    store.granted(8, &idle);
+    store.law = fixed(4);
+    assert_eq!(store.round(10, &mut one, &hungry(5)), Share(3), "the other wanted little");
+    assert_eq!(store.round(10, &mut two, &hungry(5)), Share(1), "it holds 5 still, and wants more");
+}
+
+#[test]
+fn who_made_way_does_not_take_back_what_the_first_in_line_waits_for() {
+    let mut store = Store::new(fixed(2));
+    let mut fleet: Vec<Member> = (1..4).map(|id| member(id, 1)).collect();
+    for now in 0..9 {
+        for one in &mut fleet {
+            store.round(now, one, &hungry(0));
+        }
+    }
+    let waits = fleet.iter().position(|one| one.in_force(Nanos(8)) == Share(0)).unwrap();
+    let mut first = fleet.remove(waits);
+    // All are heard, and the turns of the two that hold a permit are over after 40.
+    for one in fleet.iter_mut().chain([&mut first]) {
+        store.round(30, one, &hungry(0));
+    }
+    assert_eq!(store.round(50, &mut fleet[1], &hungry(0)), Share(0), "makes way");
+    assert_eq!(store.round(51, &mut fleet[1], &hungry(0)), Share(0), "and comes behind");
+    assert_eq!(store.round(52, &mut first, &hungry(0)), Share(1));
+}
+
+#[test]
 fn a_falling_ceiling_lowers_each_to_its_part_and_none_below_it() {
     let mut store = Store::new(fixed(10));
     let (mut one, mut two) = (member(1, 1), member(2, 1));

@@ -86,6 +86,17 @@ fn a_ceiling_smaller_than_the_hungry_goes_to_the_longest_waiting_once_a_turn_is_
 }
 
 #[test]
+fn what_those_ahead_in_the_line_wait_for_is_not_free() {
+    let want = |waits, since| Want { need: Share(1), waits, since: Nanos(since) };
+    let wants = [want(false, 50), want(true, 60), want(true, 90)];
+    for split in [Split::Equal, Split::Demand] {
+        let owed = [0, 1, 2].map(|me| split.owed(Share(2), &wants, me, TURNED).0);
+        assert_eq!(owed, [2, 0, 1]);
+        assert_eq!(split.owed(Share(3), &wants, 2, TURNED), Share(0), "no turns are taken");
+    }
+}
+
+#[test]
 fn the_idle_of_a_fleet_larger_than_the_ceiling_hold_nothing_that_the_hungry_could_use() {
     assert_eq!(parts(Split::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
 }

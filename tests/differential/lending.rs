@@ -136,7 +136,8 @@ impl World {
         };
         let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
         let (key, home, member) = (charge.key, charge.home, MEMBERS[who]);
-        Message { key, home, strategy: self.limit, terms: self.terms, member, borrow }
+        let (strategy, terms) = (self.limit, self.terms);
+        Message { key, home, per_second: false, strategy, terms, member, borrow }
     }
 
     /// What the kernel says.
@@ -235,7 +236,7 @@ fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> 
         lease: Number(0),
     };
     let (key, home, member) = (charge.key, charge.home, MEMBERS[3]);
-    Message { key, home, strategy: limit, terms, member, borrow }
+    Message { key, home, per_second: false, strategy: limit, terms, member, borrow }
 }
 
 #[test]

@@ -142,5 +142,6 @@ pub(super) fn charge(name: &str, strategy: Strategy, cost: Cost) -> Charge {
         Strategy::SlidingLog(_) => Counting::SlidingLog,
     };
     let key = CounterKey::injective("shop", [("k", name)].into_iter(), counting);
-    Charge { key, home: Home::default(), strategy, cost, standing: Standing::default() }
+    let (home, standing) = (Home::default(), Standing::default());
+    Charge { key, home, strategy, cost, standing, per_second: false }
 }

@@ -40,7 +40,11 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
         Charge { standing, ..charge(&format!("{trace} {which}"), strategy, cost) }
     };
     let rule = Rule::AllOrNothing { quota_for_all: dice.once_in(5), rescued: dice.once_in(5) };
-    let rule = if dice.once_in(5) { Rule::Each } else { rule };
+    let rule = match dice.up_to(9) {
+        0 => Rule::Ask,
+        1 | 2 => Rule::Each,
+        _ => rule,
+    };
     Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), rule }
 }
 

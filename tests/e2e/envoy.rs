@@ -1,4 +1,4 @@
-//! A real Envoy with the shipped `config/envoy/rls.yaml`: only addresses and ports are replaced, each exactly once.
+//! A real Envoy with a shipped configuration: only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,7 +11,29 @@ use tempfile::TempDir;
 use crate::http1;
 use crate::waiting::until;
 
-const SHIPPED: &str = include_str!("../../config/envoy/rls.yaml");
+/// A shipped configuration.
+#[derive(Clone, Copy)]
+pub enum Shipped {
+    Rls,
+    ExtAuthz,
+}
+
+impl Shipped {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Rls => include_str!("../../config/envoy/rls.yaml"),
+            Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),
+        }
+    }
+
+    /// What it says of a service that does not answer, and what would have requests denied then.
+    const fn to_deny(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Rls => ("failure_mode_deny: false", "failure_mode_deny: true"),
+            Self::ExtAuthz => ("failure_mode_allow: true", "failure_mode_allow: false"),
+        }
+    }
+}
 
 /// What Envoy does with a request when no replica answers.
 #[derive(Clone, Copy)]
@@ -33,13 +55,18 @@ impl Envoy {
     /// Starts Envoy before an upstream, with these replicas to ask, and returns once it takes requests and knows
     /// every replica to be healthy.
     pub fn start(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> Self {
+        Self::start_with(configured(Shipped::Rls, upstream, replicas, when_down), replicas.len())
+    }
+
+    /// The same with a configuration of [`configured`].
+    pub fn start_with(text: String, replicas: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
-        std::fs::write(&config, configured(upstream, replicas, when_down)).unwrap();
+        std::fs::write(&config, text).unwrap();
         let mut process = spawn(&config, home.path());
         let started = admin_of(home.path(), &mut process)
             .and_then(|admin| Ok((admin, ingress_of(admin)?)))
-            .and_then(|found| healthy(found.0, replicas.len()).map(|()| found));
+            .and_then(|found| healthy(found.0, replicas).map(|()| found));
         match started {
             Ok((admin, ingress)) => Self { process, home, admin, ingress },
             Err(why) => {
@@ -76,7 +103,12 @@ fn log(home: &Path) -> String {
 }
 
 /// The shipped configuration with this test's addresses.
-fn configured(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> String {
+pub fn configured(
+    shipped_file: Shipped,
+    upstream: SocketAddr,
+    replicas: &[SocketAddr],
+    when_down: WhenDown,
+) -> String {
     let mut endpoints = String::new();
     for (at, replica) in replicas.iter().enumerate() {
         let indent = if at == 0 { "" } else { "\n              " };
@@ -85,13 +117,14 @@ fn configured(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown
     let shipped = |ip: &str, port: u16| format!("{{address: {ip}, port_value: {port}}}");
     let free = shipped("127.0.0.1", 0);
     let loopback = |port: u16| format!("- endpoint: {}", address(([127, 0, 0, 1], port).into()));
-    let mut text = SHIPPED.to_owned();
+    let mut text = shipped_file.text().to_owned();
     replace_once(&mut text, &shipped("127.0.0.1", 9901), &free);
     replace_once(&mut text, &shipped("0.0.0.0", 10_000), &free);
     replace_once(&mut text, &loopback(8081), &endpoints);
     replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
     if let WhenDown::Deny = when_down {
-        replace_once(&mut text, "failure_mode_deny: false", "failure_mode_deny: true");
+        let (allow, deny) = shipped_file.to_deny();
+        replace_once(&mut text, allow, deny);
     }
     text
 }
@@ -100,8 +133,9 @@ fn address(it: SocketAddr) -> String {
     format!("{{address: {{socket_address: {{address: {}, port_value: {}}}}}}}", it.ip(), it.port())
 }
 
-fn replace_once(text: &mut String, from: &str, to: &str) {
-    assert_eq!(text.matches(from).count(), 1, "{from} in config/envoy/rls.yaml");
+/// Replaces what stands exactly once in a shipped configuration.
+pub fn replace_once(text: &mut String, from: &str, to: &str) {
+    assert_eq!(text.matches(from).count(), 1, "{from} in a shipped configuration");
     *text = text.replace(from, to);
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Nothing here looks inside: what is held is what the client sees, and that the process ends as it should.
 
+mod auth_request;
 mod envoy;
+mod ext_authz;
+mod nginx;
 mod upstream;
 
 use std::collections::BTreeMap;
@@ -36,6 +39,17 @@ impl Limits {
         let prepared = self.0.path().join(".prepared");
         std::fs::write(&prepared, text).unwrap();
         std::fs::rename(prepared, self.path().join("shop.yaml")).unwrap();
+    }
+
+    /// So many a day for each value of this key.
+    fn per(key: &str, requests: u64) -> Self {
+        let limits = Self(tempfile::tempdir().unwrap());
+        let text = format!(
+            "domain: shop\ndescriptors:\n- key: {key}\n  \
+             rate_limit: {{unit: day, requests_per_unit: {requests}}}\n"
+        );
+        std::fs::write(limits.path().join("shop.yaml"), text).unwrap();
+        limits
     }
 
     fn path(&self) -> &Path {

@@ -7,6 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
+use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::grpc::{Grpc, serve};
 use sluicegate::edge::health::{Health, Ready};
@@ -24,6 +25,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::{descriptor, empty_engine, engine, overridden, request, two_a_minute};
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A served port, a client of it, what stops it and how it ended.
@@ -35,12 +37,22 @@ pub(super) struct Served {
 }
 
 async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
+    served_with(engine, ready, Hooks::default()).await
+}
+
+/// With these hooks for `ext_authz`.
+pub(super) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);
     let (stop, stopped) = oneshot::channel::<()>();
-    let grpc =
-        Grpc { engine, reporting: Reporting::default(), health: health.clone(), reflection: true };
+    let grpc = Grpc {
+        engine,
+        reporting: Reporting::default(),
+        health: health.clone(),
+        hooks: Arc::new(hooks),
+        reflection: true,
+    };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(listener, grpc, until));
@@ -212,20 +224,21 @@ async fn other_methods_and_services_are_unimplemented() {
 }
 
 #[tokio::test]
-async fn health_knows_three_names_and_follows_the_state() {
+async fn health_knows_four_names_and_follows_the_state() {
     let served = served(empty_engine(), Ready::NoConfig).await;
     let all = async || {
         let unknown = served.serving("other").await;
         [
             served.serving("ratelimit").await,
             served.serving(SERVICE).await,
+            served.serving(AUTHORIZATION).await,
             served.serving("").await,
             unknown,
         ]
     };
     let (yes, no, unknown) =
         (Ok(ServingStatus::Serving), Ok(ServingStatus::NotServing), Err(Code::NotFound));
-    assert_eq!(all().await, [no, no, yes, unknown]);
+    assert_eq!(all().await, [no, no, no, yes, unknown]);
     let mut watch = HealthClient::new(served.channel.clone());
     let asked = HealthCheckRequest { service: SERVICE.into() };
     let mut changes = watch.watch(asked).await.unwrap().into_inner();
@@ -239,7 +252,7 @@ async fn health_knows_three_names_and_follows_the_state() {
     // The names are told one after another; the unnamed one is the last.
     let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
-    assert_eq!(all().await, [no, no, no, unknown]);
+    assert_eq!(all().await, [no, no, no, no, unknown]);
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use super::{empty_engine, engine, two_a_minute};
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
 fn port(engine: Arc<Engine>, reporting: Reporting, health: &Health) -> Router {
-    router(Ask { engine, reporting, health: health.clone() })
+    router(Ask { engine, reporting, health: health.clone(), hooks: Arc::default() })
 }
 
 fn asked(engine: Arc<Engine>) -> Router {

@@ -1,6 +1,7 @@
 //! Protocols in, protocols out.
 
 mod admin;
+mod check;
 mod convert;
 mod grpc;
 mod headers;

@@ -14,10 +14,11 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use super::grpc::{SERVICE, Served, limited};
+use super::grpc::{AUTHORIZATION, SERVICE, Served, limited};
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/ratelimit.binpb");
-const ROOT: &str = "envoy/service/ratelimit/v3/rls.proto";
+const ROOTS: [&str; 2] =
+    ["envoy/service/ratelimit/v3/rls.proto", "envoy/service/auth/v3/external_auth.proto"];
 
 /// The descriptors of everything in `envoy-types`, as that crate was published.
 fn published() -> FileDescriptorSet {
@@ -39,9 +40,9 @@ fn only_annotates(file: &str) -> bool {
     file.contains("annotations/") || file.starts_with("validate/")
 }
 
-/// The service's file and all that it needs, without comments and annotations.
+/// The services' files and all that they need, without comments and annotations.
 fn cut(all: &FileDescriptorSet) -> FileDescriptorSet {
-    let mut wanted = vec![ROOT.to_owned()];
+    let mut wanted = ROOTS.map(str::to_owned).to_vec();
     let mut seen = BTreeSet::new();
     let mut file = Vec::new();
     while let Some(name) = wanted.pop() {
@@ -88,7 +89,10 @@ async fn the_services_can_be_listed() {
     };
     let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
     names.sort();
-    assert_eq!(names, [SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]);
+    assert_eq!(
+        names,
+        [AUTHORIZATION, SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]
+    );
 }
 
 #[tokio::test]

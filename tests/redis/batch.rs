@@ -62,7 +62,7 @@ fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     let key = CounterKey::injective("d", [("k", name)].into_iter(), counting);
     let cost = Cost::Charge(Hits(1));
     let (home, standing) = (Home::Itself, Standing::default());
-    let charge = Charge { key, home, strategy, cost, standing };
+    let charge = Charge { key, home, strategy, cost, standing, per_second: false };
     Charges { list: [charge].into_iter().collect(), rule }
 }
 

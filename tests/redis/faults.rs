@@ -15,10 +15,10 @@ use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 /// What the services here are given: above what a crowded machine makes of a healthy Redis.
-const DEADLINE: Duration = Duration::from_millis(100);
+const DEADLINE: Duration = Duration::from_millis(400);
 /// What a caller may see above that: a connection of its own for each question, a crowded machine.
 const MARGIN: Duration = Duration::from_millis(900);
-const FLAGS: [&str; 2] = ["--backend-deadline", "100ms"];
+const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
 
 const LIMIT: u32 = 10;
 

@@ -41,7 +41,7 @@ fn member(store: &Store) -> Arc<Leases> {
 fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Leased {
     let key = CounterKey::injective("d", [("k", "v")].into_iter(), counting);
     let terms = Terms { overshoot, term: Nanos::from_secs(20) };
-    Leased { key, home: Home::default(), strategy, terms }
+    Leased { key, home: Home::default(), per_second: false, strategy, terms }
 }
 
 fn fixed_window(overshoot: Overshoot) -> Leased {

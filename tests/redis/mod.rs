@@ -4,6 +4,7 @@
 mod batch;
 mod cluster;
 mod degrade;
+mod doctor;
 mod exact;
 mod faults;
 mod fleet;
@@ -13,10 +14,12 @@ mod load;
 mod owed;
 mod parts;
 mod places;
+mod reference;
 mod remembered;
 mod sentinel;
 mod stale;
 mod tls;
+mod together;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

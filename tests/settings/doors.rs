@@ -269,6 +269,61 @@ fn a_setting_of_redis_that_nothing_would_heed_is_refused() {
 }
 
 #[test]
+fn a_second_redis_takes_the_same_urls_and_shares_the_files_of_the_first() {
+    let second = |first: &str, url: &str, rest: &str| {
+        file(&format!("backend: {first}\nbackend_per_second: {url}\n{rest}\n"))
+    };
+    for url in ["rediss://h", "redis+cluster://h,i", "redis+unix:///s", "redis+sentinel://h/shop"] {
+        let loaded = sound(&second("redis://h", url, ""));
+        let it = loaded.settings.backend_per_second.unwrap().to_string();
+        assert_eq!(it.split("://").next(), url.split("://").next());
+    }
+    for (first, url, rest) in [
+        ("redis://u:p@h", "redis://u@i", "backend_password_file: f"),
+        ("redis://h", "rediss://i", "backend_tls_ca_file: f"),
+        ("rediss://h", "redis://i", "backend_tls_ca_file: f"),
+        ("redis://h", "redis+sentinel://i/shop", "backend_sentinel_password_file: f"),
+    ] {
+        sound(&second(first, url, rest));
+    }
+    for (first, url, rest, about) in [
+        ("memory", "redis://h", "", "backend_per_second"),
+        ("redis://h", "redis://u@i", "", "backend_per_second"),
+        ("redis://:p@h", "redis://:q@i", "backend_password_file: f", "backend_password_file"),
+        ("redis://h", "redis://i", "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        ("redis://h", "redis://i", "backend_sentinel_user: f", "backend_sentinel_user"),
+    ] {
+        let told = refused(&second(first, url, rest));
+        assert!(told.len() == 1 && told[0].contains(&format!("`{about}`")), "{told:?}");
+    }
+    let told = refused(&second("redis://h", "redis://me:secret@i:x", ""));
+    assert!(!told[0].contains("secret"), "{told:?}");
+    let shown = print_config(&sound(&second("redis://h", "redis://me:secret@i", "")));
+    assert!(shown.contains("backend_per_second: \"redis://me:***@i:6379\""), "{shown}");
+}
+
+#[test]
+fn settings_of_the_references_keys_are_refused_where_there_are_none() {
+    let given = [
+        "reference_key_prefix: p",
+        "expiry_jitter: 1s",
+        "local_deny_cache: 1",
+        "stop_when_over: true",
+    ];
+    for text in given {
+        let about = format!("`{}`", text.split(':').next().unwrap());
+        for others in ["backend: redis://h", "counter_keys: envoyproxy"] {
+            let told = refused(&file(&format!("{others}\n{text}\n")));
+            assert!(told.len() == 1 && told[0].contains(&about), "{told:?}");
+        }
+        sound(&file(&format!("backend: redis://h\ncounter_keys: envoyproxy\n{text}\n")));
+    }
+    let told =
+        refused(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
+    assert!(told[0].contains("not a whole number"), "{told:?}");
+}
+
+#[test]
 fn a_prefix_of_keys_is_printable_and_a_number_of_replicas_not_none() {
     assert_eq!(sound(&file("key_prefix: a:b\n")).settings.key_prefix, "a:b");
     for wrong in ["key_prefix: '{a}'\n", "key_prefix: a b\n", "replicas_min: 0\n"] {

@@ -3,6 +3,7 @@
 
 mod cli;
 mod doors;
+mod hooks;
 mod shipped;
 
 use sluicegate::config::settings::{Doors, Loaded, Problem, read};

@@ -180,6 +180,7 @@ pub fn slot(key: &[u8]) -> u16 {
 fn rule(rule: Rule) -> u16 {
     match rule {
         Rule::Each => 0,
+        Rule::Ask => 8,
         Rule::AllOrNothing { quota_for_all, rescued } => {
             1 + 2 * u16::from(quota_for_all) + 4 * u16::from(rescued)
         }

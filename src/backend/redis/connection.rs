@@ -11,7 +11,10 @@ use fred::bytes::Bytes;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::LuaInterface as _;
 use fred::types::{ClusterHash, CustomCommand, Value};
-use fred::{clients::Client, interfaces::ClientLike as _};
+use fred::{
+    clients::{Client, Pipeline},
+    interfaces::ClientLike as _,
+};
 use tokio::sync::Notify;
 
 use super::breaker::Breaker;
@@ -19,7 +22,7 @@ use super::cluster::{Cluster, Redirect};
 use super::{BORROW, CHARGE, Cause};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
-const MOST_REDIRECTS: usize = 5;
+pub(super) const MOST_REDIRECTS: usize = 5;
 
 /// What the task that keeps a connection and those who use it share.
 #[derive(Debug, Default)]
@@ -34,24 +37,32 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) client: Client,
-    charge: Script,
-    borrow: Script,
+    /// What Redis calls [`CHARGE`].
+    digest: String,
+    /// What Redis calls [`BORROW`].
+    borrow_digest: String,
     cluster: Option<Weak<Cluster>>,
 }
 
-/// A script that is run often.
-#[derive(Debug)]
-struct Script {
-    text: &'static str,
-    /// What Redis calls it.
-    digest: String,
+/// A script, and what Redis calls it.
+#[derive(Clone, Copy)]
+pub(super) struct Script<'s> {
+    pub(super) text: &'s str,
+    pub(super) digest: &'s str,
 }
 
 /// A call whose bytes are shared by all that it is sent to.
 struct Shared<'s> {
-    script: &'s Script,
+    script: Script<'s>,
     keys: Vec<Bytes>,
     args: Vec<Bytes>,
+}
+
+/// The node that a call is sent on to.
+pub(super) struct Next {
+    pub(super) live: Arc<Live>,
+    /// Whether each command must say before that it was sent on.
+    pub(super) asks: bool,
 }
 
 impl Link {
@@ -101,49 +112,57 @@ impl Live {
     /// # Errors
     /// It does not take one.
     pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
-        let charge = Script { text: CHARGE, digest: client.script_load(CHARGE).await? };
-        let borrow = Script { text: BORROW, digest: client.script_load(BORROW).await? };
-        Ok(Self { client, charge, borrow, cluster })
+        let digest = client.script_load(CHARGE).await?;
+        let borrow_digest = client.script_load(BORROW).await?;
+        Ok(Self { client, digest, borrow_digest, cluster })
     }
 
-    /// Runs [`CHARGE`].
+    /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
+    /// to another, have not run it.
     pub(super) async fn call(
         &self,
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
-        self.send(&self.charge, keys, args).await
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
+        let script = Script { text: CHARGE, digest: &self.digest };
+        integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// Runs [`BORROW`].
+    /// Runs [`BORROW`], as [`Live::call`] does.
     pub(super) async fn borrow(
         &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
+        keys: [Vec<u8>; 2],
+        args: [Vec<u8>; 3],
     ) -> Result<Vec<i64>, Cause> {
-        self.send(&self.borrow, keys, args).await
+        let script = Script { text: BORROW, digest: &self.borrow_digest };
+        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
+        integers(self.script(script, keys, args).await?)
     }
 
-    /// Runs a script, once: a Redis that does not know it, and a node of a Cluster that sends us on
-    /// to another, have not run it.
-    async fn send(
+    /// As [`Live::call`], any script and whatever it answers.
+    pub(super) async fn script(
         &self,
-        script: &Script,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, Cause> {
-        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let call = Shared { script, keys: shared(keys), args: shared(args) };
+        script: Script<'_>,
+        keys: Vec<Bytes>,
+        args: Vec<Bytes>,
+    ) -> Result<Value, Cause> {
+        let call = Shared { script, keys, args };
         let answer = match self.run(&call).await {
             Err(error) => self.sent_on(&call, error).await,
             answer => answer,
         };
-        integers(answer.map_err(|error| cause(&error))?)
+        answer.map_err(|error| cause(&error))
+    }
+
+    /// The client, for what needs no script.
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
     }
 
     async fn run(&self, call: &Shared<'_>) -> Result<Value, Error> {
         let (keys, args) = (call.keys.clone(), call.args.clone());
-        match self.client.evalsha(call.script.digest.as_str(), keys, args).await {
+        match self.client.evalsha(call.script.digest, keys, args).await {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
                 self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
             }
@@ -153,14 +172,12 @@ impl Live {
 
     /// As [`Live::run`], at a node that takes over the keys' slot.
     async fn run_asking(&self, call: &Shared<'_>) -> Result<Value, Error> {
-        // One after the other on one connection, with nobody's call between: it holds for one.
         let both = self.client.pipeline();
-        let command = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
-        let () = both.custom(command("ASKING"), Vec::<Value>::new()).await?;
+        ask(&both).await?;
         let count = i64::try_from(call.keys.len()).unwrap_or(i64::MAX);
         let rest = call.keys.iter().chain(&call.args).cloned().map(Value::Bytes);
-        let parts =
-            [Value::from(call.script.text), Value::from(count)].into_iter().chain(rest).collect();
+        let head = [Value::from(call.script.text), Value::from(count)];
+        let parts = head.into_iter().chain(rest).collect();
         let () = both.custom::<(), Value>(command("EVAL"), parts).await?;
         both.last().await
     }
@@ -168,13 +185,8 @@ impl Live {
     /// What the node answers that `error` names, if it names one.
     async fn sent_on(&self, call: &Shared<'_>, mut error: Error) -> Result<Value, Error> {
         for _ in 0..MOST_REDIRECTS {
-            let Some(redirect) = Redirect::of(&error) else { return Err(error) };
-            let cluster = self.cluster.as_ref().and_then(Weak::upgrade);
-            let Some(next) = cluster.and_then(|cluster| cluster.follow(&redirect)) else {
-                return Err(error);
-            };
-            let answer =
-                if redirect.asks { next.run_asking(call).await } else { next.run(call).await };
+            let Some(Next { live, asks }) = self.next(&error) else { return Err(error) };
+            let answer = if asks { live.run_asking(call).await } else { live.run(call).await };
             match answer {
                 Err(again) => error = again,
                 answer => return answer,
@@ -182,6 +194,23 @@ impl Live {
         }
         Err(error)
     }
+
+    /// The node that `error` names, if it names one that we have.
+    pub(super) fn next(&self, error: &Error) -> Option<Next> {
+        let redirect = Redirect::of(error)?;
+        let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
+        Some(Next { live: cluster.follow(&redirect)?, asks: redirect.asks })
+    }
+}
+
+/// Says that the next command was sent on.
+pub(super) async fn ask(pipeline: &Pipeline<Client>) -> Result<(), Error> {
+    // On one connection, with nobody's command between: it holds for one.
+    pipeline.custom(command("ASKING"), Vec::<Value>::new()).await
+}
+
+fn command(name: &'static str) -> CustomCommand {
+    CustomCommand::new_static(name, ClusterHash::FirstKey, false)
 }
 
 impl Live {
@@ -208,7 +237,7 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
 }
 
 /// Why a call failed.
-fn cause(error: &Error) -> Cause {
+pub(super) fn cause(error: &Error) -> Cause {
     tracing::debug!(%error, "a call to redis failed");
     let said = |word: &str| error.details().contains(word);
     match error.kind() {

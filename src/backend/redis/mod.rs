@@ -6,7 +6,8 @@
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! In a Cluster that is one call per slot, and each slot has its own.
+//! In a Cluster that is one call per slot, and each slot has its own; what several slots decide together
+//! is asked first and charged then, and each of these two steps has the deadline.
 //! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
 //! connection to one process, which Redis' one thread would not answer faster.
 
@@ -23,10 +24,13 @@ pub mod inspect;
 mod keep;
 mod options;
 mod pauses;
+pub mod reference;
 mod route;
 mod sentinel;
 mod slots;
 mod spread;
+mod steps;
+mod stores;
 mod tls;
 
 use std::sync::Arc;
@@ -46,6 +50,8 @@ use codec::{Answer, NotUnderstood, lending};
 use connection::Live;
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
 use route::Route;
+use steps::Together;
+pub use stores::Stores;
 
 /// The script that puts the hits of questions to their counters; its protocol stands at its top.
 pub const CHARGE: &str = concat!(
@@ -106,7 +112,7 @@ impl Redis {
         answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
     }
 
-    /// Asks each slot for its own charges, all at one time.
+    /// Asks each slot for its own charges, all at one time; each slot decides for itself.
     async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
         let parts = spread::by_slot(charges, slots);
         let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
@@ -115,6 +121,33 @@ impl Redis {
             part.put(answered, &mut outcomes);
         }
         outcomes
+    }
+
+    /// Asks all slots, and charges then what they decide together.
+    async fn in_two_steps(&self, charges: &Charges, slots: &[u16], together: Together) -> Outcomes {
+        let asking = Charges { list: charges.list.clone(), rule: Rule::Ask };
+        let mut outcomes = self.ask_each(&asking, slots).await;
+        let places: SmallVec<[usize; 2]> = (0..slots.len()).collect();
+        let second = together.second(&charges.list, &places, &outcomes);
+        let (places, list): (SmallVec<[usize; 2]>, _) = second.into_iter().unzip();
+        let slots: SmallVec<[u16; 2]> = places.iter().map(|&place| slots[place]).collect();
+        let answered = self.ask_each(&Charges { list, rule: Rule::Each }, &slots).await;
+        for (place, outcome) in places.into_iter().zip(answered) {
+            outcomes[place] = outcome;
+        }
+        outcomes
+    }
+
+    /// What a call for a slot's keys comes to within the deadline, the breaker being told.
+    async fn within<T>(
+        &self,
+        slot: u16,
+        called: impl Future<Output = Result<T, Cause>>,
+    ) -> Result<T, Cause> {
+        let answer = tokio::time::timeout(self.deadline, called).await;
+        let answer = answer.unwrap_or(Err(Cause::Late));
+        self.route.saw(slot, answer.as_ref().err().copied());
+        answer
     }
 }
 
@@ -127,7 +160,7 @@ impl Redis {
         message: &Message,
         call: lending::Packed,
     ) -> Lent {
-        let answered = timeout(self.deadline, live.borrow(call.keys.into(), call.args.into()));
+        let answered = timeout(self.deadline, live.borrow(call.keys, call.args));
         let answered = answered.await.unwrap_or(Err(Cause::Late));
         self.route.saw(slot, answered.as_ref().err().copied());
         let lent = answered.and_then(|reply| {
@@ -174,12 +207,13 @@ impl Backend for Redis {
                 Err(cause) => Reply::Now(failed(charges, cause)),
             };
         }
-        match charges.rule {
-            Rule::Each => {
-                Reply::Later(Box::pin(async move { self.ask_each(charges, &slots).await }))
+        let together = Together::of(charges.rule);
+        Reply::Later(Box::pin(async move {
+            match together {
+                Some(together) => self.in_two_steps(charges, &slots, together).await,
+                None => self.ask_each(charges, &slots).await,
             }
-            Rule::AllOrNothing { .. } => Reply::Now(failed(charges, Cause::Failing)),
-        }
+        }))
     }
 
     fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {

@@ -1,12 +1,11 @@
 //! A question whose counters live in several slots of a Cluster.
 //!
 //! Guarantees: the charges of one slot stay together and in order; every charge has one place.
-//! Leaves out: asking each slot, and what charging in several steps means for a question that is
-//! charged as one.
+//! Leaves out: asking each slot, and deciding for several of them together ([`super::steps`]).
 
 use smallvec::SmallVec;
 
-use crate::backend::{Charges, Outcome, Outcomes, Rule};
+use crate::backend::{Charges, Outcome, Outcomes};
 
 /// The charges of one slot, and their places in the question.
 pub(super) struct Part {
@@ -26,12 +25,12 @@ impl Part {
     }
 }
 
-/// `charges` by the slot of each, every one charged for itself.
+/// `charges` by the slot of each.
 pub(super) fn by_slot(charges: &Charges, slots: &[u16]) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (place, (charge, &slot)) in charges.list.iter().zip(slots).enumerate() {
         let at = parts.iter().position(|part| part.slot == slot).unwrap_or_else(|| {
-            let charges = Charges { rule: Rule::Each, ..Charges::default() };
+            let charges = Charges { rule: charges.rule, ..Charges::default() };
             parts.push(Part { slot, charges, places: SmallVec::new() });
             parts.len() - 1
         });

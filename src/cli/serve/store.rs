@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::memory::Memory;
-use crate::backend::redis::{self, Redis};
+use crate::backend::redis::{self, Redis, Stores, reference};
 use crate::clock::Clock;
-use crate::config::settings::{Address, Backend, CounterKeys, Place, Secret, Settings};
+use crate::config::settings::{Address, Backend, CounterKeys, Place, RedisUrl, Secret, Settings};
 use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
@@ -17,10 +17,6 @@ use crate::kernel::units::Nanos;
 /// A sentence that says which.
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
     let Backend::Redis(_) = settings.backend else { return Ok(()) };
-    if settings.counter_keys == CounterKeys::Envoyproxy {
-        let why = "`counter_keys: envoyproxy` with a Redis is not in this version yet";
-        return Err(format!("{why}; use `counter_keys: injective`"));
-    }
     if settings.backend_deadline < Nanos::MILLI {
         let got = settings.backend_deadline;
         return Err(format!(
@@ -37,16 +33,58 @@ pub(super) fn engine(
     memory: &Arc<Memory>,
     policy: Policy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let Some(options) = options(settings) else {
+    let Backend::Redis(url) = &settings.backend else {
         return (Engine::new(Clock::system(), memory.clone(), policy), None);
     };
-    let (redis, connection) = Redis::new(options);
+    let (stores, connections) = stores(settings, url);
     let clock = Clock::system();
     // Another one in every life: no two begin in one nanosecond.
     let incarnation = clock.now().0;
     let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
     let local = Local::new(memory.clone(), Arc::new(membership));
-    (Engine::new(clock, Arc::new(redis), policy).with_local(local), Some(connection))
+    (Engine::new(clock, Arc::new(stores), policy).with_local(local), Some(connections))
+}
+
+/// The stores, and what keeps their connections.
+fn stores(
+    settings: &Settings,
+    url: &RedisUrl,
+) -> (Stores, impl Future<Output = ()> + Send + 'static) {
+    let (redis, connection) = Redis::new(options(settings, url));
+    let mut stores = Stores::new(redis);
+    let mut second = None;
+    if let Some(url) = &settings.backend_per_second {
+        let (redis, connection) = Redis::new(options(settings, url));
+        stores = stores.with_per_second(redis);
+        second = Some(connection);
+    }
+    if settings.counter_keys == CounterKeys::Envoyproxy {
+        stores = stores.with_reference(reference_of(settings));
+    }
+    let connections = async move {
+        match second {
+            Some(second) => drop(tokio::join!(connection, second)),
+            None => connection.await,
+        }
+    };
+    (stores, connections)
+}
+
+fn reference_of(settings: &Settings) -> reference::Options {
+    let jitter = settings.expiry_jitter.0 / Nanos::SECOND.0;
+    reference::Options {
+        prefix: settings.reference_key_prefix.as_str().to_owned(),
+        jitter_secs: u32::try_from(jitter).unwrap_or(u32::MAX),
+        denied_bytes: usize::try_from(settings.local_deny_cache).unwrap_or(usize::MAX),
+        stop_when_over: settings.stop_when_over,
+        quota_for_all: settings.quota_mode,
+        seed: random(),
+    }
+}
+
+/// Any number, another one in every process.
+fn random() -> u64 {
+    std::hash::RandomState::new().hash_one(0_u8)
 }
 
 /// The name of this replica.
@@ -57,26 +95,33 @@ fn node(settings: &Settings) -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let sound = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
     let host: String = told.chars().filter(sound).take(HOST_AT_MOST).collect();
-    let random = std::hash::RandomState::new().hash_one(0_u8);
-    format!("{host}-{:08x}", random >> 32)
+    format!("{host}-{:08x}", random() >> 32)
 }
 
 /// Characters of the host's name that are kept: with the random end, as long as `node_id` may be.
 const HOST_AT_MOST: usize = 55;
 
-/// How the Redis that the settings name is spoken to, if they name one.
-pub(in crate::cli) fn options(settings: &Settings) -> Option<redis::Options> {
-    let Backend::Redis(url) = &settings.backend else { return None };
-    Some(redis::Options {
+/// How each Redis that `settings` name is spoken to.
+pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
+    let main = match &settings.backend {
+        Backend::Redis(url) => Some(url),
+        Backend::Memory => None,
+    };
+    main.into_iter().chain(&settings.backend_per_second).map(|url| options(settings, url)).collect()
+}
+
+/// How the Redis at `url` is spoken to.
+fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
+    redis::Options {
         user: url.user.clone(),
         password: password(url.password.as_deref(), settings.backend_password_file.as_deref()),
         database: url.database,
         tls: url.tls.then(|| tls(settings)),
         key_prefix: settings.key_prefix.clone(),
         deadline: settings.backend_deadline.into(),
-        jitter: std::hash::RandomState::new().hash_one(0_u8),
+        jitter: random(),
         ..redis::Options::at(place(settings, &url.place))
-    })
+    }
 }
 
 fn place(settings: &Settings, place: &Place) -> redis::Place {

@@ -231,6 +231,14 @@ impl fmt::Debug for RedisUrl {
     }
 }
 
+/// What a URL looks like from afar.
+const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
+
+const ACCEPTED: &str = "redis://user:password@host:port/database, \
+     redis+sentinel://user:password@host:port,host:port/primary/database, \
+     redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
+     or redis+unix:///path";
+
 impl Value for Backend {
     const CHOICES: &'static [&'static str] = &["memory"];
     fn read(texts: &[&str]) -> Option<Self> {
@@ -241,11 +249,7 @@ impl Value for Backend {
         }
     }
     fn accepts() -> String {
-        "memory, redis://user:password@host:port/database, \
-         redis+sentinel://user:password@host:port,host:port/primary/database, \
-         redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
-         or redis+unix:///path"
-            .to_owned()
+        format!("memory, {ACCEPTED}")
     }
     fn show(&self) -> String {
         match self {
@@ -254,10 +258,37 @@ impl Value for Backend {
         }
     }
     fn schema() -> Json {
-        let urls = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
-        json!({"type": "string", "pattern": format!("^(memory|{urls})$")})
+        json!({"type": "string", "pattern": format!("^(memory|{URLS})$")})
     }
     fn masked(text: &str) -> String {
-        text.rfind('@').map_or_else(|| text.to_owned(), |at| format!("…{}", &text[at..]))
+        masked(text)
     }
+}
+
+/// A Redis beside `backend`; empty for none.
+impl Value for Option<RedisUrl> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => RedisUrl::new(text).map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        format!("{ACCEPTED}; or nothing for none")
+    }
+    fn show(&self) -> String {
+        quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": format!("^({URLS})?$")})
+    }
+    fn masked(text: &str) -> String {
+        masked(text)
+    }
+}
+
+/// A URL that was refused, without what may be its password.
+fn masked(text: &str) -> String {
+    text.rfind('@').map_or_else(|| text.to_owned(), |at| format!("…{}", &text[at..]))
 }

@@ -1,11 +1,14 @@
-//! `server.yaml`: a flat mapping from names to scalars or lists of scalars, each with its place.
+//! `server.yaml`: a mapping from names to scalars, lists or blocks, each with its place.
 //!
-//! Guarantees: every entry keeps the line and column of its name and of its value.
+//! Guarantees: every entry keeps the line and column of its name and of its value; what is inside a
+//! block is kept as JSON.
 //! Leaves out: which names there are and what their values mean, which is for [`super`].
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
 use serde_saphyr::{Location, Spanned};
 
 use super::value::Shape;
@@ -23,21 +26,36 @@ pub(super) struct Entry {
 
 /// A value as it was written.
 pub(super) enum Node {
-    Scalar(String),
-    List(Vec<String>),
-    /// Nothing, a mapping, or a list of anything but scalars.
-    Other,
+    Scalar(String, Json),
+    List(Vec<Node>),
+    Block(serde_json::Map<String, Json>),
+    Nothing,
 }
 
 impl Node {
     /// The texts that make a value of `shape`.
-    pub(super) fn texts(&self, shape: Shape) -> Option<Vec<&str>> {
+    pub(super) fn texts(&self, shape: Shape) -> Option<Vec<Cow<'_, str>>> {
         match self {
-            Self::Scalar(text) => Some(vec![text]),
-            Self::List(texts) if shape == Shape::Many => {
-                Some(texts.iter().map(String::as_str).collect())
-            }
+            _ if shape == Shape::Block => Some(vec![self.json().to_string().into()]),
+            Self::Scalar(text, _) => Some(vec![text.into()]),
+            Self::List(items) if shape == Shape::Many => items.iter().map(Self::text).collect(),
             _ => None,
+        }
+    }
+
+    fn text(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Scalar(text, _) => Some(text.into()),
+            _ => None,
+        }
+    }
+
+    fn json(&self) -> Json {
+        match self {
+            Self::Scalar(_, json) => json.clone(),
+            Self::List(items) => items.iter().map(Self::json).collect(),
+            Self::Block(fields) => Json::Object(fields.clone()),
+            Self::Nothing => Json::Null,
         }
     }
 }
@@ -115,54 +133,54 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_bool<E: Error>(self, value: bool) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.into()))
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.into()))
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.into()))
     }
 
     fn visit_i128<E: Error>(self, value: i128) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.to_string().into()))
     }
 
     fn visit_u128<E: Error>(self, value: u128) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.to_string().into()))
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.into()))
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<Node, E> {
-        Ok(Node::Scalar(value.to_string()))
+        Ok(Node::Scalar(value.to_string(), value.into()))
     }
 
     fn visit_unit<E: Error>(self) -> Result<Node, E> {
-        Ok(Node::Other)
+        Ok(Node::Nothing)
     }
 
     fn visit_none<E: Error>(self) -> Result<Node, E> {
-        Ok(Node::Other)
+        Ok(Node::Nothing)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
-        let mut texts = Some(Vec::new());
+        let mut items = Vec::new();
         while let Some(item) = seq.next_element()? {
-            match item {
-                Node::Scalar(text) => texts.iter_mut().for_each(|texts| texts.push(text.clone())),
-                _ => texts = None,
-            }
+            items.push(item);
         }
-        Ok(texts.map_or(Node::Other, Node::List))
+        Ok(Node::List(items))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Node::Other)
+        let mut fields = serde_json::Map::new();
+        while let Some((name, value)) = map.next_entry::<String, Node>()? {
+            fields.insert(name, value.json());
+        }
+        Ok(Node::Block(fields))
     }
 }

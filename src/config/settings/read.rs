@@ -117,6 +117,8 @@ impl Reader {
             match table().iter().find(|setting| setting.name == entry.name) {
                 Some(setting) => {
                     let texts = entry.node.texts(setting.shape);
+                    let texts: Option<Vec<&str>> =
+                        texts.as_ref().map(|texts| texts.iter().map(AsRef::as_ref).collect());
                     self.assign(setting, at(entry.value_at), texts.as_deref());
                 }
                 None => self.unknown(at(entry.name_at), &entry.name, ""),
@@ -190,7 +192,7 @@ impl Reader {
 fn split(shape: Shape, text: &str) -> Vec<&str> {
     match shape {
         Shape::Many => text.split(':').filter(|part| !part.is_empty()).collect(),
-        Shape::One | Shape::Switch => vec![text],
+        Shape::One | Shape::Switch | Shape::Block => vec![text],
     }
 }
 
@@ -199,6 +201,7 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     let Setting { name, accepts, .. } = setting;
     match texts {
         [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
+        [text] if let Some(why) = (setting.why)(text) => (format!("`{name}` {why}"), None),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
         [text] if is_address_of_a_service(text) => (
             format!("`{name}` takes {accepts}, got `{text}`"),

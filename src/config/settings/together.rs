@@ -3,7 +3,11 @@
 //! Guarantees: a setting that nothing would heed, because of what another one says, is an error.
 //! Leaves out: what one value alone is refused for ([`super::value`]).
 
-use super::{Backend, Place, RedisUrl, Settings};
+use super::{Backend, CounterKeys, Place, RedisUrl, Settings};
+use crate::kernel::units::Nanos;
+
+/// The longest that an expiry may be put off, in seconds: Redis' own bound is beyond it.
+const LONGEST_JITTER: u64 = u32::MAX as u64;
 
 /// What is wrong, about which setting, and what would cure it.
 pub(super) struct Clash {
@@ -14,9 +18,25 @@ pub(super) struct Clash {
 
 /// Everything that does not go together.
 pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
-    let found = [admin(settings), password(settings), user(settings), identity(settings)];
-    let found = found.into_iter().flatten().chain(tls(settings)).chain(sentinels(settings));
-    found.collect()
+    let found = [
+        admin(settings),
+        password(settings),
+        identity(settings),
+        second(settings),
+        jitter(settings),
+    ];
+    let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
+    found.chain(sentinels(settings)).chain(reference(settings)).collect()
+}
+
+/// Each Redis that is named, and by which setting.
+fn stores(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
+    let main = match &settings.backend {
+        Backend::Redis(url) => Some(("backend", url)),
+        Backend::Memory => None,
+    };
+    let second = settings.backend_per_second.as_ref().map(|url| ("backend_per_second", url));
+    main.into_iter().chain(second)
 }
 
 fn clash(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
@@ -38,29 +58,71 @@ fn admin(settings: &Settings) -> Option<Clash> {
 fn password(settings: &Settings) -> Option<Clash> {
     settings.backend_password_file.as_ref()?;
     let name = "backend_password_file";
-    match &settings.backend {
-        Backend::Memory => Some(clash(
+    if stores(settings).next().is_none() {
+        return Some(clash(
             name,
             "`backend_password_file` is for a Redis, and `backend` names none",
             "leave it out: nothing would heed it",
-        )),
-        Backend::Redis(url) if url.password.is_some() => Some(clash(
-            name,
-            "`backend` has a password and `backend_password_file` names another",
-            "keep one of them",
-        )),
-        Backend::Redis(_) => None,
+        ));
     }
+    stores(settings).all(|(_, url)| url.password.is_some()).then(|| {
+        let message = "`backend` has a password and `backend_password_file` names another";
+        clash(name, message, "keep one of them")
+    })
 }
 
-fn user(settings: &Settings) -> Option<Clash> {
-    let Backend::Redis(RedisUrl { user: Some(_), password: None, .. }) = &settings.backend else {
-        return None;
-    };
-    settings.backend_password_file.is_none().then(|| {
-        let message = "`backend` names a user without a password, whom no Redis knows";
-        clash("backend", message, "write user:password@, or set backend_password_file")
+fn users(settings: &Settings) -> Vec<Clash> {
+    let is_half = |url: &RedisUrl| url.user.is_some() && url.password.is_none();
+    let half = stores(settings).filter(|(_, url)| is_half(url));
+    let half = half.filter(|_| settings.backend_password_file.is_none());
+    half.map(|(name, _)| {
+        let message = format!("`{name}` names a user without a password, whom no Redis knows");
+        clash(name, message, "write user:password@, or set backend_password_file")
     })
+    .collect()
+}
+
+fn second(settings: &Settings) -> Option<Clash> {
+    let alone = settings.backend_per_second.is_some() && settings.backend == Backend::Memory;
+    alone.then(|| {
+        let message = "`backend_per_second` is a second Redis, and `backend` is not the first";
+        let help = "name the store of all other limits as `backend`";
+        clash("backend_per_second", message, help)
+    })
+}
+
+fn jitter(settings: &Settings) -> Option<Clash> {
+    let jitter = settings.expiry_jitter;
+    let seconds = jitter.0 / Nanos::SECOND.0;
+    let uneven = !jitter.0.is_multiple_of(Nanos::SECOND.0) || LONGEST_JITTER < seconds;
+    uneven.then(|| {
+        let message =
+            format!("`expiry_jitter` {jitter} is not a whole number of up to 2^32 - 1 seconds");
+        clash("expiry_jitter", message, "300s is the reference's")
+    })
+}
+
+/// Settings of the reference's keys where there are none.
+fn reference(settings: &Settings) -> Vec<Clash> {
+    let is_redis = matches!(settings.backend, Backend::Redis(_));
+    if is_redis && settings.counter_keys == CounterKeys::Envoyproxy {
+        return Vec::new();
+    }
+    let defaults = Settings::default();
+    let given = [
+        ("reference_key_prefix", settings.reference_key_prefix != defaults.reference_key_prefix),
+        ("expiry_jitter", settings.expiry_jitter != defaults.expiry_jitter),
+        ("local_deny_cache", settings.local_deny_cache != defaults.local_deny_cache),
+        ("stop_when_over", settings.stop_when_over != defaults.stop_when_over),
+    ];
+    let given = given.into_iter().filter(|(_, given)| *given);
+    given
+        .map(|(name, _)| {
+            let message =
+                format!("`{name}` is about the reference's keys in a Redis, and there are none");
+            clash(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
+        })
+        .collect()
 }
 
 fn identity(settings: &Settings) -> Option<Clash> {
@@ -75,7 +137,7 @@ fn identity(settings: &Settings) -> Option<Clash> {
 
 /// Settings of TLS that nothing would heed.
 fn tls(settings: &Settings) -> Vec<Clash> {
-    if matches!(&settings.backend, Backend::Redis(url) if url.tls) {
+    if stores(settings).any(|(_, url)| url.tls) {
         return Vec::new();
     }
     let given = [
@@ -103,7 +165,7 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
         ("backend_sentinel_password", password),
         ("backend_sentinel_password_file", file),
     ];
-    let is_sentinel = matches!(&settings.backend, Backend::Redis(url) if matches!(url.place, Place::Sentinel(..)));
+    let is_sentinel = stores(settings).any(|(_, url)| matches!(url.place, Place::Sentinel(..)));
     if !is_sentinel {
         let given = given.into_iter().filter(|(_, given)| *given);
         let of = |name| {

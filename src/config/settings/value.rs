@@ -23,6 +23,8 @@ pub enum Shape {
     Switch,
     /// Any number.
     Many,
+    /// A block of a file; elsewhere one text, JSON.
+    Block,
 }
 
 /// A kind of value.
@@ -41,6 +43,16 @@ pub trait Value: Sized {
     fn show(&self) -> String;
     /// The value's own part of a JSON Schema.
     fn schema() -> Json;
+    /// Whether the text is a word of a later version.
+    #[must_use]
+    fn is_later(_text: &str) -> bool {
+        false
+    }
+    /// What is wrong inside a text of [`Shape::Block`], and where in it.
+    #[must_use]
+    fn why(_text: &str) -> Option<String> {
+        None
+    }
     /// A text that was refused, without what must not be shown.
     #[must_use]
     fn masked(text: &str) -> String {

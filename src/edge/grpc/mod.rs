@@ -1,10 +1,11 @@
-//! The gRPC port: rate limits, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod convert;
+pub mod ext_authz;
 pub mod metadata;
 pub mod rls;
 pub mod surface;
@@ -13,8 +14,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
+    AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
+};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitServiceServer, SERVICE_NAME,
+    RateLimitServiceServer, SERVICE_NAME as RATE_LIMITS,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -26,7 +30,10 @@ use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::Reporting;
 use super::health::{Health, Ready};
+use crate::config::hooks::Hooks;
 use crate::engine::Engine;
+use crate::telemetry::event::Protocol;
+use ext_authz::Authorizations;
 use rls::RateLimits;
 use surface::Surface;
 
@@ -37,9 +44,12 @@ pub const KEEPALIVE: Duration = Duration::from_secs(20);
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
 
-/// The descriptors of the rate limit service, which `envoy-types` does not export.
+/// What health knows by name.
+const NAMED: [&str; 3] = [PROCESS, RATE_LIMITS, AUTHORIZATION];
+
+/// The descriptors of the services, which `envoy-types` does not export.
 /// `tests/edge/reflection.rs` makes them, and compares them with that crate's.
-const LIMITS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
+const SERVICES: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
 /// What the gRPC port serves.
 #[derive(Clone, Debug)]
@@ -50,6 +60,8 @@ pub struct Grpc {
     pub reporting: Reporting,
     /// What health checks show.
     pub health: Health,
+    /// What `ext_authz` asks about.
+    pub hooks: Arc<Hooks>,
     /// Whether the services can be listed. The reference has no reflection.
     pub reflection: bool,
 }
@@ -68,11 +80,13 @@ pub async fn serve(
     let (reporter, health) = tonic_health::server::health_reporter();
     let ready = grpc.health.watch();
     report(&reporter, grpc.health.ready()).await;
-    let limits = RateLimitServiceServer::new(RateLimits::new(grpc.engine, grpc.reporting));
+    let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
-        .add_service(Surface(limits))
+        .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
+        .add_service(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
         .serve_with_incoming_shutdown(
@@ -99,7 +113,7 @@ pub enum Error {
 /// Ends health's open `Watch` calls with the server: it waits for every call, and they never end.
 async fn until(shutdown: impl Future<Output = ()>, mut reporter: HealthReporter) {
     shutdown.await;
-    for service in [PROCESS, SERVICE_NAME, ""] {
+    for service in NAMED.into_iter().chain([""]) {
         reporter.clear_service_status(service).await;
     }
 }
@@ -117,7 +131,7 @@ async fn mirror(reporter: HealthReporter, mut ready: watch::Receiver<Ready>) {
 /// it does not, unlike the reference: a proxy that checks without a name must leave as well.
 async fn report(reporter: &HealthReporter, ready: Ready) {
     let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in [PROCESS, SERVICE_NAME] {
+    for service in NAMED {
         reporter.set_service_status(service, serving(ready == Ready::Yes)).await;
     }
     reporter.set_service_status("", serving(ready != Ready::Draining)).await;
@@ -125,7 +139,7 @@ async fn report(reporter: &HealthReporter, ready: Ready) {
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(LIMITS)
+        .register_encoded_file_descriptor_set(SERVICES)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

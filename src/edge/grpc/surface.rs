@@ -16,9 +16,9 @@ use tonic::server::NamedService;
 
 use crate::telemetry::event::{Asked, Outcome, Protocol};
 
-/// A service as its callers should meet it.
+/// A service as its callers should meet it, and what telemetry calls its protocol.
 #[derive(Clone, Debug)]
-pub struct Surface<S>(pub S);
+pub struct Surface<S>(pub S, pub Protocol);
 
 impl<S: NamedService> NamedService for Surface<S> {
     const NAME: &'static str = S::NAME;
@@ -42,25 +42,26 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        Recoded(self.0.call(request))
+        Recoded(self.0.call(request), self.1)
     }
 }
 
 /// A response whose transport error, if it is one, has the code that clients know.
 #[allow(missing_debug_implementations)]
-pub struct Recoded<R>(BoxFuture<Response<R>, Infallible>);
+pub struct Recoded<R>(BoxFuture<Response<R>, Infallible>, Protocol);
 
 impl<R> Future for Recoded<R> {
     type Output = Result<Response<R>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let response = ready!(self.0.as_mut().poll(cx));
-        Poll::Ready(response.map(recode))
+        let protocol = self.1;
+        Poll::Ready(response.map(|response| recode(response, protocol)))
     }
 }
 
 /// Only an error without an answer has its code in the headers; an answer's comes in trailers.
-fn recode<R>(mut response: Response<R>) -> Response<R> {
+fn recode<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {
         Code::OutOfRange => Outcome::TooLarge,
@@ -71,6 +72,6 @@ fn recode<R>(mut response: Response<R>) -> Response<R> {
         let known = HeaderValue::from(Code::ResourceExhausted as i32);
         response.headers_mut().insert("grpc-status", known);
     }
-    Asked { protocol: Protocol::Grpc, outcome }.emit();
+    Asked { protocol, outcome }.emit();
     response
 }

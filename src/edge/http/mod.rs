@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod json;
 pub mod metrics;
+pub mod nginx;
 mod serve;
 
 use std::fmt;
@@ -15,12 +16,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{Request, StatusCode};
+use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
 use super::Reporting;
 use super::health::{Health, Ready};
+use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::kernel::decision::Cause;
 
@@ -35,6 +37,8 @@ pub struct Ask {
     pub reporting: Reporting,
     /// What health checks show.
     pub health: Health,
+    /// What `/check` asks about.
+    pub hooks: Arc<Hooks>,
 }
 
 /// One header of a response.
@@ -45,10 +49,11 @@ const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Browsers must not take an error's text for a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-/// `/json`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
+/// `/json`, `/check`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
 pub fn router(ask: Ask) -> Router {
     Router::new()
         .route("/json", any(json))
+        .route("/check", any(check))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
@@ -58,6 +63,10 @@ pub fn router(ask: Ask) -> Router {
 
 async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
     json::answer(&ask, request.into_body()).await
+}
+
+async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
+    nginx::answer(&ask, &headers).await
 }
 
 /// As the reference answers: the state and nothing else.

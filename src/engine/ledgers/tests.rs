@@ -168,6 +168,7 @@ fn a_denial_that_may_be_of_before_a_refund_is_not_remembered() {
         strategy,
         cost: Cost::Charge(Hits(1)),
         standing: Standing::default(),
+        per_second: false,
     };
     let learn = |sent: u64, answered: u64| {
         let call = Call { sent: Nanos(sent), answered: Nanos(answered), revision: Revision(1) };

@@ -205,8 +205,8 @@ impl Coordinator {
     fn grant(&mut self, at: usize, now: Nanos, law: &Law, seat: Seat, grace: bool) -> Grant {
         let live: Vec<(usize, Want)> =
             self.live(now).map(|(at, seat)| (at, self.want(seat))).collect();
-        let fair = self.fair(&live, at, now, law);
-        let share = self.share(&live, at, law, fair, grace);
+        let (fair, owed) = self.fair(&live, at, now, law);
+        let share = self.share(&live, at, law, fair, owed, grace);
         // The same number for the same share: its number would say nothing new.
         let same = seat.held.share == share && seat.held.generation != Generation(0);
         let generation = if same { seat.held.generation } else { self.generation.next() };
@@ -237,12 +237,17 @@ impl Coordinator {
         Want { need, waits: seat.granted.share == Share(0), since: seat.since }
     }
 
-    /// Its part of the ceiling, whether there is room for it yet or not.
-    fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> Share {
+    /// Its part of the ceiling, whether there is room for it yet or not, and the room that is owed to
+    /// others first.
+    fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> (Share, Share) {
         let wants: Vec<Want> = live.iter().map(|(_, want)| *want).collect();
         let me = live.iter().position(|(seat, _)| *seat == at);
         let turned = now.since(law.terms.stint());
-        me.map_or(Share(0), |me| law.split.part(self.ceiling(), &wants, me, turned))
+        let ceiling = self.ceiling();
+        me.map_or((Share(0), Share(0)), |me| {
+            let fair = law.split.part(ceiling, &wants, me, turned);
+            (fair, law.split.owed(ceiling, &wants, me, turned))
+        })
     }
 
     /// The share to grant, given what would be fair.
@@ -252,6 +257,7 @@ impl Coordinator {
         at: usize,
         law: &Law,
         fair: Share,
+        owed: Share,
         grace: bool,
     ) -> Share {
         let others = self.others(at);
@@ -273,7 +279,7 @@ impl Coordinator {
         // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
         let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
         let goal = if keeps { fair.max(own) } else { fair };
-        goal.min(if grace { own } else { free })
+        goal.min(if grace { own } else { own.max(free.less(owed)) })
     }
 
     /// What is left of the ceiling by those who know it, and by those who are not heard any more.

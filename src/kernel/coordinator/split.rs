@@ -83,28 +83,49 @@ impl Split {
     /// Cost: O(members), a few rounds; O(members²) only where each round satisfies one.
     #[must_use]
     pub fn part(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
-        let hungry = |want: &&Want| Share(0) < want.need;
-        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= ceiling.0);
-        match self {
-            Self::Equal if fits(wants.len()) => even(ceiling, wants.len(), me),
-            Self::Demand if fits(wants.len()) => fill(ceiling, wants, me, Share(1)),
-            // The idle show demand by whom they turn away; what they held would be of no use.
-            Self::Demand
-                if wants.iter().any(|w| hungry(&w))
-                    && fits(wants.iter().filter(hungry).count()) =>
-            {
-                fill(ceiling, wants, me, Share(0))
+        match (self, self.rule(ceiling, wants)) {
+            (_, Rule::Turns) => {
+                let ahead = self.ahead(wants, me, turned).count();
+                let mine = u64::try_from(ahead).is_ok_and(|ahead| ahead < ceiling.0);
+                Share(u64::from(mine && me < wants.len()))
             }
-            Self::Equal | Self::Demand => self.turn(ceiling, wants, me, turned),
+            (Self::Equal, _) => even(ceiling, wants.len(), me),
+            (Self::Demand, Rule::All) => fill(ceiling, wants, me, Share(1)),
+            (Self::Demand, Rule::Hungry) => fill(ceiling, wants, me, Share(0)),
         }
     }
 
-    /// One permit for each of the first in line.
-    fn turn(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
-        let place = |at: usize, want: &Want| (self.class(want, turned), want.since, at);
-        let Some(mine) = wants.get(me).map(|want| place(me, want)) else { return Share(0) };
-        let ahead = wants.iter().enumerate().filter(|(at, want)| place(*at, want) < mine).count();
-        Share(u64::from(u64::try_from(ahead).is_ok_and(|ahead| ahead < ceiling.0)))
+    /// Permits that are not free for member `me` although nobody holds them: where members take
+    /// turns, those ahead of it wait for them. Without this two members can pass what each gives up
+    /// back to each other for as long as the first in line speaks at the wrong moments.
+    #[must_use]
+    pub fn owed(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
+        match self.rule(ceiling, wants) {
+            Rule::Turns => {
+                let waiting = self.ahead(wants, me, turned).filter(|want| want.waits);
+                Share(u64::try_from(waiting.count()).unwrap_or(u64::MAX))
+            }
+            Rule::All | Rule::Hungry => Share(0),
+        }
+    }
+
+    fn rule(self, ceiling: Share, wants: &[Want]) -> Rule {
+        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= ceiling.0);
+        let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
+        match self {
+            _ if fits(wants.len()) => Rule::All,
+            // The idle show demand by whom they turn away; what they held would be of no use.
+            Self::Demand if 0 < hungry && fits(hungry) => Rule::Hungry,
+            Self::Equal | Self::Demand => Rule::Turns,
+        }
+    }
+
+    /// Those before member `me` in the line for a permit.
+    fn ahead(self, wants: &[Want], me: usize, turned: Nanos) -> impl Iterator<Item = &Want> {
+        let place = move |at: usize, want: &Want| (self.class(want, turned), want.since, at);
+        let mine = wants.get(me).map(|want| place(me, want));
+        let before = move |at: usize, want: &Want| mine.is_some_and(|mine| place(at, want) < mine);
+        wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 
     /// Those in their turn first, then those who wait, then those who had theirs.
@@ -117,6 +138,17 @@ impl Split {
             (false, false) => 2,
         }
     }
+}
+
+/// Who takes part at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// Everybody: there is a permit for each.
+    All,
+    /// Those that want any: there is one for each of these.
+    Hungry,
+    /// As many as there are permits, one each.
+    Turns,
 }
 
 /// `total` in `count` parts that differ by one at most, the larger ones first.

@@ -373,8 +373,9 @@ impl World {
         let in_flight = orphans + alive().map(|replica| replica.in_flight(tick)).sum::<u64>();
         let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
-        let unaware =
-            |replica: &Replica| 0 < replica.in_force(tick) && replica.granted_at < self.fell_at;
+        // A grant given before the fall may be under way until the term it is good for is over.
+        let is_over = self.fell_at + self.terms.term.0 < tick;
+        let unaware = |replica: &Replica| replica.granted_at < self.fell_at && !is_over;
         if self.bound <= ceiling {
             self.bound = ceiling;
         } else if !alive().any(unaware) {

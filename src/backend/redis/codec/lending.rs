@@ -91,6 +91,7 @@ fn peek(message: &Message) -> Charge {
         strategy: message.strategy,
         cost: Cost::Charge(Hits(0)),
         standing: Standing::default(),
+        per_second: message.per_second,
     }
 }
 

@@ -19,7 +19,7 @@
 -- itself and all by one strategy; its key is in no other such part, and no such part comes after another. Any
 -- other rule: one question of as many charges, to the next `count` keys; all or nothing is 1, plus 2
 -- when every limit is in the quota group, plus 4 when a descriptor without a counter keeps that group
--- from denying.
+-- from denying; none at all is 8.
 --
 -- Reply: for each charge, in the order of the plan, 8 * remaining + code, and reset after; beside 4
 -- then retry after, and beside 5 the instant in microseconds. Codes are 0 admit, 1 never, 2 refunded,

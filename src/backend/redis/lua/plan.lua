@@ -55,7 +55,7 @@ else
         if not its[6] then return key, at, at, nil, 0 end -- spared
         say(its[1], its[2], its[3], its[4])
       elseif asked and charged == nil then
-        i, charged = 0, admitted()
+        i, charged = 0, rule < 8 and admitted()
       else
         if asked then keys, asked = keys + count, nil end
         if ends <= place then return nil end

@@ -4,14 +4,20 @@
 //! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
 //! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
 //! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
-//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`.
+//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; `-- stall` alone stops the Redis for a minute.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
-#[path = "../tests/support/resp.rs"]
-#[allow(dead_code, unreachable_pub, reason = "made for the tests, which use the rest")]
+#[path = "../../tests/support/resp.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::expect_used,
+    reason = "made for the tests, which use the rest"
+)]
 mod resp;
+mod stall;
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -68,6 +74,9 @@ fn main() {
     }
     if is_chosen("hot") {
         hot_key(&store);
+    }
+    if chosen.iter().any(|its| its == "stall") {
+        stall::run(&store);
     }
 }
 
@@ -203,6 +212,7 @@ fn asked(number: u64, way: Way) -> Charges {
         strategy: strategy.unwrap(),
         cost: Cost::Charge(Hits(1)),
         standing: Standing::default(),
+        per_second: false,
     };
     Charges { list: [charge].into_iter().collect(), rule: Rule::Each }
 }
@@ -222,7 +232,7 @@ impl Store {
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
-            .expect("REDIS IS MISSING: no redis-server here");
+            .unwrap_or_else(|error| panic!("REDIS IS MISSING: no redis-server here: {error}"));
         let store = Self { process, dir };
         let patience = Instant::now();
         while resp::Client::connect(&store.socket()).is_err() {
@@ -294,7 +304,9 @@ fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questio
         })
     };
     let askers: Vec<_> = (0..IN_FLIGHT).map(|_| asker()).collect();
-    askers.into_iter().for_each(|asker| runtime.block_on(asker).unwrap());
+    for asker in askers {
+        runtime.block_on(asker).unwrap();
+    }
 }
 
 async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
@@ -308,6 +320,7 @@ async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
 struct Server {
     process: Child,
     address: SocketAddr,
+    metrics: SocketAddr,
 }
 
 impl Server {
@@ -321,16 +334,19 @@ impl Server {
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut address = None;
+        let (mut address, mut metrics) = (None, None);
         for line in lines.map(Result::unwrap) {
             if let Some(at) = line.strip_prefix("grpc listening on ") {
                 address = Some(at.parse().unwrap());
+            }
+            if let Some(at) = line.strip_prefix("metrics listening on ") {
+                metrics = Some(at.parse().unwrap());
             }
             if line.starts_with("ready") {
                 break;
             }
         }
-        Self { process, address: address.unwrap() }
+        Self { process, address: address.unwrap(), metrics: metrics.unwrap() }
     }
 
     async fn client(&self) -> RateLimitServiceClient<Channel> {

@@ -1,0 +1,135 @@
+-- Counts, under the reference's keys, what must be decided in one step, and gives hits back. A script of its
+-- own: what the reference does without a script goes to the store without one, and needs no clock.
+--
+-- KEYS[i]           the counter of charge i, with the start of its window; several charges may name one
+-- ARGV[1]           the rule: 'e' each, 'n' none, 'a' all or nothing, 's' stop when over; then, as in
+--                   head.lua, 'q' and 'r'
+-- ARGV[5i-3 … 5i+1] of charge i: 'c' to charge or 'r' to give back, the hits, the limit, the seconds to live,
+--                   and its standing: '0' enforced, '1' quota or '2' aside, then '1' when a denial is only
+--                   reported
+-- Reply: two integers per charge, in order: code, and what the counter holds then, 2^53 for more. Codes are 0
+--   charged, 1 not charged, 2 not charged and more than the limit by itself, with what it held then, 3 not understood: something
+--   else lives under the key and stays, 4 given back.
+--
+-- Exact: hits go to INCRBY as text. What is compared is below 2^53, or more than any limit however it is
+-- rounded.
+-- Commands: GET, SET, EXISTS, INCRBY, DECRBY, EXPIRE.
+
+local KEYS, ARGV, type, tonumber, match = KEYS, ARGV, type, tonumber, string.match
+local call, try = redis.call, redis.pcall
+local CHARGED, SPARED, OVER, NOT_UNDERSTOOD, GIVEN_BACK = 0, 1, 2, 3, 4
+local EXACT = 9007199254740992
+
+local function charge(i)
+  local n = 5 * i - 3
+  return ARGV[n], ARGV[n + 1], tonumber(ARGV[n + 2]), ARGV[n + 3], ARGV[n + 4]
+end
+
+-- What is under the key is not a counter; any other failure is the script's.
+local function not_understood(failed)
+  if match(failed.err, 'WRONGTYPE') or match(failed.err, 'not an integer') then
+    return NOT_UNDERSTOOD, 0
+  end
+  error(failed.err)
+end
+
+-- What the counter holds; nothing where it is none.
+local function held(key)
+  local value = try('GET', key)
+  if not value then return 0 end
+  if type(value) ~= 'string' or not match(value, '^%d+$') then return nil end
+  local count = tonumber(value)
+  return count < EXACT and count or EXACT
+end
+
+local function add(i, instead)
+  local _, hits, _, seconds = charge(i)
+  local sum = try('INCRBY', KEYS[i], instead or hits)
+  if type(sum) ~= 'number' then
+    -- More than the counter can hold is more than any limit, and is not counted.
+    if not match(sum.err, 'overflow') then return not_understood(sum) end
+    sum = EXACT
+  end
+  if sum < 0 then return NOT_UNDERSTOOD, 0 end
+  call('EXPIRE', KEYS[i], seconds)
+  return CHARGED, sum < EXACT and sum or EXACT
+end
+
+local function give_back(i)
+  local key, _, hits = KEYS[i], charge(i)
+  if call('EXISTS', key) == 0 then return GIVEN_BACK, 0 end
+  local sum = try('DECRBY', key, hits)
+  if type(sum) ~= 'number' then return not_understood(sum) end
+  if sum < 0 then
+    -- The reference does not understand less than nothing.
+    call('SET', key, '0', 'KEEPTTL')
+    sum = 0
+  end
+  return GIVEN_BACK, sum < EXACT and sum or EXACT
+end
+
+local function put(i)
+  if charge(i) == 'r' then return give_back(i) end
+  return add(i)
+end
+
+local rule = match(ARGV[1], '^.')
+local reply = {}
+if rule == 'e' then
+  for i = 1, #KEYS do reply[2 * i - 1], reply[2 * i] = put(i) end
+  return reply
+end
+
+-- What charge i would come to; but for 's', if all before it were charged.
+local function ask(i)
+  local act, hits, limit, _, standing = charge(i)
+  local count = held(KEYS[i])
+  local sum = (count or 0) + (act == 'r' and 0 or tonumber(hits))
+  for j = 1, rule ~= 's' and i - 1 or 0 do
+    local its_act, its_hits = charge(j)
+    if KEYS[j] == KEYS[i] and its_act == 'c' then sum = sum + tonumber(its_hits) end
+  end
+  -- What cannot be read holds nobody back.
+  local denies = count ~= nil and limit < sum
+  local group, shadow = match(standing, '^(.)(.)$')
+  return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
+end
+
+-- combine, kernel/decision.rs.
+local function admitted(asked)
+  local quota_for_all = match(ARGV[1], 'q')
+  local quota, quota_denies = false, true
+  for i = 1, #asked do
+    local group, votes_no = asked[i].group, asked[i].votes_no
+    if group == '1' or (group == '0' and quota_for_all) then
+      quota, quota_denies = true, quota_denies and votes_no
+    elseif group == '0' and votes_no then
+      return false
+    end
+  end
+  return not quota or not quota_denies or match(ARGV[1], 'r') ~= nil
+end
+
+-- A charge of a question that is denied.
+local function spare(i, its)
+  if rule == 's' then
+    if its.denies then return add(i) end
+    local code, count = add(i, '0')
+    return code == CHARGED and SPARED or code, count
+  end
+  -- Its own denial is that of the moment when it was asked, whatever was given back since.
+  if its.denies then return OVER, its.count end
+  local count = held(KEYS[i])
+  if not count then return NOT_UNDERSTOOD, 0 end
+  return SPARED, count
+end
+
+local asked = {}
+for i = 1, #KEYS do asked[i] = ask(i) end
+local charged = rule ~= 'n' and admitted(asked)
+for i = 1, #KEYS do
+  local code, count
+  if charged or asked[i].act == 'r' then code, count = put(i) else code, count = spare(i, asked[i]) end
+  reply[2 * i - 1], reply[2 * i] = code, count
+end
+return reply

@@ -1,0 +1,167 @@
+//! What of a question is put to the store, how, and what its answers mean.
+//!
+//! Guarantees: a counter that is known to be over is not asked; the places of one slot are put
+//! together, and slots at one time.
+//! Leaves out: putting it ([`super::send`]).
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::send::Reply;
+use super::{Counter, Decided, Reference};
+use crate::backend::redis::Redis;
+use crate::backend::{Charge, Charges, Outcome, Outcomes, Rule};
+use crate::kernel::decision::{Group, Verdict, combine};
+use crate::kernel::rate::Step;
+use crate::kernel::units::{Hits, Nanos};
+
+/// One question to one store.
+pub(super) struct Question<'q> {
+    pub(super) reference: &'q Reference,
+    pub(super) redis: &'q Redis,
+    pub(super) now: Nanos,
+    pub(super) charges: &'q Charges,
+    pub(super) counters: &'q [Counter],
+    pub(super) decided: Decided,
+}
+
+/// Places of charges in the question.
+pub(super) type Places = SmallVec<[usize; 2]>;
+
+/// One for each place.
+pub(super) type Replies = SmallVec<[Reply; 2]>;
+
+/// How a question is put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Charged in a pipeline, as the reference does.
+    Each,
+    /// The same with no hits: something that is known to be over denies the question.
+    Stopped,
+    /// Looked at in a pipeline.
+    Ask,
+    /// Decided by the script, under a rule that it knows.
+    Together(&'static str),
+}
+
+impl Question<'_> {
+    pub(super) async fn answer(&self) -> Outcomes {
+        let known: SmallVec<[bool; 2]> = self.counters.iter().map(|it| self.is_known(it)).collect();
+        let places: Places = (0..known.len()).filter(|&place| !known[place]).collect();
+        let mut outcomes: Outcomes = self.counters.iter().map(|it| it.over(self.now)).collect();
+        if places.is_empty() {
+            return outcomes;
+        }
+        let way = self.way(&known);
+        let parts = self.by_slot(&places);
+        let put = parts.iter().map(|(slot, places)| self.put(*slot, places, way));
+        for ((_, places), replies) in parts.iter().zip(join_all(put).await) {
+            for (&place, reply) in places.iter().zip(replies) {
+                outcomes[place] = self.outcome(place, reply);
+            }
+        }
+        outcomes
+    }
+
+    /// The places of each slot's keys; outside a Cluster all are of one.
+    fn by_slot(&self, places: &[usize]) -> SmallVec<[(u16, Places); 1]> {
+        let mut parts: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+        for &place in places {
+            let slot = self.redis.route.slot_of(&self.counters[place].key);
+            match parts.iter_mut().find(|(of, _)| *of == slot) {
+                Some((_, places)) => places.push(place),
+                None => parts.push((slot, SmallVec::from_elem(place, 1))),
+            }
+        }
+        parts
+    }
+
+    fn is_known(&self, counter: &Counter) -> bool {
+        if counter.is_refund {
+            self.reference.denied.forget(&counter.key);
+            return false;
+        }
+        self.reference.denied.holds(&counter.key, self.now)
+    }
+
+    /// How what is not known is asked for.
+    fn way(&self, known: &[bool]) -> Way {
+        let stops = self.reference.options.stop_when_over;
+        let is_denied = known.contains(&true) && self.is_denied_by(known);
+        match self.charges.rule {
+            Rule::Ask => Way::Ask,
+            Rule::Each if !stops || self.decided == Decided::Before => Way::Each,
+            Rule::Each if is_denied => Way::Stopped,
+            // There is nobody to be spared.
+            Rule::Each if self.charges.list.len() == 1 => Way::Each,
+            Rule::AllOrNothing { .. } if is_denied => Way::Ask,
+            Rule::Each | Rule::AllOrNothing { .. } => Way::Together(self.letters(known)),
+        }
+    }
+
+    /// Whether what is known denies the question, whatever the rest is.
+    fn is_denied_by(&self, known: &[bool]) -> bool {
+        let votes = self
+            .charges
+            .list
+            .iter()
+            .zip(known)
+            .map(|(charge, known)| (charge.standing.group, charge.standing.verdict(*known)));
+        let (quota_for_all, rescued) = self.quota();
+        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
+        combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+    }
+
+    /// Whether every limit is in the quota group, and whether something keeps that from denying.
+    const fn quota(&self) -> (bool, bool) {
+        match self.charges.rule {
+            Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
+            Rule::Each | Rule::Ask => (self.reference.options.quota_for_all, false),
+        }
+    }
+
+    /// The rule as the script spells it.
+    fn letters(&self, known: &[bool]) -> &'static str {
+        let (quota_for_all, rescued) = self.quota();
+        // Of what is known and denies nothing the script does not hear.
+        let passes = |(charge, known): (&Charge, &bool)| {
+            let in_group = quota_for_all || charge.standing.group == Group::Quota;
+            *known && in_group && charge.standing.shadow
+        };
+        let rescued = rescued || self.charges.list.iter().zip(known).any(passes);
+        match (self.charges.rule, quota_for_all, rescued) {
+            (Rule::AllOrNothing { .. }, false, false) => "a",
+            (Rule::AllOrNothing { .. }, false, true) => "ar",
+            (Rule::AllOrNothing { .. }, true, false) => "aq",
+            (Rule::AllOrNothing { .. }, true, true) => "aqr",
+            (Rule::Each | Rule::Ask, false, false) => "s",
+            (Rule::Each | Rule::Ask, false, true) => "sr",
+            (Rule::Each | Rule::Ask, true, false) => "sq",
+            (Rule::Each | Rule::Ask, true, true) => "sqr",
+        }
+    }
+
+    fn outcome(&self, place: usize, reply: Reply) -> Outcome {
+        let (counter, now) = (&self.counters[place], self.now);
+        if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
+            && u64::from(counter.window.limit()) < held
+        {
+            self.reference.denied.remember(&counter.key, counter.end);
+        }
+        match reply {
+            Reply::Charged(held) => Outcome::Stepped(counter.counted(held, now)),
+            Reply::Spared(held) => Outcome::Stepped(counter.step(held, now, Hits(0))),
+            Reply::Over(held) => Outcome::Stepped(counter.step(held, now, self.together(place))),
+            Reply::GivenBack(held) => Outcome::Refunded(Step::Admit(counter.room(held, now))),
+            Reply::Failed(cause) => Outcome::Failed(cause),
+        }
+    }
+
+    /// The hits of a charge and of those before it to the same counter.
+    pub(super) fn together(&self, place: usize) -> Hits {
+        let own = &self.counters[place];
+        let earlier = self.counters.iter().take(place);
+        let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
+        same.fold(own.hits, |sum, it| sum.plus(it.hits))
+    }
+}

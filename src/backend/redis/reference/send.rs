@@ -1,0 +1,268 @@
+//! Putting charges under the reference's keys to a store: commands in a pipeline, or the script.
+//!
+//! Guarantees: what is put together has keys of one slot; it is put once, and sent on only where a node of
+//! a Cluster said that it did not run it.
+//! Leaves out: what is put, and how ([`super::question`]).
+
+use fred::bytes::Bytes;
+use fred::clients::Pipeline;
+use fred::error::Error;
+use fred::interfaces::{KeysInterface as _, LuaInterface as _};
+use fred::prelude::Client;
+use fred::types::Value;
+
+use super::question::{Places, Question, Replies, Way};
+use super::{Counter, Reference};
+use crate::backend::Cause;
+use crate::backend::redis::cluster::Redirect;
+use crate::backend::redis::connection::{self, Live, MOST_REDIRECTS, Next, Script, cause};
+use crate::kernel::decision::Group;
+use crate::kernel::rate::limit::EXACT;
+use crate::kernel::units::Hits;
+
+/// The script for what must be decided in one step; its protocol stands at its top.
+const SCRIPT: &str = include_str!("../lua/reference.lua");
+
+/// To one command.
+type Answer = Result<Value, Error>;
+
+/// What the store says of one charge.
+#[derive(Clone, Copy)]
+pub(super) enum Reply {
+    /// Charged; it holds this then.
+    Charged(u64),
+    /// Not charged; it holds this.
+    Spared(u64),
+    /// Not charged, and more than the limit by itself; it holds this.
+    Over(u64),
+    /// Given back; it holds this then.
+    GivenBack(u64),
+    /// It did not say.
+    Failed(Cause),
+}
+
+/// Putting it.
+impl Question<'_> {
+    /// Puts what is at `places`, keys of one slot, within the deadline.
+    pub(super) async fn put(&self, slot: u16, places: &[usize], way: Way) -> Replies {
+        let replies = match self.redis.route.live(slot) {
+            Ok(live) => self.redis.within(slot, self.send(&live, slot, places, way)).await,
+            Err(cause) => Err(cause),
+        };
+        replies.unwrap_or_else(|cause| places.iter().map(|_| Reply::Failed(cause)).collect())
+    }
+
+    async fn send(
+        &self,
+        live: &Live,
+        slot: u16,
+        places: &[usize],
+        way: Way,
+    ) -> Result<Replies, Cause> {
+        let gives_back = places.iter().any(|&place| self.counters[place].is_refund);
+        match way {
+            Way::Together(rule) => self.script(live, rule, places, way).await,
+            _ if !gives_back => self.pipeline(live, slot, places, way).await,
+            // In order, and never below nothing.
+            Way::Ask => self.script(live, "n", places, way).await,
+            Way::Each | Way::Stopped => self.script(live, "e", places, way).await,
+        }
+    }
+
+    async fn pipeline(
+        &self,
+        live: &Live,
+        slot: u16,
+        places: &[usize],
+        way: Way,
+    ) -> Result<Replies, Cause> {
+        let mut answers = self.pipe(live, places, way, false).await?;
+        for _ in 0..MOST_REDIRECTS {
+            let next = |answer: &Answer| live.next(answer.as_ref().err()?);
+            let Some(Next { live, asks }) = answers.iter().find_map(next) else { break };
+            // These were not run; a slot that moves while they come may have taken the others.
+            let is_sent_on = |answer: &Answer| answer.as_ref().is_err_and(is_redirect);
+            let left: Places = (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
+            let again: Places = left.iter().map(|&n| places[n]).collect();
+            for (n, answer) in left.into_iter().zip(self.pipe(&live, &again, way, asks).await?) {
+                answers[n] = answer;
+            }
+        }
+        let replies = places.iter().zip(answers);
+        let replies = replies.map(|(&place, answer)| self.piped(place, answer, way)).collect();
+        self.learn(slot, &replies).map(|()| replies)
+    }
+
+    /// One answer for each of `places`.
+    async fn pipe(
+        &self,
+        live: &Live,
+        places: &[usize],
+        way: Way,
+        asks: bool,
+    ) -> Result<Vec<Answer>, Cause> {
+        let pipeline = live.client().pipeline();
+        for &place in places {
+            let queued = queue(&pipeline, &self.counters[place], way, asks).await;
+            queued.map_err(|error| cause(&error))?;
+        }
+        let answers = pipeline.try_all::<Value>().await;
+        let (first, per_charge) = (usize::from(asks), commands(way, asks));
+        if answers.len() != places.len() * per_charge {
+            let error = answers.into_iter().find_map(Result::err);
+            return Err(error.map_or(Cause::NotUnderstood, |error| cause(&error)));
+        }
+        Ok(answers.into_iter().skip(first).step_by(per_charge).collect())
+    }
+
+    /// What the answer to one command of a pipeline says.
+    fn piped(&self, place: usize, answer: Answer, way: Way) -> Reply {
+        let held = match answer.map(natural) {
+            Ok(Some(held)) => held,
+            Ok(None) => return Reply::Failed(Cause::WrongType),
+            // More than the counter can hold is more than any limit, and is not counted.
+            Err(error) if error.details().contains("overflow") => EXACT,
+            Err(error) if error.details().contains("not an integer") => {
+                return Reply::Failed(Cause::WrongType);
+            }
+            Err(error) => return Reply::Failed(cause(&error)),
+        };
+        let limit = Hits(u64::from(self.counters[place].window.limit()));
+        match way {
+            Way::Ask if limit < Hits(held).plus(self.together(place)) => Reply::Over(held),
+            Way::Ask | Way::Stopped => Reply::Spared(held),
+            Way::Each | Way::Together(_) => Reply::Charged(held),
+        }
+    }
+
+    /// A cause that is not one key's own is the connection's.
+    fn learn(&self, slot: u16, replies: &Replies) -> Result<(), Cause> {
+        let failed = |reply: &Reply| match reply {
+            Reply::Failed(Cause::WrongType) => None,
+            Reply::Failed(cause) => Some(*cause),
+            _ => None,
+        };
+        let Some(cause) = replies.iter().find_map(failed) else { return Ok(()) };
+        if replies.iter().all(|reply| failed(reply).is_some()) {
+            return Err(cause);
+        }
+        self.redis.route.saw(slot, Some(cause));
+        Ok(())
+    }
+
+    async fn script(
+        &self,
+        live: &Live,
+        rule: &str,
+        places: &[usize],
+        way: Way,
+    ) -> Result<Replies, Cause> {
+        let keys: Vec<Bytes> = places.iter().map(|&it| self.counters[it].key.clone()).collect();
+        let records = places.iter().flat_map(|&place| self.record(place, way));
+        let args = std::iter::once(rule.to_owned()).chain(records).map(Bytes::from).collect();
+        let digest = self.reference.digest(live).await?;
+        let answer = live.script(Script { text: SCRIPT, digest }, keys, args).await?;
+        let mut replies = scripted(answer, places.len())?;
+        for reply in &mut replies {
+            // No hits were put to it.
+            if let (Way::Stopped, Reply::Charged(held)) = (way, *reply) {
+                *reply = Reply::Spared(held);
+            }
+        }
+        Ok(replies)
+    }
+
+    /// A charge as the script reads it.
+    fn record(&self, place: usize, way: Way) -> [String; 5] {
+        let (counter, standing) = (&self.counters[place], self.charges.list[place].standing);
+        let group = match standing.group {
+            Group::Enforced => 0,
+            Group::Quota => 1,
+            Group::Aside => 2,
+        };
+        [
+            if counter.is_refund { "r" } else { "c" }.to_owned(),
+            addend(counter, way).to_string(),
+            counter.window.limit().to_string(),
+            counter.seconds.to_string(),
+            format!("{group}{}", u8::from(standing.shadow)),
+        ]
+    }
+}
+
+impl Reference {
+    /// What Redis calls the script.
+    async fn digest(&self, live: &Live) -> Result<&str, Cause> {
+        if self.digest.get().is_none() {
+            let digest = live.client().script_load(SCRIPT).await;
+            // Whoever was first: all of them are told the same.
+            drop(self.digest.set(digest.map_err(|error| cause(&error))?));
+        }
+        Ok(self.digest.get().map(String::as_str).unwrap_or_default())
+    }
+}
+
+/// How many commands a charge is.
+fn commands(way: Way, asks: bool) -> usize {
+    let own = if way == Way::Ask { 1 } else { 2 };
+    if asks { 2 * own } else { own }
+}
+
+async fn queue(
+    pipeline: &Pipeline<Client>,
+    counter: &Counter,
+    way: Way,
+    asks: bool,
+) -> Result<(), Error> {
+    if asks {
+        connection::ask(pipeline).await?;
+    }
+    if way == Way::Ask {
+        return pipeline.get::<(), _>(counter.key.clone()).await;
+    }
+    pipeline.incr_by::<(), _>(counter.key.clone(), addend(counter, way)).await?;
+    if asks {
+        connection::ask(pipeline).await?;
+    }
+    pipeline.expire(counter.key.clone(), counter.seconds, None).await
+}
+
+fn addend(counter: &Counter, way: Way) -> i64 {
+    if way == Way::Stopped && !counter.is_refund { 0 } else { counter.addend() }
+}
+
+fn is_redirect(error: &Error) -> bool {
+    Redirect::of(error).is_some()
+}
+
+/// A count, or nothing at all for one that is not there yet.
+fn natural(value: Value) -> Option<u64> {
+    match value {
+        Value::Null => Some(0),
+        Value::Integer(held) => u64::try_from(held).ok(),
+        Value::String(text) => text.parse().ok(),
+        Value::Bytes(bytes) => std::str::from_utf8(&bytes).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// What the script says of so many charges.
+fn scripted(answer: Value, charges: usize) -> Result<Replies, Cause> {
+    let numbers: Vec<u64> = match answer {
+        Value::Array(values) => values.into_iter().filter_map(natural).collect(),
+        _ => return Err(Cause::NotUnderstood),
+    };
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    if pairs.len() != charges || !rest.is_empty() {
+        return Err(Cause::NotUnderstood);
+    }
+    let reply = |&[code, held]: &[u64; 2]| match code {
+        0 => Ok(Reply::Charged(held)),
+        1 => Ok(Reply::Spared(held)),
+        2 => Ok(Reply::Over(held)),
+        3 => Ok(Reply::Failed(Cause::WrongType)),
+        4 => Ok(Reply::GivenBack(held)),
+        _ => Err(Cause::NotUnderstood),
+    };
+    pairs.iter().map(reply).collect()
+}

@@ -1,0 +1,108 @@
+//! `sluicegate doctor`: whether a Redis is fit to be a store of counters.
+//!
+//! Guarantees: every finding is a sentence with its place and its cure; 0 where it is fit, 1 where it is
+//! not, 2 where it could not be looked at; warnings do not make it unfit unless they are to. The same is
+//! told in the log once a service first has its Redis, and never keeps one from starting.
+//! Leaves out: asking ([`look`]) and judging ([`judge`]).
+
+mod judge;
+mod look;
+
+use std::io;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::args::{Doctor, Form};
+use super::serve::store;
+use super::{Outcome, Terminal};
+use crate::backend::redis::Options;
+use crate::clock::Clock;
+use crate::config::settings::{CounterKeys, Settings};
+use judge::{Facts, Finding, Severity, Wanted, judge};
+
+/// Between two looks at a Redis that is not there.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Looks at the stores that `settings` name.
+pub(super) fn doctor(
+    args: &Doctor,
+    settings: &Settings,
+    clock: &Clock,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Outcome> {
+    let stores = store::all(settings);
+    if stores.is_empty() {
+        writeln!(terminal.err, "error: there is no store to look at; name one with --backend")?;
+        return Ok(Outcome::CouldNotSay);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut found = Vec::new();
+    let mut looked_at = Vec::new();
+    for options in &stores {
+        match runtime.block_on(look::look(options, clock)) {
+            Ok(facts) => {
+                found.extend(facts.iter().flat_map(|facts| judge(facts, wanted(settings))));
+                looked_at.extend(facts);
+            }
+            Err(refused) => {
+                writeln!(terminal.err, "error: {refused}")?;
+                return Ok(Outcome::CouldNotSay);
+            }
+        }
+    }
+    match args.format {
+        Form::Text => text(&looked_at, &found, terminal.out)?,
+        Form::Json => writeln!(terminal.out, "{:#}", as_json(&looked_at, &found))?,
+    }
+    let is_bad = |finding: &Finding| args.warnings_as_errors || finding.severity == Severity::Error;
+    Ok(if found.iter().any(is_bad) { Outcome::No } else { Outcome::Yes })
+}
+
+fn wanted(settings: &Settings) -> Wanted {
+    Wanted {
+        deadline: settings.backend_deadline,
+        reference: settings.counter_keys == CounterKeys::Envoyproxy,
+        several: settings.backend_per_second.is_some(),
+    }
+}
+
+fn text(looked_at: &[Facts], found: &[Finding], out: &mut dyn io::Write) -> io::Result<()> {
+    for finding in found {
+        writeln!(out, "{finding}")?;
+    }
+    for facts in looked_at {
+        writeln!(out, "{}: looked at", facts.at)?;
+    }
+    let errors = found.iter().filter(|finding| finding.severity == Severity::Error).count();
+    writeln!(out, "findings: {errors} errors, {} warnings", found.len() - errors)
+}
+
+fn as_json(looked_at: &[Facts], found: &[Finding]) -> serde_json::Value {
+    let stores: Vec<_> = looked_at.iter().map(|facts| &facts.at).collect();
+    json!({"stores": stores, "findings": found})
+}
+
+/// Once the Redis of `options` is there, tells what is to be thought of it; then is done.
+async fn tell(options: Options, wanted: Wanted, clock: Clock) {
+    let facts = loop {
+        match look::look(&options, &clock).await {
+            Ok(facts) => break facts,
+            // That it cannot be had is told by who connects to it to charge.
+            Err(_refused) => tokio::time::sleep(PAUSE).await,
+        }
+    };
+    for finding in facts.iter().flat_map(|facts| judge(facts, wanted)) {
+        tracing::warn!(at = finding.at, help = finding.help, "{}", finding.message);
+    }
+}
+
+/// What a service with `settings` tells of its stores once it has them.
+pub(super) async fn tell_all(settings: Settings) {
+    let wanted = wanted(&settings);
+    let mut telling = tokio::task::JoinSet::new();
+    for options in store::all(&settings) {
+        telling.spawn(tell(options, wanted, Clock::system()));
+    }
+    telling.join_all().await;
+}

@@ -1,0 +1,328 @@
+//! What is to be thought of a Redis as a store of counters: facts in, findings out.
+//!
+//! Guarantees: pure; each finding says what is wrong, what comes of it, and the cure. What is not
+//! known is no finding, but what must be known and is refused is one.
+//! Leaves out: learning the facts.
+
+use serde::Serialize;
+
+use crate::kernel::units::Nanos;
+
+/// The oldest Redis that has every command the scripts use.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// How far two clocks may differ before it is told: above what NTP leaves, below what anybody notices
+/// at the edge of a window.
+const FAR: Nanos = Nanos(500 * Nanos::MILLI.0);
+
+/// The slots of a Cluster.
+const SLOTS: u64 = 16_384;
+
+/// What is known of one process; nothing where it could not be asked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// Its address, or its socket's path.
+    pub(super) at: String,
+    pub(super) version: Option<(u32, u32)>,
+    /// `master` or `slave`.
+    pub(super) role: Option<String>,
+    pub(super) loading: bool,
+    pub(super) policy: Option<String>,
+    /// Bytes; 0 for no bound.
+    pub(super) maxmemory: Option<u64>,
+    pub(super) used: Option<u64>,
+    /// Keys that it ever evicted.
+    pub(super) evicted: Option<u64>,
+    /// Whether it appends each write to a file, and whether it saves snapshots.
+    pub(super) appends: Option<bool>,
+    pub(super) saves: Option<bool>,
+    /// Whether the last snapshot could be written.
+    pub(super) last_save_failed: bool,
+    pub(super) cluster: Option<Cluster>,
+    /// How far its clock is from this machine's, at least.
+    pub(super) skew: Option<Nanos>,
+    /// Of several round trips the middle one.
+    pub(super) round_trip: Option<Nanos>,
+    /// What it said to a script that writes as ours do.
+    pub(super) script: Option<Result<(), String>>,
+}
+
+/// What a Cluster says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cluster {
+    pub(super) is_ok: bool,
+    pub(super) slots: u64,
+}
+
+/// What is wanted of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// How long a call may take.
+    pub(super) deadline: Nanos,
+    /// Whether the reference's keys are counted, by this machine's clock.
+    pub(super) reference: bool,
+    /// Whether there is a second store.
+    pub(super) several: bool,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Severity {
+    /// Limits do not hold, or are not counted.
+    Error,
+    /// They hold until something happens.
+    Warning,
+}
+
+/// One thing to be known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// A word that stays the same.
+    pub(super) code: &'static str,
+    /// Where.
+    pub(super) at: String,
+    /// What is wrong, and what comes of it.
+    pub(super) message: String,
+    /// The cure.
+    pub(super) help: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let severity = if self.severity == Severity::Error { "error" } else { "warning" };
+        write!(f, "{severity}[{}]: {}: {}; {}", self.code, self.at, self.message, self.help)
+    }
+}
+
+/// Everything that is to be said of `facts`, the worst first.
+pub(super) fn judge(facts: &Facts, wanted: Wanted) -> Vec<Finding> {
+    let mut judge = Judge { at: &facts.at, findings: Vec::new() };
+    judge.fitness(facts);
+    judge.memory(facts);
+    judge.cluster(facts);
+    judge.speed(facts, wanted);
+    judge.clock(facts, wanted);
+    judge.persistence(facts);
+    judge.together(facts, wanted);
+    judge.findings.sort_by_key(|finding| finding.severity != Severity::Error);
+    judge.findings
+}
+
+struct Judge<'f> {
+    at: &'f str,
+    findings: Vec<Finding>,
+}
+
+impl Judge<'_> {
+    fn say(&mut self, severity: Severity, code: &'static str, message: String, help: &str) {
+        let (at, help) = (self.at.to_owned(), help.to_owned());
+        self.findings.push(Finding { severity, code, at, message, help });
+    }
+
+    fn error(&mut self, code: &'static str, message: impl Into<String>, help: &str) {
+        self.say(Severity::Error, code, message.into(), help);
+    }
+
+    fn warning(&mut self, code: &'static str, message: impl Into<String>, help: &str) {
+        self.say(Severity::Warning, code, message.into(), help);
+    }
+
+    fn fitness(&mut self, facts: &Facts) {
+        if let Some((major, minor)) = facts.version.filter(|version| *version < OLDEST) {
+            let message = format!("version {major}.{minor} lacks commands that the scripts use");
+            self.error("version", message, "run Redis 6.2 or later");
+        }
+        let is_replica = facts.role.as_deref() == Some("slave");
+        if is_replica {
+            let cure = "name the primary, or its sentinels, as `backend`";
+            self.error("replica", "this is a replica and may not count", cure);
+        }
+        if facts.loading {
+            self.error("loading", "it still reads its data and does not answer", "wait for it");
+        }
+        // A replica's refusal has been said.
+        if let (Some(Err(why)), false) = (&facts.script, is_replica) {
+            let message = format!("a script that counts was refused ({why})");
+            let cure =
+                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys";
+            self.error("scripts", message, cure);
+        }
+    }
+
+    fn memory(&mut self, facts: &Facts) {
+        let policy = facts.policy.as_deref().filter(|policy| *policy != "noeviction");
+        if let Some(policy) = policy {
+            let message = format!(
+                "maxmemory-policy {policy} evicts counters, and with them what was used up"
+            );
+            self.error("eviction", message, "set `maxmemory-policy noeviction`");
+        }
+        if let (Some(evicted @ 1..), true) = (facts.evicted, policy.is_some()) {
+            let message = format!("{evicted} keys were evicted since it started");
+            self.warning("evicted", message, "see `eviction`; limits were not held to the full");
+        }
+        let (Some(most @ 1..), Some(used)) = (facts.maxmemory, facts.used) else { return };
+        if most / 10 * 9 <= used {
+            let message =
+                format!("{used} of {most} bytes are used; at the end no key can be added");
+            self.warning("memory", message, "raise `maxmemory`, or count fewer keys there");
+        }
+    }
+
+    fn cluster(&mut self, facts: &Facts) {
+        let Some(cluster) = facts.cluster else { return };
+        if cluster.slots < SLOTS {
+            let message = format!("{} of {SLOTS} slots have a node", cluster.slots);
+            self.error("slots", message, "assign them: limits in the others are not counted");
+        } else if !cluster.is_ok {
+            self.error("cluster", "the Cluster says that it is down", "see CLUSTER INFO there");
+        }
+    }
+
+    fn speed(&mut self, facts: &Facts, wanted: Wanted) {
+        let Some(took) = facts.round_trip else { return };
+        let deadline = wanted.deadline;
+        let message =
+            format!("a round trip takes {} of the {deadline} of `backend_deadline`", micros(took));
+        let cure = "bring Redis nearer, or raise `backend_deadline`";
+        if deadline <= took {
+            self.error("latency", message, cure);
+        } else if Nanos(deadline.0 / 2) <= took {
+            self.warning("latency", message, cure);
+        }
+    }
+
+    fn clock(&mut self, facts: &Facts, wanted: Wanted) {
+        let Some(skew) = facts.skew.filter(|skew| FAR <= *skew) else { return };
+        let apart = format!("its clock and this machine's are {} apart", millis(skew));
+        let cure = "let both follow one time server";
+        if wanted.reference {
+            let message = format!("{apart}, and windows of the reference's keys begin by this one");
+            self.error("clock", message, cure);
+        } else {
+            self.warning("clock", format!("{apart}; its own rules every counter"), cure);
+        }
+    }
+
+    fn persistence(&mut self, facts: &Facts) {
+        let cure = "set `appendonly yes`, or take it that a restart begins every limit afresh";
+        match (facts.appends, facts.saves) {
+            (Some(false), Some(false)) => {
+                self.warning("persistence", "nothing is kept over a restart", cure);
+            }
+            (Some(false), Some(true)) if facts.last_save_failed => {
+                let message =
+                    "the last snapshot could not be written, and a restart loses counters";
+                self.warning("persistence", message, "see its log and its disk");
+            }
+            _ => {}
+        }
+    }
+
+    fn together(&mut self, facts: &Facts, wanted: Wanted) {
+        if wanted.reference && (wanted.several || facts.cluster.is_some()) {
+            let message = "the reference's keys of one question live in several places, \
+                where `charge: all_or_nothing` and `stop_when_over` decide in two steps";
+            let cure =
+                "another question may come between; one node, or a prefix with a {tag}, is atomic";
+            self.warning("two_steps", message, cure);
+        }
+    }
+}
+
+fn micros(time: Nanos) -> String {
+    format!("{}us", time.0 / Nanos::MICRO.0)
+}
+
+fn millis(time: Nanos) -> String {
+    format!("{}ms", time.0 / Nanos::MILLI.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cluster, FAR, Facts, Nanos, SLOTS, Severity, Wanted, judge};
+
+    const WANTED: Wanted =
+        Wanted { deadline: Nanos(15 * Nanos::MILLI.0), reference: false, several: false };
+
+    fn sound() -> Facts {
+        Facts {
+            at: "h:1".to_owned(),
+            version: Some((7, 0)),
+            role: Some("master".to_owned()),
+            policy: Some("noeviction".to_owned()),
+            maxmemory: Some(0),
+            used: Some(1_000_000),
+            evicted: Some(0),
+            appends: Some(true),
+            saves: Some(true),
+            skew: Some(Nanos(0)),
+            round_trip: Some(Nanos(200_000)),
+            script: Some(Ok(())),
+            ..Facts::default()
+        }
+    }
+
+    /// The codes, with `!` for an error.
+    fn codes(facts: &Facts, wanted: Wanted) -> Vec<String> {
+        let code = |it: super::Finding| {
+            assert!(it.to_string().contains("h:1: ") && !it.help.is_empty());
+            format!("{}{}", if it.severity == Severity::Error { "!" } else { "" }, it.code)
+        };
+        judge(facts, wanted).into_iter().map(code).collect()
+    }
+
+    #[test]
+    fn a_sound_store_and_one_of_which_nothing_is_known_have_no_findings() {
+        assert!(codes(&sound(), WANTED).is_empty());
+        let unknown = Facts { at: "h:1".to_owned(), ..Facts::default() };
+        assert!(codes(&unknown, WANTED).is_empty());
+    }
+
+    #[test]
+    fn each_fact_that_is_amiss_is_one_finding() {
+        let text = |text: &str| Some(text.to_owned());
+        let refused = || Some(Err("NOPERM".to_owned()));
+        let ok = Cluster { is_ok: true, slots: SLOTS };
+        let cases: Vec<(&str, Facts)> = vec![
+            ("!version", Facts { version: Some((6, 0)), ..sound() }),
+            ("!version", Facts { version: Some((5, 9)), ..sound() }),
+            ("", Facts { version: Some((6, 2)), ..sound() }),
+            ("!replica", Facts { role: text("slave"), script: refused(), ..sound() }),
+            ("!loading", Facts { loading: true, ..sound() }),
+            ("!scripts", Facts { script: refused(), ..sound() }),
+            ("!eviction", Facts { policy: text("allkeys-lru"), ..sound() }),
+            ("!eviction", Facts { policy: text("volatile-ttl"), ..sound() }),
+            ("memory", Facts { maxmemory: Some(1_100_000), ..sound() }),
+            ("", Facts { maxmemory: Some(2_000_000), ..sound() }),
+            ("!slots", Facts { cluster: Some(Cluster { slots: SLOTS - 1, ..ok }), ..sound() }),
+            ("!cluster", Facts { cluster: Some(Cluster { is_ok: false, ..ok }), ..sound() }),
+            ("", Facts { cluster: Some(ok), ..sound() }),
+            ("!latency", Facts { round_trip: Some(WANTED.deadline), ..sound() }),
+            ("latency", Facts { round_trip: Some(Nanos(WANTED.deadline.0 / 2)), ..sound() }),
+            ("clock", Facts { skew: Some(FAR), ..sound() }),
+            ("persistence", Facts { appends: Some(false), saves: Some(false), ..sound() }),
+            ("", Facts { appends: Some(false), ..sound() }),
+        ];
+        for (code, facts) in cases {
+            let expected: Vec<&str> = [code].into_iter().filter(|code| !code.is_empty()).collect();
+            assert_eq!(codes(&facts, WANTED), expected, "{facts:?}");
+        }
+        let evicting = Facts { policy: text("allkeys-lru"), evicted: Some(3), ..sound() };
+        assert_eq!(codes(&evicting, WANTED), ["!eviction", "evicted"]);
+        let failing = Facts { appends: Some(false), last_save_failed: true, ..sound() };
+        assert_eq!(codes(&failing, WANTED), ["persistence"]);
+    }
+
+    #[test]
+    fn the_references_keys_take_a_clock_more_seriously_and_several_places() {
+        let wanted = Wanted { reference: true, ..WANTED };
+        assert_eq!(codes(&Facts { skew: Some(FAR), ..sound() }, wanted), ["!clock"]);
+        assert!(codes(&sound(), wanted).is_empty());
+        assert_eq!(codes(&sound(), Wanted { several: true, ..wanted }), ["two_steps"]);
+        let cluster = Some(Cluster { is_ok: true, slots: SLOTS });
+        assert_eq!(codes(&Facts { cluster, ..sound() }, wanted), ["two_steps"]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Learning what a Redis is like, by asking it.
+//!
+//! Guarantees: a command that is refused leaves its fact unknown, the script's apart, whose refusal is
+//! the fact; one key is written and deleted in one step; every question has a deadline.
+//! Leaves out: what the facts mean ([`super::judge`]).
+
+use std::collections::BTreeMap;
+
+use super::judge::{Cluster, Facts};
+use crate::backend::redis::Options;
+use crate::backend::redis::inspect::{self, Node, Refused, Said};
+use crate::clock::Clock;
+use crate::kernel::units::Nanos;
+
+/// Round trips that are timed: of so few the middle one tells.
+const ROUND_TRIPS: usize = 21;
+
+/// Keys that are tried at a node of a Cluster: one with a fiftieth of the slots has one of them in 99 cases
+/// of a hundred.
+const MOST_KEYS: usize = 256;
+
+/// Does what the scripts do, and leaves nothing behind.
+const SCRIPT: &str = "redis.call('TIME'); struct.unpack('<d', struct.pack('<d', 1)); \
+    redis.call('SET', KEYS[1], '1', 'PX', '1000'); redis.call('INCRBY', KEYS[1], '1'); \
+    return redis.call('DEL', KEYS[1])";
+
+/// What is known of every process that holds counters.
+pub(super) async fn look(options: &Options, clock: &Clock) -> Result<Vec<Facts>, Refused> {
+    let mut facts = Vec::new();
+    for node in &inspect::open(options).await? {
+        facts.push(one(node, options, clock).await);
+    }
+    Ok(facts)
+}
+
+async fn one(node: &Node, options: &Options, clock: &Clock) -> Facts {
+    let info = Info::of(node).await;
+    let yes = |name: &str| info.text(name).map(|text| text == "1");
+    let cluster = match yes("cluster_enabled") {
+        Some(true) => cluster(node).await,
+        _ => None,
+    };
+    let script = script(node, &options.key_prefix).await;
+    let (skew, round_trip) = times(node, clock).await;
+    Facts {
+        at: node.at.clone(),
+        version: info.text("redis_version").and_then(version),
+        role: info.text("role").map(str::to_owned),
+        loading: yes("loading").unwrap_or_default(),
+        policy: info.text("maxmemory_policy").map(str::to_owned),
+        maxmemory: info.number("maxmemory"),
+        used: info.number("used_memory"),
+        evicted: info.number("evicted_keys"),
+        appends: yes("aof_enabled"),
+        saves: saves(node).await,
+        last_save_failed: info.text("rdb_last_bgsave_status") == Some("err"),
+        cluster,
+        skew,
+        round_trip,
+        script,
+    }
+}
+
+/// What it says to a script that writes; nothing where no key was found that is its own.
+async fn script(node: &Node, prefix: &str) -> Option<Result<(), String>> {
+    for number in 0..MOST_KEYS {
+        let key = format!("{prefix}sg:{{{number}}}:doctor");
+        match node.ask(&["EVAL", SCRIPT, "1", &key]).await {
+            Ok(_) => return Some(Ok(())),
+            Err(Refused(words)) if words.contains("MOVED") => {}
+            Err(Refused(words)) => return Some(Err(words)),
+        }
+    }
+    None
+}
+
+/// `INFO`, line by line.
+struct Info(BTreeMap<String, String>);
+
+impl Info {
+    async fn of(node: &Node) -> Self {
+        Self::parse(&text(node, &["INFO"]).await.unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+}
+
+async fn text(node: &Node, command: &[&str]) -> Option<String> {
+    match node.ask(command).await {
+        Ok(Said::Text(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// `7.0.15` as 7 and 0.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.').map(str::parse);
+    Some((parts.next()?.ok()?, parts.next()?.ok()?))
+}
+
+async fn cluster(node: &Node) -> Option<Cluster> {
+    let info = Info::parse(&text(node, &["CLUSTER", "INFO"]).await?);
+    let is_ok = info.text("cluster_state") == Some("ok");
+    Some(Cluster { is_ok, slots: info.number("cluster_slots_assigned")? })
+}
+
+/// Whether it saves snapshots by itself.
+async fn saves(node: &Node) -> Option<bool> {
+    match node.ask(&["CONFIG", "GET", "save"]).await {
+        Ok(Said::List(pair)) => match pair.get(1)? {
+            Said::Text(points) => Some(!points.is_empty()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// How far its clock is from this one's at the least, and the middle one of some round trips.
+async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
+    let (mut skew, mut took) = (None::<Nanos>, Vec::new());
+    for _ in 0..ROUND_TRIPS {
+        let sent = clock.now();
+        let Ok(said) = node.ask(&["TIME"]).await else { continue };
+        let answered = clock.now();
+        took.push(answered.since(sent));
+        if let Some(its) = instant(&said) {
+            // Somewhere between the two it read its clock: what is outside is skew for certain.
+            let apart = its.since(answered).max(sent.since(its));
+            skew = Some(skew.map_or(apart, |least| least.min(apart)));
+        }
+    }
+    took.sort_unstable();
+    (skew, took.get(took.len() / 2).copied())
+}
+
+/// What `TIME` says: seconds and microseconds.
+fn instant(said: &Said) -> Option<Nanos> {
+    let Said::List(parts) = said else { return None };
+    let number = |part: Option<&Said>| match part {
+        Some(Said::Text(text)) => text.parse::<u64>().ok(),
+        Some(Said::Int(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    let micros = number(parts.get(1))?.checked_mul(Nanos::MICRO.0)?;
+    Some(Nanos::from_secs(number(parts.first())?).plus(Nanos(micros)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Info, Nanos, Said, instant, version};
+
+    #[test]
+    fn what_redis_says_of_itself_is_read_and_nonsense_is_nothing() {
+        let info = Info::parse("# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nodd\r\n");
+        assert_eq!(info.text("redis_version").and_then(version), Some((7, 0)));
+        assert_eq!((info.number("maxmemory"), info.number("redis_version")), (Some(0), None));
+        assert_eq!(version("unstable"), None);
+        let time = ["12", "345"].map(|text| Said::Text(text.to_owned()));
+        assert_eq!(instant(&Said::List(time.into())), Some(Nanos(12_000_345_000)));
+        assert_eq!(instant(&Said::Nil), None);
+    }
+}

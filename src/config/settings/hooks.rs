@@ -1,0 +1,78 @@
+//! `hooks` of `server.yaml`.
+//!
+//! Guarantees: hooks have distinct names, a domain, and descriptors that cannot be empty; whatever is
+//! wrong is named with its place in the block.
+
+use std::collections::HashSet;
+
+use serde_json::Value as Json;
+
+use super::value::{Shape, Value};
+use crate::config::hooks::{Hook, Hooks};
+
+impl Value for Hooks {
+    const SHAPE: Shape = Shape::Block;
+
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => parse(text).ok(),
+            _ => None,
+        }
+    }
+
+    fn accepts() -> String {
+        "a list of hooks: name, domain, and lists of Envoy's actions as descriptors".to_owned()
+    }
+
+    fn show(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    fn schema() -> Json {
+        let settings = schemars::generate::SchemaSettings::draft2020_12()
+            .with(|settings| settings.inline_subschemas = true);
+        let schema = settings.into_generator().into_root_schema_for::<Self>();
+        let mut schema = schema.to_value();
+        if let Some(fields) = schema.as_object_mut() {
+            fields.retain(|field, _| field != "$schema" && field != "title");
+        }
+        schema
+    }
+
+    fn why(text: &str) -> Option<String> {
+        parse(text).err()
+    }
+}
+
+fn parse(text: &str) -> Result<Hooks, String> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let hooks: Hooks = serde_path_to_error::deserialize(&mut json)
+        .map_err(|error| format!("at `{}`: {}", error.path(), said(error.inner())))?;
+    let mut names = HashSet::new();
+    for (at, hook) in hooks.0.iter().enumerate() {
+        check(hook, &mut names).map_err(|what| format!("at `[{at}]`: {what}"))?;
+    }
+    Ok(hooks)
+}
+
+/// Without the place in a text that nobody wrote so.
+fn said(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+fn check<'h>(hook: &'h Hook, names: &mut HashSet<&'h str>) -> Result<(), String> {
+    if hook.name.is_empty() {
+        return Err("a hook needs a name".to_owned());
+    }
+    if !names.insert(&hook.name) {
+        return Err(format!("a second hook is named `{}`", hook.name));
+    }
+    if hook.domain.is_empty() {
+        return Err("a hook needs a domain".to_owned());
+    }
+    if hook.descriptors.is_empty() || hook.descriptors.iter().any(Vec::is_empty) {
+        return Err("a hook needs descriptors, each of at least one action".to_owned());
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! `envoy.service.auth.v3.Authorization`: Envoy's `ext_authz` filter asks about a request.
+//!
+//! Guarantees: the route says which hook (`context_extensions`), never the request; a denial is a
+//! 429 with the headers of all protocols; an error carries no answer and has the code that
+//! `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept.
+//! Leaves out: the request's body, and what to do when nobody answers, which is the filter's.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::config::core::v3::address::Address;
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::service::auth::v3::attribute_context::HttpRequest;
+use envoy_types::pb::envoy::service::auth::v3::authorization_server::Authorization;
+use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
+use envoy_types::pb::envoy::service::auth::v3::{
+    AttributeContext, CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+use envoy_types::pb::google::rpc;
+use tonic::{Code, Request, Response, Status};
+
+use super::{convert, metadata, rls};
+use crate::config::hooks::{Attributes, Hooks, MetadataKey};
+use crate::edge::Reporting;
+use crate::edge::hook::{self, Unanswered};
+use crate::engine::{Answer, Engine};
+use crate::kernel::decision::Verdict;
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Answered, Asked, Protocol};
+
+/// What of `context_extensions` names the hook.
+const HOOK: &str = "hook";
+
+/// What a denied client reads.
+const DENIED: &str = "rate limited\n";
+
+/// The service.
+#[derive(Debug)]
+pub struct Authorizations {
+    engine: Arc<Engine>,
+    reporting: Reporting,
+    hooks: Arc<Hooks>,
+}
+
+impl Authorizations {
+    /// The service over `engine`, asking by `hooks`.
+    #[must_use]
+    pub const fn new(engine: Arc<Engine>, reporting: Reporting, hooks: Arc<Hooks>) -> Self {
+        Self { engine, reporting, hooks }
+    }
+
+    async fn answer(
+        &self,
+        request: &Result<RateLimitRequest, Unanswered>,
+        patience: Option<Nanos>,
+    ) -> Result<Answer, Unanswered> {
+        let request = request.as_ref().map_err(Unanswered::clone)?;
+        let question = convert::question(request, &self.reporting)?;
+        Ok(self.engine.decide_within(&question, patience).await?)
+    }
+
+    fn reply(&self, request: &RateLimitRequest, answer: &Answer) -> CheckResponse {
+        let headers = self.reporting.headers.of(answer).into_iter().map(header).collect();
+        let (code, response) = match answer.verdict {
+            Verdict::Admit => (Code::Ok, passed(headers)),
+            Verdict::Deny => (Code::ResourceExhausted, denied(headers)),
+        };
+        CheckResponse {
+            dynamic_metadata: self
+                .reporting
+                .dynamic_metadata
+                .then(|| metadata::of(request, answer)),
+            ..response_of(code, response)
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Authorization for Authorizations {
+    async fn check(
+        &self,
+        request: Request<CheckRequest>,
+    ) -> Result<Response<CheckResponse>, Status> {
+        let patience = rls::patience(request.metadata());
+        let (check, decoded) = (request.into_inner(), self.engine.clock().now());
+        let request = asked(&self.hooks, &check.attributes.unwrap_or_default());
+        let answer = self.answer(&request, patience).await;
+        Asked { protocol: Protocol::ExtAuthz, outcome: hook::outcome(&answer) }.emit();
+        let reply = match (request, answer) {
+            (Ok(request), Ok(answer)) => Ok(self.reply(&request, &answer)),
+            (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
+            (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
+        };
+        Answered { took: self.engine.clock().now().since(decoded) }.emit();
+        reply.map(Response::new)
+    }
+}
+
+/// A status of the gRPC protocol; as of `ShouldRateLimit` where that can say it too.
+#[must_use]
+pub fn refusal(why: &Unanswered) -> Status {
+    match why {
+        Unanswered::Refused(refused) => convert::refusal(refused),
+        Unanswered::NoHooks => Status::failed_precondition(why.to_string()),
+        Unanswered::UnknownHook { .. } | Unanswered::NothingToAsk => {
+            Status::invalid_argument(why.to_string())
+        }
+    }
+}
+
+/// The question that the route's hook makes of a request.
+///
+/// # Errors
+/// As [`hook::request`].
+pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitRequest, Unanswered> {
+    let nothing = HttpRequest::default();
+    let http = context.request.as_ref().and_then(|request| request.http.as_ref());
+    let http = http.unwrap_or(&nothing);
+    let attributes = Attributes {
+        header: &|name| header_of(http, name),
+        path: &http.path,
+        remote_address: address_of(context),
+        metadata: &|key| text_at(context, key),
+    };
+    hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
+}
+
+/// `encode_raw_headers` moves all headers from the first to the second, where they stand one by one.
+fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
+    if let Some(value) = http.headers.get(name) {
+        return Some(Cow::Borrowed(value));
+    }
+    let raw = http.header_map.as_ref()?.headers.iter().filter(|header| header.key == name);
+    raw.map(value_of).reduce(|all, next| Cow::Owned(format!("{all},{next}")))
+}
+
+fn value_of(header: &HeaderValue) -> Cow<'_, str> {
+    match &*header.raw_value {
+        [] => Cow::Borrowed(&*header.value),
+        raw => String::from_utf8_lossy(raw),
+    }
+}
+
+fn address_of(context: &AttributeContext) -> Option<&str> {
+    match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
+        Address::SocketAddress(socket) => Some(&socket.address),
+        _ => None,
+    }
+}
+
+/// Only a text: a number or a list is none, as for Envoy's action.
+fn text_at(context: &AttributeContext, key: &MetadataKey) -> Option<String> {
+    let mut below: Option<&Struct> =
+        context.metadata_context.as_ref()?.filter_metadata.get(&key.key);
+    let (last, path) = key.path.split_last()?;
+    for segment in path {
+        below = match field(below?, &segment.key)? {
+            Kind::StructValue(inner) => Some(inner),
+            _ => None,
+        };
+    }
+    match field(below?, &last.key)? {
+        Kind::StringValue(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn field<'s>(fields: &'s Struct, name: &str) -> Option<&'s Kind> {
+    fields.fields.get(name).and_then(|value: &Value| value.kind.as_ref())
+}
+
+fn response_of(code: Code, response: HttpResponse) -> CheckResponse {
+    let status = rpc::Status { code: code.into(), ..rpc::Status::default() };
+    CheckResponse { status: Some(status), http_response: Some(response), dynamic_metadata: None }
+}
+
+fn passed(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse {
+    HttpResponse::OkResponse(OkHttpResponse {
+        response_headers_to_add,
+        ..OkHttpResponse::default()
+    })
+}
+
+fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
+    let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
+    HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
+}
+
+/// Takes the place of the upstream's header of that name: two would be read as two limits.
+fn header((name, value): crate::edge::headers::Header<'_>) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..HeaderValueOption::default()
+    }
+}

@@ -1,0 +1,83 @@
+//! What a hook without descriptors asks about a request: the message that Envoy's rate limit filter
+//! would have sent. Pure.
+//!
+//! Guarantees: every such hook asks in the same way and so is answered by the same tables; a hook
+//! that does not exist is refused in words; a request of which no descriptor can be made is not
+//! asked about, as in Envoy.
+//! Leaves out: where a request's attributes come from, and how each protocol says what is here.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+
+use crate::config::hooks::{Attributes, Entries, Hooks};
+use crate::engine::{Answer, Refusal};
+use crate::telemetry::event::Outcome;
+
+/// Why a request that a hook brings has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// Every descriptor lacks a part. The request passes.
+    #[error("no descriptor can be made of this request")]
+    NothingToAsk,
+    /// The setting is empty.
+    #[error("no hooks are set, so that nothing says what to ask; see the setting `hooks`")]
+    NoHooks,
+    /// The request names another hook than those that are set.
+    #[error("no hook is named {name:?}; the setting `hooks` has {known}")]
+    UnknownHook {
+        /// What was named.
+        name: String,
+        /// What could have been.
+        known: String,
+    },
+    /// Asked, and refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// The question of the hook of that name, or of the first where none is named.
+///
+/// # Errors
+/// [`Unanswered`] in all cases but the last.
+pub fn request<'a>(
+    hooks: &'a Hooks,
+    name: Option<&str>,
+    attributes: &Attributes<'a>,
+) -> Result<RateLimitRequest, Unanswered> {
+    let hook = hooks.named(name).ok_or_else(|| missing(hooks, name))?;
+    let descriptors: Vec<_> = hook.descriptors(attributes).into_iter().map(descriptor).collect();
+    if descriptors.is_empty() {
+        return Err(Unanswered::NothingToAsk);
+    }
+    Ok(RateLimitRequest { domain: hook.domain.clone(), descriptors, hits_addend: 0 })
+}
+
+fn missing(hooks: &Hooks, name: Option<&str>) -> Unanswered {
+    match name {
+        Some(name) if !hooks.0.is_empty() => {
+            let known: Vec<_> = hooks.0.iter().map(|hook| hook.name.as_str()).collect();
+            Unanswered::UnknownHook { name: name.to_owned(), known: known.join(", ") }
+        }
+        _ => Unanswered::NoHooks,
+    }
+}
+
+fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
+    let entry = |(key, value): (&str, _)| Entry { key: key.to_owned(), value: String::from(value) };
+    RateLimitDescriptor {
+        entries: entries.into_iter().map(entry).collect(),
+        ..RateLimitDescriptor::default()
+    }
+}
+
+/// What telemetry calls it.
+pub(super) fn outcome(answer: &Result<Answer, Unanswered>) -> Outcome {
+    match answer {
+        Ok(answer) => super::admitted(answer.verdict),
+        Err(Unanswered::NothingToAsk) => Outcome::NothingToAsk,
+        Err(Unanswered::NoHooks) => Outcome::NoHooks,
+        Err(Unanswered::UnknownHook { .. }) => Outcome::UnknownHook,
+        Err(Unanswered::Refused(refusal)) => super::refused(refusal),
+    }
+}

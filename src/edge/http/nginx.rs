@@ -1,0 +1,168 @@
+//! `/check`: NGINX's `auth_request` asks about a request.
+//!
+//! Guarantees: what NGINX says of the request (`X-Hook`, `X-Original-URI`, `X-Original-Method`,
+//! `X-Real-IP`) is said at most once, or refused: a second one would be the client's. 200 may pass, 403
+//! may not, with the status for the client in `X-Deny-Status`; 400 and 501 are mistakes of the
+//! configurations, 503 is for NGINX's to pass or not.
+//! Leaves out: whether NGINX set those headers at all. Its configuration must, every one.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+
+use super::{Ask, NO_SNIFFING, PLAIN};
+use crate::config::hooks::Attributes;
+use crate::edge::grpc::convert;
+use crate::edge::hook::{self, Unanswered};
+use crate::engine::{Answer, Refusal};
+use crate::kernel::decision::Verdict;
+use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+
+/// Which hook to go by; the first without it.
+const HOOK: &str = "x-hook";
+/// The path and query of the client's request.
+const URI: &str = "x-original-uri";
+/// Its method.
+const METHOD: &str = "x-original-method";
+/// The client's address.
+const ADDRESS: &str = "x-real-ip";
+/// The status that the client should get.
+const DENY_STATUS: HeaderName = HeaderName::from_static("x-deny-status");
+
+/// What `$remote_addr` is where the client came by a Unix socket.
+const NO_ADDRESS: &str = "unix:";
+
+/// Answers one call.
+pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
+    let began = ask.engine.clock().now();
+    let (outcome, response) = match Original::of(headers) {
+        Ok(original) => {
+            let answer = decide(ask, headers, &original).await;
+            (hook::outcome(&answer), show(ask, &answer))
+        }
+        Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+    };
+    Asked { protocol: Protocol::Nginx, outcome }.emit();
+    Answered { took: ask.engine.clock().now().since(began) }.emit();
+    response
+}
+
+async fn decide(
+    ask: &Ask,
+    headers: &HeaderMap,
+    original: &Original<'_>,
+) -> Result<Answer, Unanswered> {
+    let request = original.ask(ask, headers)?;
+    let question = convert::question(&request, &ask.reporting)?;
+    Ok(ask.engine.decide(&question).await?)
+}
+
+/// What NGINX says of the client's request.
+struct Original<'h> {
+    hook: Option<Cow<'h, str>>,
+    uri: Cow<'h, str>,
+    method: Cow<'h, str>,
+    address: Option<Cow<'h, str>>,
+}
+
+impl<'h> Original<'h> {
+    fn of(headers: &'h HeaderMap) -> Result<Self, Wrong> {
+        Ok(Self {
+            hook: once(headers, HOOK)?,
+            uri: once(headers, URI)?.ok_or(Wrong::Missing(URI))?,
+            method: once(headers, METHOD)?.ok_or(Wrong::Missing(METHOD))?,
+            address: address(once(headers, ADDRESS)?.ok_or(Wrong::Missing(ADDRESS))?)?,
+        })
+    }
+
+    fn ask(
+        &self,
+        ask: &Ask,
+        headers: &HeaderMap,
+    ) -> Result<envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest, Unanswered> {
+        let header = |name: &str| match name {
+            ":path" => Some(Cow::Borrowed(&*self.uri)),
+            ":method" => Some(Cow::Borrowed(&*self.method)),
+            ":authority" => joined(headers, "host"),
+            name => joined(headers, name),
+        };
+        let attributes = Attributes {
+            header: &header,
+            path: &self.uri,
+            remote_address: self.address.as_deref(),
+            metadata: &|_| None,
+        };
+        hook::request(&ask.hooks, self.hook.as_deref(), &attributes)
+    }
+}
+
+/// What is wrong with the headers.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+enum Wrong {
+    #[error("no {0}; NGINX must set it: see config/nginx/rate_limit.conf")]
+    Missing(&'static str),
+    #[error("{0} twice; NGINX must set it, so that the client's own does not come through")]
+    Twice(&'static str),
+    #[error("x-real-ip is not an address; NGINX must set it to $remote_addr")]
+    NoAddress,
+}
+
+fn once<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<Cow<'h, str>>, Wrong> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next().map(text);
+    if values.next().is_some() { Err(Wrong::Twice(name)) } else { Ok(first) }
+}
+
+fn address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, Wrong> {
+    if text == NO_ADDRESS {
+        return Ok(None);
+    }
+    text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| Wrong::NoAddress)
+}
+
+/// Several values of a header are one, as Envoy joins them.
+fn joined<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
+    let mut values = headers.get_all(name).iter().map(text);
+    let first = values.next()?;
+    Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
+}
+
+/// Bytes that are no text are replaced: refused, they would be a way past the limits.
+fn text(value: &HeaderValue) -> Cow<'_, str> {
+    String::from_utf8_lossy(value.as_bytes())
+}
+
+fn show(ask: &Ask, answer: &Result<Answer, Unanswered>) -> Response {
+    match answer {
+        Ok(answer) => decided(ask, answer),
+        Err(Unanswered::NothingToAsk) => StatusCode::OK.into_response(),
+        Err(why @ Unanswered::NoHooks) => explained(StatusCode::NOT_IMPLEMENTED, why),
+        Err(why @ Unanswered::Refused(Refusal::NoConfig | Refusal::BackendDown(_))) => {
+            explained(StatusCode::SERVICE_UNAVAILABLE, why)
+        }
+        Err(why) => explained(StatusCode::BAD_REQUEST, why),
+    }
+}
+
+fn decided(ask: &Ask, answer: &Answer) -> Response {
+    let mut response = Response::new(Body::empty());
+    if answer.verdict == Verdict::Deny {
+        *response.status_mut() = StatusCode::FORBIDDEN;
+        let status = HeaderValue::from(StatusCode::TOO_MANY_REQUESTS.as_u16());
+        response.headers_mut().insert(DENY_STATUS, status);
+    }
+    for (name, value) in ask.reporting.headers.of(answer) {
+        // A header without a name, which the reference can be told to send, HTTP cannot carry.
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}
+
+fn explained(status: StatusCode, why: &impl std::fmt::Display) -> Response {
+    (status, PLAIN, NO_SNIFFING, format!("{why}\n")).into_response()
+}

@@ -1,0 +1,154 @@
+//! A client, a real NGINX with the shipped configuration, the real binary, and an upstream.
+
+use std::net::SocketAddr;
+
+use tempfile::NamedTempFile;
+
+use super::envoy::WhenDown;
+use super::nginx::Nginx;
+use super::{Limits, assert_headers, is_until_midnight, serve, statuses, upstream};
+use crate::http1;
+use crate::service::Service;
+use crate::support::proxy::{Proxy, Upstream};
+use crate::waiting::for_a_day_with_a_minute_left;
+
+/// The hook that the shipped configurations name, behind one whose domain has no limits.
+pub(super) const HOOKS: &str = r#"[
+    {"name": "first", "domain": "other", "descriptors": [[{"remote_address": {}}]]},
+    {"name": "edge", "domain": "shop", "descriptors":
+        [[{"request_headers": {"header_name": "x-api-key", "descriptor_key": "api_key"}}],
+         [{"remote_address": {}}],
+         [{"request_headers": {"header_name": ":path", "descriptor_key": "path"}}],
+         [{"request_headers": {"header_name": ":method", "descriptor_key": "method"}}]]}]"#;
+
+pub(super) fn serve_hooks(limits: &Limits) -> Service {
+    let flags = ["--hooks", HOOKS, "--response-headers", "draft", "--retry-after", "true"];
+    serve(limits.path(), &flags)
+}
+
+fn status(ingress: SocketAddr, headers: &[(&str, &str)]) -> u16 {
+    http1::get(ingress, "/", headers).unwrap().status
+}
+
+#[test]
+fn nginx_admits_exactly_the_limit_and_answers_429_from_then_on_with_the_headers() {
+    for_a_day_with_a_minute_left();
+    let limits = Limits::per_key(2);
+    let service = serve_hooks(&limits);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
+    for left in [1, 0] {
+        let admitted = super::ask(nginx.ingress, "one");
+        assert_eq!(admitted.status, 200, "{admitted:?}\n{}", nginx.log());
+        assert_eq!((admitted.text().as_str(), admitted.header("retry-after")), ("upstream", None));
+        assert_headers(&admitted, left);
+    }
+    for _ in 0..3 {
+        let denied = super::ask(nginx.ingress, "one");
+        assert_eq!((denied.status, denied.text().as_str()), (429, "rate limited\n"));
+        assert_headers(&denied, 0);
+        let retry_after = denied.header("retry-after").and_then(|value| value.parse().ok());
+        assert!(retry_after.is_some_and(is_until_midnight), "{denied:?}");
+        assert_eq!(denied.header("x-deny-status"), None, "{denied:?}");
+    }
+    assert_eq!(super::ask(nginx.ingress, "another").status, 200);
+    // Nothing that a limit names.
+    assert_eq!(status(nginx.ingress, &[]), 200);
+}
+
+#[test]
+fn a_request_with_a_body_is_asked_about_without_it() {
+    for_a_day_with_a_minute_left();
+    let limits = Limits::per_key(1);
+    let service = serve_hooks(&limits);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
+    let post = || {
+        let headers = [("x-api-key", "k")];
+        http1::call(nginx.ingress, "POST", "/", &headers, Some(&[b'x'; 8_000])).unwrap().status
+    };
+    assert_eq!([post(), post()], [200, 429], "{}", nginx.log());
+}
+
+#[test]
+fn what_a_client_forges_has_no_effect() {
+    for_a_day_with_a_minute_left();
+    for (key, forged) in [
+        ("remote_address", ("x-real-ip", ["192.0.2.1", "192.0.2.2", "192.0.2.3"])),
+        ("path", ("x-original-uri", ["/1", "/2", "/3"])),
+        ("method", ("x-original-method", ["PUT", "POST", "PATCH"])),
+    ] {
+        let limits = Limits::per(key, 2);
+        let service = serve_hooks(&limits);
+        let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
+        let (name, values) = forged;
+        let ask = |value| {
+            // `first` would ask about a domain without limits.
+            let own = [("x-hook", "first"), ("x-deny-status", "503"), (name, value)];
+            [status(nginx.ingress, &own), status(nginx.ingress, &[own, own].concat())]
+        };
+        let statuses = values.map(ask);
+        assert_eq!(statuses, [[200; 2], [429; 2], [429; 2]], "{name}\n{}", nginx.log());
+        let direct = http1::get(nginx.ingress, "/_sluicegate", &[]).unwrap();
+        assert_eq!(direct.status, 404, "the place to ask is open to clients");
+    }
+}
+
+#[test]
+fn requests_pass_without_a_service_unless_nginx_is_told_to_deny_them() {
+    let limits = Limits::per_key(0);
+    let upstream = upstream::start();
+    for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
+        let service = serve_hooks(&limits);
+        let nginx = Nginx::start(upstream, service.http, when_down);
+        assert_eq!(super::ask(nginx.ingress, "k").status, 429);
+        drop(service);
+        let got = statuses(nginx.ingress, "k", 10);
+        assert_eq!(got, [(expected, 10)].into(), "{}", nginx.log());
+    }
+}
+
+#[test]
+fn a_service_without_limits_is_one_that_does_not_answer() {
+    let broken = NamedTempFile::with_suffix(".yaml").unwrap();
+    std::fs::write(broken.path(), "domain: ''\n").unwrap();
+    let flags = ["--hooks", HOOKS, "--start-without-config", "true"];
+    let service = serve(broken.path(), &flags);
+    for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
+        let nginx = Nginx::start(upstream::start(), service.http, when_down);
+        assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
+    }
+}
+
+#[test]
+fn a_service_without_hooks_fails_every_request_where_nginx_lets_the_unanswered_pass() {
+    let limits = Limits::per_key(5);
+    let service = serve(limits.path(), &[]);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);
+    assert_eq!(super::ask(nginx.ingress, "k").status, 500);
+    assert!(nginx.log().contains("501"), "{}", nginx.log());
+}
+
+#[test]
+fn questions_share_connections() {
+    let limits = Limits::per_key(1_000_000);
+    let service = serve_hooks(&limits);
+    let between = Proxy::before(Upstream::Tcp(service.http));
+    let nginx = Nginx::start(upstream::start(), between.address(), WhenDown::Deny);
+    assert_eq!(statuses(nginx.ingress, "k", 50), [(200, 50)].into(), "{}", nginx.log());
+    assert_eq!(between.accepted(), 1, "connections for 50 questions, one after another");
+    // A connection that broke while nobody used it fails no request.
+    between.cut();
+    assert_eq!(statuses(nginx.ingress, "k", 10), [(200, 10)].into(), "{}", nginx.log());
+}
+
+#[test]
+fn the_shipped_settings_and_limits_answer_what_the_shipped_nginx_asks() {
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
+    let settings = format!("{config}/start.yaml");
+    let limits = format!("{config}/limits");
+    let service = serve(limits.as_ref(), &["--settings", &settings]);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
+    let reply = super::ask(nginx.ingress, "anybody");
+    assert_eq!(reply.status, 200, "{reply:?}\n{}", nginx.log());
+    let policies = reply.header("ratelimit-policy").unwrap();
+    assert!(policies.contains("per-key") && policies.contains("per-address"), "{policies}");
+}

@@ -1,0 +1,199 @@
+//! `/check`, as NGINX meets it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request};
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::Reporting;
+use sluicegate::edge::headers::Headers;
+use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::http::{Ask, router};
+use sluicegate::engine::Engine;
+use tonic::codegen::Service as _;
+
+use super::{empty_engine, engine, two_a_minute};
+
+/// What the shipped configuration sets.
+const SET: [(&str, &str); 3] =
+    [("x-original-uri", "/a?q=1"), ("x-original-method", "GET"), ("x-real-ip", "192.0.2.7")];
+
+/// `edge` counts by the header `x-key`, `other` by what the test says.
+pub(super) fn hooks(other: &str) -> Hooks {
+    let json = format!(
+        r#"[{{"name": "edge", "domain": "d", "descriptors":
+            [[{{"request_headers": {{"header_name": "x-key", "descriptor_key": "k"}}}}]]}},
+            {{"name": "other", "domain": "d", "descriptors": [[{other}]]}}]"#
+    );
+    serde_json::from_str(&json).unwrap()
+}
+
+fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
+    let headers = Headers { draft: true, retry_after: true, ..Headers::default() };
+    let reporting = Reporting { headers, ..Reporting::default() };
+    router(Ask { engine, reporting, health: Health::new(Ready::Yes), hooks: Arc::new(hooks) })
+}
+
+fn limited(other: &str) -> Router {
+    port(engine(two_a_minute()), hooks(other))
+}
+
+/// What came back: status, headers, body.
+async fn check(router: &Router, headers: &[(&str, &[u8])]) -> (u16, HeaderMap, String) {
+    let mut request = Request::builder().uri("/check");
+    for &(name, value) in headers {
+        request = request.header(name, value);
+    }
+    let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    (head.status.as_u16(), head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn with<'h>(more: &[(&'h str, &'h str)]) -> Vec<(&'h str, &'h [u8])> {
+    SET.iter().chain(more).map(|&(name, value)| (name, value.as_bytes())).collect()
+}
+
+async fn status(router: &Router, more: &[(&str, &str)]) -> u16 {
+    check(router, &with(more)).await.0
+}
+
+#[tokio::test]
+async fn two_hits_pass_and_the_third_is_403_with_what_the_client_should_get() {
+    let router = limited("");
+    for left in [1, 0] {
+        let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
+        assert_eq!(status, 200);
+        assert_eq!(headers["ratelimit-policy"], "\"lim\";q=2;w=60");
+        assert_eq!(headers["ratelimit"], format!("\"lim\";r={left};t=60"));
+        assert!(!headers.contains_key("x-deny-status") && !headers.contains_key("retry-after"));
+    }
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
+    assert_eq!((status, &headers["x-deny-status"]), (403, &"429".parse().unwrap()));
+    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(headers["ratelimit"], "\"lim\";r=0;t=60");
+}
+
+#[tokio::test]
+async fn the_first_hook_asks_unless_another_is_named() {
+    let router = limited(r#"{"remote_address": {}}, {"generic_key": {"descriptor_value": "x"}}"#);
+    for more in [vec![("x-key", "v")], vec![("x-key", "v"), ("x-hook", "edge")]] {
+        assert_eq!(status(&router, &more).await, 200);
+    }
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", "other")]).await, 200);
+}
+
+#[tokio::test]
+async fn what_nginx_says_of_the_request_is_what_the_hook_sees() {
+    let value = |name: &str| {
+        format!(r#"{{"request_headers": {{"header_name": "{name}", "descriptor_key": "k"}}}}"#)
+    };
+    let query = r#"{"query_parameters": {"query_parameter_name": "q", "descriptor_key": "k"}}"#;
+    for (action, used_up_by, free) in [
+        (value(":path"), ("x-original-uri", "/b"), ("x-original-uri", "/c")),
+        (value(":method"), ("x-original-method", "POST"), ("x-original-method", "PUT")),
+        (value(":authority"), ("host", "a"), ("host", "b")),
+        (query.to_owned(), ("x-original-uri", "/b?q=1"), ("x-original-uri", "/b?q=2")),
+    ] {
+        let router = limited(&action);
+        let ask = async |header: (&str, &str)| {
+            let mut headers = with(&[("x-hook", "other")]);
+            headers.retain(|(name, _)| *name != header.0);
+            let (name, value) = header;
+            headers.push((name, value.as_bytes()));
+            check(&router, &headers).await.0
+        };
+        let statuses = [ask(used_up_by).await, ask(used_up_by).await, ask(used_up_by).await];
+        assert_eq!(statuses, [200, 200, 403], "{action}");
+        assert_eq!(ask(free).await, 200, "{action}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_sent_twice_is_one_joined_by_a_comma() {
+    let router = limited("");
+    for _ in 0..2 {
+        assert_eq!(status(&router, &[("x-key", "a"), ("x-key", "b")]).await, 200);
+    }
+    assert_eq!(status(&router, &[("x-key", "a,b")]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "a")]).await, 200);
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_are_counted_and_no_way_past_the_limit() {
+    let router = limited("");
+    let mut headers = with(&[]);
+    headers.push(("x-key", b"\xff\xfe"));
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(check(&router, &headers).await.0);
+    }
+    assert_eq!(statuses, [200, 200, 403]);
+}
+
+#[tokio::test]
+async fn a_request_of_which_no_descriptor_can_be_made_passes() {
+    let (status, headers, _) = check(&limited(""), &with(&[])).await;
+    assert_eq!(status, 200);
+    assert!(!headers.contains_key("ratelimit"));
+}
+
+#[tokio::test]
+async fn a_second_header_of_ours_is_refused_and_counts_nothing() {
+    let router = limited("");
+    for (name, value) in SET.into_iter().chain([("x-hook", "edge")]) {
+        let twice = [("x-key", "v"), ("x-hook", "edge"), (name, value)];
+        let (status, _, said) = check(&router, &with(&twice)).await;
+        assert_eq!(status, 400, "{name}");
+        assert!(said.contains(name) && said.contains("twice"), "{said}");
+    }
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 200, "a counter moved");
+}
+
+#[tokio::test]
+async fn what_nginx_must_set_and_did_not_is_said() {
+    for (missing, _) in SET {
+        let mut headers = with(&[("x-key", "v")]);
+        headers.retain(|(name, _)| *name != missing);
+        let (status, _, said) = check(&limited(""), &headers).await;
+        assert_eq!(status, 400);
+        assert!(said.contains(missing), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_is_one_or_there_is_none() {
+    let router = limited(r#"{"remote_address": {}}"#);
+    let ask = async |address: &str| {
+        let mut headers = with(&[("x-hook", "other")]);
+        headers.retain(|(name, _)| *name != "x-real-ip");
+        headers.push(("x-real-ip", address.as_bytes()));
+        check(&router, &headers).await.0
+    };
+    for (address, want) in
+        [("192.0.2.7", 200), ("2001:db8::1", 200), ("unix:", 200), ("192.0.2.7:1", 400), ("", 400)]
+    {
+        assert_eq!(ask(address).await, want, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_says_whose_fault_it_is() {
+    let unknown = check(&limited(""), &with(&[("x-key", "v"), ("x-hook", "edgy")])).await;
+    assert_eq!(unknown.0, 400);
+    assert!(unknown.2.contains("edgy") && unknown.2.contains("edge, other"), "{}", unknown.2);
+    for name in [vec![], vec![("x-hook", "edge")]] {
+        let none = check(&port(engine(two_a_minute()), Hooks::default()), &with(&name)).await;
+        assert_eq!(none.0, 501);
+        assert!(none.2.contains("hooks"), "{}", none.2);
+    }
+    let unloaded = check(&port(empty_engine(), hooks("")), &with(&[("x-key", "v")])).await;
+    assert_eq!(unloaded.0, 503);
+    let long = "v".repeat(64 * 1024);
+    let long = check(&limited(""), &with(&[("x-key", &long)])).await;
+    assert_eq!(long.0, 400);
+    assert!(long.2.contains("65536"), "{}", long.2);
+}

@@ -1,0 +1,400 @@
+//! The reference's keys in a real Redis: what one process answers in memory, byte for byte what the
+//! reference stores, and together with other stores and our own keys.
+//!
+//! Each law was seen to fail with the code broken so:
+//!
+//! | broken so | killed by |
+//! |---|---|
+//! | duplicates not summed; a refund below zero; a shadow denying; an own denial told by what is left after a refund | `every_rule_answers_as_memory_does` |
+//! | a second step that charges a denied question | `kinds_and_stores_decide_together` |
+//! | all charged when one denies; shadow blocking | `a_denied_question_charges_only_what_denies_it` |
+//! | a pipeline instead of the script | `what_one_node_decides_is_atomic` |
+//! | all in the main store | `limits_per_second_count_in_their_store_alone_and_fail_alone` |
+//! | hits given back that do not drop a remembered denial | `what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back` |
+//! | no jitter | `without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit` |
+
+use std::time::Duration;
+
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::redis::{Place, Redis, Stores, reference};
+use sluicegate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
+use sluicegate::kernel::decision::{Cost, Group, Standing, Verdict, combine};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::task::JoinHandle;
+
+use super::Store;
+use super::degrade::redis_at;
+use crate::support::dice::{Dice, seed};
+use crate::support::resp::Value;
+use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
+
+pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
+
+/// Stores over one or two servers, and what keeps them connected.
+struct Connected {
+    stores: Stores,
+    main: Store,
+    second: Store,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn connected(options: reference::Options) -> Connected {
+    for_a_day_with_a_minute_left();
+    let (main, second) = (Store::running(), Store::running());
+    let mut tasks = Vec::new();
+    let stores = over(&main, Some(&second), options, &mut tasks);
+    Connected { stores, main, second, tasks }
+}
+
+fn over(
+    main: &Store,
+    second: Option<&Store>,
+    options: reference::Options,
+    tasks: &mut Vec<JoinHandle<()>>,
+) -> Stores {
+    let mut redis = |store: &Store| {
+        let place = Place::Unix(store.socket());
+        let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(20)));
+        tasks.push(tokio::spawn(connection));
+        redis
+    };
+    let stores = Stores::new(redis(main));
+    let stores = match second {
+        Some(second) => stores.with_per_second(redis(second)),
+        None => stores,
+    };
+    let stores = stores.with_reference(options);
+    let answers = || stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    stores
+}
+
+pub(super) fn now() -> Nanos {
+    Nanos::from_secs(unix_seconds())
+}
+
+pub(super) async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+    match backend.charge(now, charges) {
+        Reply::Now(outcomes) => outcomes,
+        Reply::Later(reply) => reply.await,
+    }
+}
+
+/// So many a day under the reference's key `d_k_<name>_`.
+pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
+    let entries = [("k", name)].into_iter();
+    Charge {
+        key: CounterKey::joined("d", entries, Counting::FixedWindow(DAY)),
+        strategy: Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(DAY)).unwrap()),
+        cost: Cost::Charge(Hits(hits)),
+        standing: Standing::default(),
+        home: Home::default(),
+        per_second: false,
+    }
+}
+
+/// The same limit by a key and a strategy of ours.
+pub(super) fn ours(name: &str, limit: u32, hits: u64) -> Charge {
+    let gcra = name.len().is_multiple_of(2);
+    let counting = if gcra { Counting::Gcra } else { Counting::SlidingLog };
+    Charge {
+        key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
+        strategy: match counting {
+            Counting::Gcra => Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
+            _ => Strategy::SlidingLog(SlidingLog::new(limit, DAY).unwrap()),
+        },
+        ..charge(name, limit, hits)
+    }
+}
+
+pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: Rule) -> Charges {
+    Charges { list: list.into_iter().collect(), rule }
+}
+
+pub(super) const ALL: Rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+
+pub(super) fn any_standing(dice: &mut Dice) -> Standing {
+    let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
+    Standing { group, shadow: dice.once_in(5) }
+}
+
+pub(super) fn any_rule(dice: &mut Dice) -> Rule {
+    match dice.up_to(5) {
+        0 => Rule::Ask,
+        1 | 2 => Rule::Each,
+        _ => Rule::AllOrNothing { quota_for_all: dice.once_in(4), rescued: dice.once_in(4) },
+    }
+}
+
+/// What a key of the reference holds.
+fn held(store: &Store, name: &str, now: Nanos) -> Option<u64> {
+    let start = now.0 / DAY.0 * 86_400;
+    match store.tell(&["GET", &format!("d_k_{name}_{start}")]) {
+        Value::Nil => None,
+        text => Some(text.text().parse().unwrap()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_rule_answers_as_memory_does() {
+    let at = connected(reference::Options::default());
+    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let (seed, now) = (seed(), now());
+    let mut dice = Dice::new(seed);
+    for trace in 0..60 {
+        for step in 0..25 {
+            let one = |dice: &mut Dice| {
+                let limit = dice.pick(&[0, 3, 7, 20]);
+                let hits = dice.pick(&[0, 1, 1, 1, 2, 3, 5, 21, 1 << 40]);
+                let one = charge(&format!("{trace} {limit}"), limit, hits);
+                let cost = if dice.once_in(7) { Cost::Refund(Hits(hits)) } else { one.cost };
+                Charge { cost, standing: any_standing(dice), ..one }
+            };
+            let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
+            let asked = charges(list, any_rule(&mut dice));
+            let expected = ask(&memory, now, &asked).await;
+            let got = ask(&at.stores, now, &asked).await;
+            assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
+        }
+    }
+}
+
+/// What of an outcome does not depend on the clocks of two machines.
+pub(super) fn gist(outcome: Outcome) -> (bool, Option<u64>) {
+    match outcome {
+        Outcome::Stepped(Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. }) => {
+            (outcome.denies(), Some(room.remaining.0))
+        }
+        _ => (outcome.denies(), None),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kinds_and_stores_decide_together() {
+    let at = connected(reference::Options::default());
+    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let (seed, now) = (seed(), now());
+    let mut dice = Dice::new(seed);
+    for trace in 0..40 {
+        for step in 0..20 {
+            let one = |dice: &mut Dice| {
+                let limit = dice.pick(&[2, 5, 9, 20]);
+                let hits = dice.pick(&[0, 1, 1, 1, 2, 6]);
+                let kind = dice.pick(&[ours, charge]);
+                let one = kind(&format!("{trace} {limit}"), limit, hits);
+                Charge { standing: any_standing(dice), per_second: limit < 6, ..one }
+            };
+            let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
+            let asked = charges(list, any_rule(&mut dice));
+            let gists = |outcomes: Outcomes| outcomes.into_iter().map(gist).collect::<Vec<_>>();
+            let expected = gists(ask(&memory, now, &asked).await);
+            let got = gists(ask(&at.stores, now, &asked).await);
+            assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denied_question_charges_only_what_denies_it() {
+    let options = reference::Options { stop_when_over: true, ..reference::Options::default() };
+    let at = connected(options);
+    let (seed, now) = (seed(), now());
+    let mut dice = Dice::new(seed);
+    // Every other trace over two stores: then it is decided in two steps.
+    for trace in 0..60_usize {
+        let limits = [0_u32, 3, 7, 20];
+        let mut counts = [0_u64; 4];
+        for step in 0..20 {
+            let one = |which: usize, dice: &mut Dice| {
+                let hits = dice.pick(&[0, 1, 1, 2, 5]);
+                let per_second = trace % 2 == 1 && which % 2 == 1;
+                let standing = any_standing(dice);
+                let one = charge(&format!("{trace} {which}"), limits[which], hits);
+                (which, hits, Charge { standing, per_second, ..one })
+            };
+            let list: Vec<_> = (0..4).filter(|_| !dice.once_in(3)).collect::<Vec<_>>();
+            let list: Vec<_> = list.into_iter().map(|which| one(which, &mut dice)).collect();
+            let over = |which: usize, hits: u64| u64::from(limits[which]) < counts[which] + hits;
+            let votes = list.iter().map(|(which, hits, charge)| {
+                (charge.standing.group, charge.standing.verdict(over(*which, *hits)))
+            });
+            let denied = combine(votes, false) == Verdict::Deny;
+            let added: Vec<_> = list
+                .iter()
+                .map(|(which, hits, _)| if denied && !over(*which, *hits) { 0 } else { *hits })
+                .collect();
+            let asked = charges(list.iter().map(|it| it.2.clone()), Rule::Each);
+            let answered = ask(&at.stores, now, &asked).await;
+            for ((which, _, charge), (added, outcome)) in
+                list.iter().zip(added.iter().zip(answered))
+            {
+                counts[*which] += added;
+                let store = if charge.per_second { &at.second } else { &at.main };
+                let name = format!("{trace} {which}");
+                let told = format!("SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
+                assert_eq!(held(store, &name, now), Some(counts[*which]), "{told}");
+                let left = u64::from(limits[*which]).saturating_sub(counts[*which]);
+                let is_over = u64::from(limits[*which]) < counts[*which];
+                assert_eq!(gist(outcome), (is_over, Some(left)), "{told}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_node_decides_is_atomic() {
+    for_a_day_with_a_minute_left();
+    let main = Store::running();
+    let mut tasks = Vec::new();
+    let now = now();
+    for (name, stop, rule) in [("all", false, ALL), ("stop", true, Rule::Each)] {
+        let options = reference::Options { stop_when_over: stop, ..reference::Options::default() };
+        let fleet =
+            [0, 1].map(|_| std::sync::Arc::new(over(&main, None, options.clone(), &mut tasks)));
+        let asks: Vec<_> = (0..400)
+            .map(|number| {
+                let stores = std::sync::Arc::clone(&fleet[number % 2]);
+                let list = [
+                    charge(&format!("{name} few"), 50, 1),
+                    charge(&format!("{name} many"), 900, 1),
+                ];
+                tokio::spawn(async move {
+                    let outcomes = ask(&*stores, now, &charges(list, rule)).await;
+                    !outcomes.iter().any(Outcome::denies)
+                })
+            })
+            .collect();
+        let mut passed = 0;
+        for asked in asks {
+            passed += u64::from(asked.await.unwrap());
+        }
+        assert_eq!(passed, 50, "{name}");
+        assert_eq!(held(&main, &format!("{name} many"), now), Some(50), "{name}");
+    }
+    tasks.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_counter_fails_alone_and_a_full_one_denies() {
+    let at = connected(reference::Options::default());
+    let now = now();
+    let start = now.0 / DAY.0 * 86_400;
+    let put = |name: &str, words: &[&str]| {
+        let key = format!("d_k_{name}_{start}");
+        at.main.tell(&[&[words[0], &key], &words[1..]].concat());
+    };
+    put("text", &["SET", "text"]);
+    put("list", &["RPUSH", "1"]);
+    put("less", &["SET", "-5"]);
+    put("full", &["SET", "9223372036854775807"]);
+    let names = ["text", "list", "less", "full", "good"];
+    for rule in [Rule::Each, ALL, Rule::Ask] {
+        let asked = charges(names.map(|name| charge(name, 10, 1)), rule);
+        let outcomes = ask(&at.stores, now, &asked).await;
+        for outcome in &outcomes[..3] {
+            assert_eq!(*outcome, Outcome::Failed(Cause::WrongType), "{rule:?}");
+        }
+        assert_eq!(gist(outcomes[3]), (true, Some(0)), "{rule:?}");
+        assert!(!outcomes[4].denies(), "{rule:?}");
+    }
+    assert_eq!(held(&at.main, "good", now), Some(1), "charged under `each` alone");
+    assert_eq!(held(&at.main, "full", now), Some(9_223_372_036_854_775_807));
+    let text = at.main.tell(&["GET", &format!("d_k_text_{start}")]);
+    assert_eq!(text.text(), "text");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_of_the_reference_and_ours_share_one_count() {
+    let prefix = "rl:".to_owned();
+    let at = connected(reference::Options { prefix, jitter_secs: 300, ..Default::default() });
+    let now = now();
+    let key = format!("rl:d_k_shared_{}", now.0 / DAY.0 * 86_400);
+    for turn in 0..6 {
+        // What the reference sends for one hit.
+        let theirs = at.main.tell(&["INCRBY", &key, "1"]).int();
+        at.main.tell(&["EXPIRE", &key, "86400"]);
+        assert_eq!(theirs, 2 * turn + 1);
+        let asked = charges([charge("shared", 10, 1)], Rule::Each);
+        let outcome = ask(&at.stores, now, &asked).await[0];
+        let count = u64::try_from(2 * turn + 2).unwrap();
+        assert_eq!(gist(outcome), (10 < count, Some(10_u64.saturating_sub(count))));
+        let left = at.main.tell(&["TTL", &key]).int();
+        assert!((86_390..86_700).contains(&left), "{left}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit() {
+    let expiries = async |jitter_secs| {
+        let at = connected(reference::Options { jitter_secs, seed: seed(), ..Default::default() });
+        let now = now();
+        let key = format!("d_k_a_{}", now.0 / DAY.0 * 86_400);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..40 {
+            ask(&at.stores, now, &charges([charge("a", 10, 1)], Rule::Each)).await;
+            seen.insert(at.main.tell(&["TTL", &key]).int());
+        }
+        seen
+    };
+    assert!(expiries(0).await.iter().all(|left| (86_398..=86_400).contains(left)));
+    let drawn = expiries(100).await;
+    assert!(10 < drawn.len() && drawn.iter().all(|left| (86_398..86_500).contains(left)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_per_second_count_in_their_store_alone_and_fail_alone() {
+    let mut at = connected(reference::Options::default());
+    let now = now();
+    let both = |per_second: bool, name: &str| {
+        [charge(name, 10, 1), ours(name, 10, 1)].map(|it| Charge { per_second, ..it })
+    };
+    let list = [both(true, "second"), both(false, "day")].concat();
+    let asked = charges(list, Rule::Each);
+    assert!(ask(&at.stores, now, &asked).await.iter().all(|it| !it.denies()));
+    for (store, name) in [(&at.second, "second"), (&at.main, "day")] {
+        assert_eq!(held(store, name, now), Some(1), "{name}");
+        assert_eq!(store.tell(&["DBSIZE"]).int(), 2, "{name}");
+    }
+    at.second.kill();
+    until("the loss is seen", || match at.stores.trouble() {
+        Some(_) => Ok(()),
+        None => Err("nothing seen".to_owned()),
+    })
+    .unwrap();
+    let outcomes = ask(&at.stores, now, &asked).await;
+    assert_eq!(outcomes[..2], [Outcome::Failed(Cause::Unreachable); 2]);
+    assert_eq!(held(&at.main, "day", now), Some(2));
+    assert!(outcomes[2..].iter().all(|it| gist(*it) == (false, Some(8))), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back() {
+    let mut at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
+    let now = now();
+    let one = |name: &str, hits| charges([charge(name, 1, hits)], Rule::Each);
+    ask(&at.stores, now, &one("a", 2)).await;
+    ask(&at.stores, now, &one("b", 2)).await;
+    let back = Charge { cost: Cost::Refund(Hits(2)), ..charge("b", 1, 0) };
+    ask(&at.stores, now, &charges([back], Rule::Each)).await;
+    assert_eq!(gist(ask(&at.stores, now, &one("b", 1)).await[0]), (false, Some(0)));
+    ask(&at.stores, now, &one("b", 1)).await;
+    at.main.kill();
+    until("the loss is seen", || at.stores.trouble().map(|_| ()).ok_or("not".to_owned())).unwrap();
+    for (hits, name) in [(0, "a"), (1, "a"), (1, "b")] {
+        let outcome = ask(&at.stores, now, &one(name, hits)).await[0];
+        assert_eq!(gist(outcome), (true, Some(0)), "{name} {hits}");
+    }
+    let tomorrow = ask(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
+    assert_eq!(tomorrow, Outcome::Failed(Cause::Unreachable), "another window, another key");
+}

@@ -1,0 +1,173 @@
+//! `hooks`: Envoy's action words make the descriptors that a hook does not carry.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use sluicegate::config::hooks::{Attributes, Hook, Hooks, MetadataKey};
+use sluicegate::config::settings::Settings;
+
+use super::{environment, file, refused, sound};
+
+/// A request of which a test says only what matters.
+#[derive(Default)]
+struct Request {
+    headers: BTreeMap<&'static str, &'static str>,
+    path: &'static str,
+    address: Option<&'static str>,
+    metadata: BTreeMap<&'static str, &'static str>,
+}
+
+impl Request {
+    fn with(headers: &[(&'static str, &'static str)]) -> Self {
+        Self { headers: headers.iter().copied().collect(), ..Self::default() }
+    }
+
+    /// What `actions`, in YAML's flow style, make of this request: `key=value` per entry.
+    fn makes(&self, actions: &str) -> Vec<String> {
+        let hook = only(&format!("[{actions}]"));
+        let header = |name: &str| self.headers.get(name).map(|value| Cow::Borrowed(*value));
+        let metadata = |key: &MetadataKey| {
+            let path: Vec<&str> = key.path.iter().map(|segment| segment.key.as_str()).collect();
+            let place = format!("{}/{}", key.key, path.join("/"));
+            self.metadata.get(place.as_str()).map(|text| (*text).to_owned())
+        };
+        let (path, remote_address) = (self.path, self.address);
+        let attributes = Attributes { header: &header, path, remote_address, metadata: &metadata };
+        let made = hook.descriptors(&attributes);
+        let entry = |(key, value): &(&str, Cow<'_, str>)| format!("{key}={value}");
+        made.iter().flat_map(|entries| entries.iter().map(entry)).collect()
+    }
+}
+
+fn hooks(yaml: &str) -> Hooks {
+    sound(&file(yaml)).settings.hooks
+}
+
+fn only(descriptors: &str) -> Hook {
+    let text = format!("hooks:\n- {{name: edge, domain: shop, descriptors: [{descriptors}]}}\n");
+    hooks(&text).0.remove(0)
+}
+
+#[test]
+fn a_file_and_a_variable_say_the_same() {
+    let in_file = hooks(
+        "hooks:\n  - name: edge\n    domain: shop\n    descriptors:\n      \
+         - [{generic_key: {descriptor_key: upstream, descriptor_value: checkout}}]\n      \
+         - [{request_headers: {header_name: x-api-key, descriptor_key: api_key}}]\n",
+    );
+    let json = serde_json::to_string(&in_file).unwrap();
+    let in_environment = sound(&environment(&[("SLUICEGATE_HOOKS", &json)])).settings.hooks;
+    assert_eq!(in_file, in_environment);
+    assert_eq!(in_file.named(None).unwrap().name, "edge");
+    assert!(in_file.named(Some("other")).is_none());
+    assert!(Settings::default().hooks.named(None).is_none());
+}
+
+#[test]
+fn each_action_makes_its_entry() {
+    let mut request = Request::with(&[("x-api-key", "k1"), ("num", "17")]);
+    request.path = "/a?first=1&user=a%20b+c&user=second#f";
+    request.address = Some("10.0.0.7");
+    request.metadata.insert("jwt/claims/sub", "joe");
+    for (action, entry) in [
+        ("generic_key: {descriptor_value: v}", "generic_key=v"),
+        ("generic_key: {descriptor_key: k, descriptor_value: v}", "k=v"),
+        ("request_headers: {header_name: X-Api-Key, descriptor_key: k}", "k=k1"),
+        ("remote_address: {}", "remote_address=10.0.0.7"),
+        ("header_value_match: {descriptor_value: v, headers: [{name: num}]}", "header_match=v"),
+        ("query_parameters: {query_parameter_name: user, descriptor_key: k}", "k=a b c"),
+        (
+            "metadata: {descriptor_key: k, metadata_key: {key: jwt, path: [{key: claims}, {key: sub}]}}",
+            "k=joe",
+        ),
+        (
+            "metadata: {descriptor_key: k, metadata_key: {key: x, path: []}, default_value: d}",
+            "k=d",
+        ),
+    ] {
+        assert_eq!(request.makes(&format!("{{{action}}}")), [entry], "{action}");
+    }
+}
+
+#[test]
+fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
+    let request = Request { path: "/a?b=c", ..Request::default() };
+    let fixed = "{generic_key: {descriptor_value: v}}";
+    for action in [
+        "request_headers: {header_name: h, descriptor_key: k",
+        "query_parameters: {query_parameter_name: q, descriptor_key: k",
+        "metadata: {descriptor_key: k, metadata_key: {key: m, path: []}",
+    ] {
+        let (left_out, skipped) = (
+            format!("{fixed}, {{{action}}}}}"),
+            format!("{fixed}, {{{action}, skip_if_absent: true}}}}"),
+        );
+        assert_eq!(request.makes(&left_out), [] as [&str; 0], "{action}");
+        assert_eq!(request.makes(&skipped), ["generic_key=v"], "{action}");
+    }
+    assert_eq!(request.makes("{remote_address: {}}"), [] as [&str; 0]);
+}
+
+#[test]
+fn headers_match_as_envoy_matches_them() {
+    let request = Request::with(&[("h", "shop-17"), ("num", "17")]);
+    for (matcher, matches) in [
+        ("name: h, string_match: {exact: shop-17}", true),
+        ("name: h, string_match: {exact: shop}", false),
+        ("name: h, string_match: {prefix: shop}", true),
+        ("name: h, string_match: {suffix: '17'}", true),
+        ("name: h, string_match: {contains: p-1}", true),
+        ("name: h, string_match: {safe_regex: {regex: 'sh.*7'}}", true),
+        ("name: h, string_match: {safe_regex: {regex: 'sh|17'}}", false),
+        ("name: num, range_match: {start: 17, end: 18}", true),
+        ("name: num, range_match: {start: 16, end: 17}", false),
+        ("name: h, range_match: {start: 0, end: 99}", false),
+        ("name: h, present_match: false", false),
+        ("name: gone, present_match: false", true),
+        ("name: gone", false),
+        ("name: gone, invert_match: true", true),
+        ("name: h, string_match: {exact: shop-17}, invert_match: true", false),
+        // An inverted comparison needs something to compare.
+        ("name: gone, string_match: {exact: a}, invert_match: true", false),
+        ("name: gone, string_match: {exact: ''}, treat_missing_header_as_empty: true", true),
+    ] {
+        for expect in [true, false] {
+            let action = format!(
+                "{{header_value_match: {{descriptor_value: v, expect_match: {expect}, headers: [{{{matcher}}}]}}}}"
+            );
+            assert_eq!(!request.makes(&action).is_empty(), matches == expect, "{matcher} {expect}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_hook_is_said_with_its_place() {
+    let said = |hook: &str| refused(&file(&format!("hooks:\n- {{{hook}}}\n"))).join("\n");
+    let fine = "name: a, domain: d, descriptors: [[{remote_address: {}}]]";
+    for (hook, place, what) in [
+        (
+            "name: a, domain: d, descriptors: [[{remote_adress: {}}]]",
+            "[0].descriptors[0][0]",
+            "remote_adress",
+        ),
+        (
+            "name: a, domain: d, descriptors: [[{request_headers: {header_name: x}}]]",
+            "[0].descriptors[0][0]",
+            "descriptor_key",
+        ),
+        ("name: a, domain: d, descriptors: []", "[0]", "needs descriptors"),
+        ("name: a, domain: '', descriptors: [[{remote_address: {}}]]", "[0]", "needs a domain"),
+        ("name: '', domain: d, descriptors: [[{remote_address: {}}]]", "[0]", "needs a name"),
+        (&format!("{fine}}}\n- {{{fine}"), "[1]", "a second hook is named `a`"),
+        (
+            "name: a, domain: d, descriptors: [[{header_value_match: {descriptor_value: v, headers: [{name: h, string_match: {safe_regex: {regex: '('}}}]}}]]",
+            "headers[0].string_match",
+            "regex parse error",
+        ),
+    ] {
+        let said = said(hook);
+        assert!(said.contains("server.yaml:2:3"), "{said}");
+        assert!(said.contains(place) && said.contains(what), "{hook}: {said}");
+    }
+    assert!(refused(&environment(&[("SLUICEGATE_HOOKS", "x")]))[0].contains("hooks"));
+}

@@ -1,0 +1,57 @@
+//! The coordinator's protocol, every interleaving of it, with the kernel's own functions as steps.
+//!
+//! What `spec/Coordinator.tla` says of a transcription is said here of the code. The worlds are
+//! small: two members, a ceiling of one or two, two or three heartbeats each. Messages stay in the
+//! network, so that each comes late, twice, out of order or never.
+
+mod world;
+
+use stateright::{Checker, Model};
+use world::Twin;
+
+/// Walks all of it; the number of states is pinned, so that a world that shrank is noticed.
+fn walk(twin: Twin, states: usize) {
+    let checker = twin.checker().threads(2).spawn_bfs().join();
+    checker.assert_properties();
+    assert_eq!(checker.unique_state_count(), states, "states");
+}
+
+/// What is found when something is left out.
+fn breaks(twin: Twin, property: &'static str) {
+    let checker = twin.checker().threads(2).spawn_bfs().join();
+    checker.assert_any_discovery(property);
+}
+
+#[test]
+fn a_share_moves_between_members_whatever_happens_to_the_messages() {
+    walk(Twin { beats: &[3, 2], must: &["a share moves"], ..Twin::default() }, 19_481);
+}
+
+#[test]
+fn a_member_that_pauses_past_its_term_is_fenced_before_its_share_is_given_away() {
+    let must: &[&str] = &["a fence happens", "a share moves to another"];
+    let twin = Twin { ticks: 5, lag: 2, late: false, beats: &[1, 1], ..Twin::one() };
+    walk(Twin { must, ..twin }, 12_094);
+}
+
+#[test]
+fn a_member_that_crashes_leaves_its_requests_behind_and_comes_back() {
+    let twin = Twin { lives: 2, ticks: 5, late: false, beats: &[1, 1], ..Twin::one() };
+    walk(Twin { must: &["a share moves to another"], ..twin }, 21_003);
+}
+
+#[test]
+fn a_coordinator_that_forgets_all_grants_nobody_more_than_it_holds() {
+    let shares = Twin { losses: 1, requests: false, ..Twin::one() };
+    walk(Twin { beats: &[2, 2], ..shares.clone() }, 38_064);
+    let must: &[&str] = &["an amnesia is survived"];
+    walk(Twin { beats: &[3, 2], late: false, must, ..shares }, 5_328);
+}
+
+#[test]
+fn the_twin_notices_what_is_left_out() {
+    let trusting = Twin { losses: 1, trusts: true, requests: false, ..Twin::one() };
+    breaks(trusting, "the shares fit");
+    let slow = Twin { ticks: 5, lag: 3, late: false, beats: &[1, 1], ..Twin::one() };
+    breaks(slow, "what is in flight fits");
+}

@@ -1,0 +1,340 @@
+//! The state of such a world, and its steps.
+
+use std::collections::BTreeSet;
+
+use sluicegate::kernel::coordinator::life::Record;
+use sluicegate::kernel::coordinator::member::{Applied, Load};
+use sluicegate::kernel::coordinator::{
+    Coordinator, Grant, Heartbeat, Law, Life, Member, Reply, Terms,
+};
+use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use stateright::{Model, Property};
+
+/// Late enough that a fleet's table from 0 is complete.
+const START: u64 = 100;
+
+/// How large a world, and what may happen in it.
+#[derive(Clone)]
+pub struct Twin {
+    pub ceiling: u64,
+    /// Heartbeats of each life of each member.
+    pub beats: &'static [u64],
+    /// Requests are admitted and end; else it is shares alone that count.
+    pub requests: bool,
+    /// Messages come late, twice and out of order; else in time or never.
+    pub late: bool,
+    /// Ticks of the store's clock.
+    pub ticks: u64,
+    /// Ticks that the first member's clock may lose.
+    pub lag: u64,
+    /// Lives of the first member.
+    pub lives: u64,
+    pub losses: u64,
+    /// A coordinator that forgot trusts what it knows.
+    pub trusts: bool,
+    /// What must be found possible.
+    pub must: &'static [&'static str],
+}
+
+impl Default for Twin {
+    fn default() -> Self {
+        Self {
+            ceiling: 2,
+            beats: &[2, 2],
+            requests: true,
+            late: true,
+            ticks: 0,
+            lag: 0,
+            lives: 1,
+            losses: 0,
+            trusts: false,
+            must: &[],
+        }
+    }
+}
+
+impl Twin {
+    /// A ceiling of one, which is enough where it is about who has it.
+    pub fn one() -> Self {
+        Self { ceiling: 1, ..Self::default() }
+    }
+
+    /// A term of 3 less 1, requests of one tick: enough for a clock that loses 2, since one that is
+    /// admitted within a tick ends with the next.
+    fn law(&self) -> Law {
+        let (heartbeat, term) = (Nanos(1), Nanos(3));
+        let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration: Nanos(1) };
+        let ceiling = Share(self.ceiling);
+        Law::new(terms, ceiling, ceiling, ceiling).unwrap()
+    }
+}
+
+/// One replica.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Replica {
+    member: Member,
+    life: u64,
+    beats: u64,
+    lag: u64,
+    /// When its requests end at the latest, on its clock.
+    ends: Vec<u64>,
+    lost_some: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Letter {
+    Beat(Heartbeat),
+    Grant(Grant),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    now: u64,
+    coordinator: Coordinator,
+    life: Life,
+    under: Vec<(u64, Option<Incarnation>)>,
+    replicas: Vec<Replica>,
+    /// Ends of requests whose replica is gone, on the store's clock.
+    orphans: Vec<u64>,
+    letters: BTreeSet<Letter>,
+    /// One member lost some of its share and another has more since.
+    moved: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    Admit(usize),
+    End(usize),
+    OrphanEnds,
+    Beat(usize),
+    Read(Letter),
+    Crash(usize),
+    Forget,
+    /// A tick; the member's clock loses it.
+    Tick(Option<usize>),
+}
+
+impl World {
+    fn clock(&self, at: usize) -> Nanos {
+        Nanos(self.now - self.replicas[at].lag)
+    }
+
+    fn in_force(&self, at: usize) -> u64 {
+        self.replicas[at].member.in_force(self.clock(at)).0
+    }
+
+    fn shares(&self) -> u64 {
+        (0..self.replicas.len()).map(|at| self.in_force(at)).sum()
+    }
+
+    fn in_flight(&self) -> u64 {
+        let of = |replica: &Replica| replica.ends.len() as u64;
+        self.orphans.len() as u64 + self.replicas.iter().map(of).sum::<u64>()
+    }
+
+    fn beat(&mut self, at: usize, late: bool) {
+        let now = self.clock(at);
+        let replica = &mut self.replicas[at];
+        replica.beats += 1;
+        let in_flight = Share(replica.ends.len() as u64);
+        let beat = replica.member.beat(now, &Load { in_flight, wanted: Share(9), vote: None });
+        self.letters.retain(|letter| !letter.is_void(&beat, late));
+        self.letters.insert(Letter::Beat(beat));
+    }
+
+    /// The store hears a heartbeat; whether anything changed.
+    fn hear(&mut self, law: &Law, beat: &Heartbeat) -> bool {
+        let at = usize::try_from(beat.member.0).unwrap();
+        let row = &mut self.under[at];
+        if row.0 <= beat.life.0 {
+            *row = (beat.life.0, beat.holds.map(|holds| holds.coordinator));
+        }
+        let records: Vec<Record> = self.records();
+        self.life.settle(Nanos(self.now), law.terms.longest(), Nanos(0), &records);
+        match self.coordinator.on_heartbeat(Nanos(self.now), &self.life, law, beat) {
+            Reply::Grant(grant) => self.letters.insert(Letter::Grant(grant)),
+            Reply::Late | Reply::Superseded => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let record = |(id, row): (usize, &(u64, Option<Incarnation>))| Record {
+            member: MemberId(id as u64),
+            life: Incarnation(row.0),
+            under: row.1,
+        };
+        self.under.iter().enumerate().map(record).collect()
+    }
+
+    /// A member applies a grant; whether anything changed.
+    fn apply(&mut self, grant: &Grant) -> bool {
+        let at = usize::try_from(grant.member.0).unwrap();
+        let now = self.clock(at);
+        match self.replicas[at].member.on_grant(now, grant) {
+            Applied::Late => false,
+            Applied::From(before) => {
+                self.replicas[at].lost_some |= grant.share < before;
+                let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != at);
+                self.moved |= before < grant.share && others.into_iter().any(|(_, r)| r.lost_some);
+                true
+            }
+        }
+    }
+
+    fn crash(&mut self, at: usize, terms: Terms) {
+        let replica = &mut self.replicas[at];
+        let (life, lag) = (replica.life + 1, replica.lag);
+        self.orphans.extend(replica.ends.iter().map(|end| end + lag));
+        self.orphans.sort_unstable();
+        *replica = replica_of(at as u64, life, lag, terms);
+    }
+
+    fn tick(&mut self, loses: Option<usize>) {
+        self.now += 1;
+        for (at, replica) in self.replicas.iter_mut().enumerate() {
+            replica.lag += u64::from(loses == Some(at));
+            let clock = self.now - replica.lag;
+            replica.ends.retain(|end| clock < *end);
+        }
+        let now = self.now;
+        self.orphans.retain(|end| now < *end);
+    }
+
+    /// A member had a share that is over by its clock, and not because it was granted less.
+    fn is_fenced(&self, at: usize) -> bool {
+        let granted = self.replicas[at].member.grant(Nanos(START)).map(|grant| grant.share);
+        granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
+    }
+
+    /// A share is in force at one member that another lost by a fence or a crash.
+    fn was_inherited(&self) -> bool {
+        let lost = |at: usize| self.is_fenced(at) || 1 < self.replicas[at].life;
+        let held = |at: usize| 0 < self.in_force(at);
+        let all = 0..self.replicas.len();
+        all.clone().any(|at| held(at) && all.clone().any(|other| other != at && lost(other)))
+    }
+}
+
+impl Letter {
+    /// Answers to heartbeats before this one change nothing any more; where nothing comes late,
+    /// those heartbeats do not come either.
+    fn is_void(&self, newer: &Heartbeat, late: bool) -> bool {
+        let (member, life, number, lost) = match self {
+            Self::Grant(grant) => (grant.member, grant.life, grant.number, true),
+            Self::Beat(beat) => (beat.member, beat.life, beat.number, !late),
+        };
+        lost && member == newer.member && (life, number) < (newer.life, newer.number)
+    }
+}
+
+fn replica_of(id: u64, life: u64, lag: u64, terms: Terms) -> Replica {
+    let member = Member::new(MemberId(id), Incarnation(life), terms);
+    Replica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false }
+}
+
+impl Model for Twin {
+    type State = World;
+    type Action = Act;
+
+    fn init_states(&self) -> Vec<World> {
+        let replica = |id| replica_of(id, 1, 0, self.law().terms);
+        vec![World {
+            now: START,
+            coordinator: Coordinator::default(),
+            life: Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) },
+            under: vec![(1, None); self.beats.len()],
+            replicas: (0..self.beats.len() as u64).map(replica).collect(),
+            orphans: Vec::new(),
+            letters: BTreeSet::new(),
+            moved: false,
+        }]
+    }
+
+    fn actions(&self, world: &World, acts: &mut Vec<Act>) {
+        for (at, replica) in world.replicas.iter().enumerate() {
+            if self.requests && (replica.ends.len() as u64) < world.in_force(at) {
+                acts.push(Act::Admit(at));
+            }
+            if !replica.ends.is_empty() {
+                acts.push(Act::End(at));
+            }
+            if replica.beats < self.beats[at] {
+                acts.push(Act::Beat(at));
+            }
+            if at == 0 && replica.life < self.lives {
+                acts.push(Act::Crash(at));
+            }
+            if at == 0 && world.now < START + self.ticks && replica.lag < self.lag {
+                acts.push(Act::Tick(Some(at)));
+            }
+        }
+        acts.extend(world.letters.iter().copied().map(Act::Read));
+        if !world.orphans.is_empty() {
+            acts.push(Act::OrphanEnds);
+        }
+        if world.now < START + self.ticks {
+            acts.push(Act::Tick(None));
+        }
+        if world.life.incarnation.0 <= self.losses {
+            acts.push(Act::Forget);
+        }
+    }
+
+    fn next_state(&self, world: &World, act: Act) -> Option<World> {
+        let mut next = world.clone();
+        let law = self.law();
+        match act {
+            Act::Admit(at) => {
+                let end = next.clock(at).plus(law.terms.max_duration).0;
+                next.replicas[at].ends.push(end);
+            }
+            Act::End(at) => drop(next.replicas[at].ends.pop()),
+            Act::OrphanEnds => drop(next.orphans.pop()),
+            Act::Beat(at) => next.beat(at, self.late),
+            Act::Read(letter) => {
+                if !self.late {
+                    next.letters.remove(&letter);
+                }
+                let changed = match letter {
+                    Letter::Beat(beat) => next.hear(&law, &beat),
+                    Letter::Grant(grant) => next.apply(&grant),
+                };
+                changed.then_some(())?;
+            }
+            Act::Crash(at) => next.crash(at, law.terms),
+            Act::Tick(loses) => next.tick(loses),
+            Act::Forget => {
+                let born = Life::begin(Incarnation(next.life.incarnation.0 + 1), Nanos(next.now));
+                next.life = Life { settled: self.trusts, ..born };
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut properties = vec![
+            Property::always("the shares fit", |twin: &Self, world: &World| {
+                world.shares() <= twin.ceiling
+            }),
+            Property::always("what is in flight fits", |twin: &Self, world: &World| {
+                world.in_flight() <= twin.ceiling
+            }),
+        ];
+        let possible: [Property<Self>; 4] = [
+            Property::sometimes("a share moves", |_, world: &World| world.moved),
+            Property::sometimes("a share moves to another", |_, world: &World| {
+                world.was_inherited()
+            }),
+            Property::sometimes("a fence happens", |_, world: &World| {
+                (0..world.replicas.len()).any(|at| world.is_fenced(at))
+            }),
+            Property::sometimes("an amnesia is survived", |twin: &Self, world: &World| {
+                let knows = 1 < world.life.incarnation.0 && world.life.settled;
+                knows && world.shares() == twin.ceiling
+            }),
+        ];
+        properties.extend(possible.into_iter().filter(|known| self.must.contains(&known.name)));
+        properties
+    }
+}
