@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use sluicegate::backend::redis::{self, Redis};
 use sluicegate::backend::{Backend as _, Home, Outcome};
 use sluicegate::clock::Clock;
@@ -16,6 +17,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::time::timeout;
 
 use super::Store;
 use crate::support::resp::Client;
@@ -146,4 +148,25 @@ async fn what_one_member_gives_back_another_admits() {
         assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.strategy);
         assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.strategy);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_again() {
+    for_a_day_with_a_minute_left();
+    let store = Store::running();
+    let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
+    let in_time = Duration::from_secs(20);
+    let mut first = Box::pin(member.ask(&leased, Hits(1)));
+    assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
+    let mut second = Box::pin(member.ask(&leased, Hits(1)));
+    assert!((&mut second).now_or_never().is_none());
+    drop(first);
+    assert!(is_admitted(timeout(in_time, second).await.unwrap()));
+    for _ in 0..3 {
+        assert!(is_admitted(timeout(in_time, member.ask(&leased, Hits(1))).await.unwrap()));
+    }
+}
+
+fn is_admitted(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
 }
