@@ -47,6 +47,9 @@
 //! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
 //! which the ceiling is inferred. [`engine::ceilings`] leads a question through its ceilings to 2;
 //! `edge::grpc::ext_proc` asks it.
+//!
+//! Leases have theirs, which step 4 does not take yet: [`engine::leases`] spends from a balance that it
+//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
 
 pub mod backend;
 pub mod cli;

@@ -3,11 +3,14 @@
 //! Guarantees: the kernel's step runs under the lock of the counter's shard, so concurrent
 //! questions are charged one after the other and exactly; at most `max_keys` counters live, and a
 //! new key beyond them is answered by [`WhenFull`], never with a silent fresh quota; a counter that
-//! is fully rested is dropped, one shard at a time.
+//! is fully rested is dropped, one shard at a time. Who holds leases of a key is listed beside its
+//! counter, under the same lock; such a list takes the place of a counter, and where there is none
+//! a question is charged and lent nothing.
 //! Leaves out: surviving a restart, and sharing with other replicas.
 //! Memory: 32 bytes for a GCRA counter, 40 for a window's, in hash tables that are 53 % to 80 %
 //! full; a log's arrivals come on top (see [`crate::kernel::rate::sliding_log`]).
 
+mod books;
 mod counters;
 mod shapes;
 mod shard;
@@ -20,9 +23,12 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
+use super::lease::{Lent, Message};
 use super::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::key::CounterKey;
+use crate::kernel::lease::Answer;
+use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
 use counters::Counters;
@@ -152,10 +158,25 @@ impl Memory {
 
     #[cold]
     fn full(&self) -> Outcome {
+        Outcome::Full(self.refuse())
+    }
+
+    fn refuse(&self) -> Verdict {
         let verdict = self.when_full.verdict();
         self.refused.fetch_add(1, Relaxed);
         StoreFull { verdict }.emit();
-        Outcome::Full(verdict)
+        verdict
+    }
+
+    fn lend(&self, now: Nanos, message: &Message) -> Lent {
+        let hash = self.hash(&message.key);
+        let lent = self.lock(Self::shard_of(hash)).borrow(hash, now, message, &self.counters);
+        match lent {
+            Ok(Some(Answer { step: Step::Stale, .. })) => Lent::Stale(now),
+            Ok(Some(answer)) => Lent::Answered(answer),
+            Ok(None) => Lent::Superseded,
+            Err(_full) => Lent::Full(self.refuse()),
+        }
     }
 
     /// Charges all if `admits` says so of what each would come to, else none.
@@ -253,6 +274,10 @@ impl Backend for Memory {
             Rule::Each => self.each(now, list),
             Rule::Ask => self.together(now, list, |_asked| false),
         })
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        Reply::Now(self.lend(now, message))
     }
 }
 

@@ -5,6 +5,7 @@
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
 pub mod fleet;
+pub mod lease;
 pub mod memory;
 pub mod redis;
 
@@ -20,6 +21,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{Beat, Fleet};
+use lease::{Lent, Message};
 
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -27,6 +29,10 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     ///
     /// A store that is shared has a clock of its own, and goes by that.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
+
+    /// Takes a member's message about a leased key: what it reports and gives back, the hits of a
+    /// question, and a grant, in one step at the instant `now`.
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent>;
 
     /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait
     /// with.

@@ -10,6 +10,7 @@ pub mod ceilings;
 mod decide;
 mod degrade;
 mod ids;
+pub mod leases;
 mod ledgers;
 mod local;
 pub mod membership;

@@ -4,12 +4,14 @@
 
 mod charging;
 mod concurrency;
+mod lending;
 mod room;
 
 use std::cell::Cell;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{self, Redis};
 use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
@@ -54,6 +56,16 @@ impl Backend for Apart {
         Reply::Later(Box::pin(async move {
             match self.0.charge(now, &charges) {
                 Reply::Now(outcomes) => outcomes,
+                Reply::Later(reply) => reply.await,
+            }
+        }))
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        let message = Message { home: Home::Itself, ..message.clone() };
+        Reply::Later(Box::pin(async move {
+            match self.0.borrow(now, &message) {
+                Reply::Now(lent) => lent,
                 Reply::Later(reply) => reply.await,
             }
         }))

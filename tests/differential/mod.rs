@@ -12,10 +12,15 @@
 //! | sliding window: weight rounded down, wrong or old windows carried, a tick late, going back, a move not written, a start in ticks, reset without the next window | `a_sliding_window_answers_as_the_kernel_does` |
 //! | log: off by one at the period, the future left there, a lowered limit keeping all or not rewriting its oldest, refund from the wrong run, a search that skips, totals without their origin, a longer period not kept, nothing remembered under a limit of 0 | `a_sliding_log_answers_as_the_kernel_does` |
 //! | log: instants not joined | `a_log_has_a_run_an_instant_and_no_more_than_its_limit` |
+//! | leases: the budget blind to others or to what expired, a report not believed, given back of another lease or window or entry, a superseded message taken, demand not capped, a lease that outlives its window, lent beside a denial, forgotten late, a repetition charged anew or its verdict lost, the law's rest not divided | `leases_of_…_are_lent_as_the_kernel_does` |
+//! | leases: a converted debt not written | `leases_of_gcra_are_lent_as_the_kernel_does` |
+//! | leases: an entry's totals left, the newest part joined over instants | `leases_of_a_sliding_log_are_lent_as_the_kernel_does`, `what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was` |
+//! | leases: given back before it is listed; no expiry | `a_store_without_memory_takes_nothing_back_and_lends_nothing`, `the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later` |
 //! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
 //! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
+mod lending;
 mod limits;
 mod model;
 mod one_counter;

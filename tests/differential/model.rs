@@ -4,6 +4,7 @@ use sluicegate::backend::redis::codec::Answer;
 use sluicegate::backend::{Charge, Home, Outcome};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::lease::counter::Counter;
 use sluicegate::kernel::rate::fixed_window::{Count, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
@@ -47,6 +48,31 @@ impl Model {
             self.forget_rested(limit, now);
         }
         step
+    }
+
+    /// Hands the counter to what lends of it.
+    pub(super) fn lend<T>(
+        &mut self,
+        limit: &Strategy,
+        now: Nanos,
+        act: impl FnOnce(&mut Counter) -> T,
+    ) -> T {
+        let answer = match limit {
+            Strategy::Gcra(limit) => {
+                self.carry(limit, now);
+                act(&mut Counter::Gcra(limit, &mut self.tat))
+            }
+            Strategy::FixedWindow(limit) => act(&mut Counter::FixedWindow(limit, &mut self.count)),
+            Strategy::SlidingWindow(limit) => {
+                act(&mut Counter::SlidingWindow(limit, &mut self.pair))
+            }
+            Strategy::SlidingLog(limit) => act(&mut Counter::SlidingLog(limit, &mut self.log)),
+        };
+        // A log that was only asked keeps what a longer period may count again; a step empties it.
+        if self.room(limit, now).is_some() && !matches!(limit, Strategy::SlidingLog(_)) {
+            self.forget_rested(limit, now);
+        }
+        answer
     }
 
     /// Whether there is nothing to remember.

@@ -46,7 +46,7 @@ fn admits(answer: Answer) -> bool {
 }
 
 /// Microseconds since 1970 as the store has them.
-fn micros(time: &Value) -> u64 {
+pub(super) fn micros(time: &Value) -> u64 {
     let parts: Vec<u64> = time.array().iter().map(|part| part.text().parse().unwrap()).collect();
     parts[0] * 1_000_000 + parts[1]
 }

@@ -9,6 +9,7 @@ mod exact;
 mod faults;
 mod fleet;
 mod inspect;
+mod leases;
 mod load;
 mod owed;
 mod parts;

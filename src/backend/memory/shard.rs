@@ -3,10 +3,14 @@
 //! Guarantees: a counter is in its table exactly when it is not rested, or has not been swept since;
 //! the shard's share of the live count is exact.
 
+use super::books::Books;
 use super::counters::Counters;
 use super::shapes::{ShapeId, Shapes};
 use super::table::{Hashed, KeyHash, Table};
+use crate::backend::lease::Message;
 use crate::kernel::decision::Cost;
+use crate::kernel::lease::Answer;
+use crate::kernel::lease::counter::Counter;
 use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::{Room, Step, Strategy, fixed_window, sliding_log, sliding_window};
 use crate::kernel::units::{Hits, Nanos};
@@ -26,6 +30,7 @@ pub(super) struct Shard {
     shapes: Shapes,
     sliding_window: Table<Windowed<sliding_window::Pair>>,
     sliding_log: Table<Windowed<sliding_log::Log>>,
+    books: Books,
     swept: Nanos,
 }
 
@@ -78,9 +83,7 @@ impl Shard {
         cost: Cost,
         counters: &Counters,
     ) -> Result<Step, Full> {
-        if counters.live() >= counters.most() && self.swept.plus(SWEEP_PAUSE) <= now {
-            self.sweep(now, counters);
-        }
+        self.sweep_if_full(now, counters);
         match strategy {
             Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, counters),
             Strategy::FixedWindow(window) => {
@@ -99,6 +102,49 @@ impl Shard {
                 windowed(&mut self.sliding_log, hash, now, cost, counters, |state| match cost {
                     Cost::Charge(hits) => log.step(state, now, hits),
                     Cost::Refund(hits) => log.refund(state, now, hits),
+                })
+            }
+        }
+    }
+
+    /// Takes a message about the leases of `hash`; nothing when it was superseded.
+    pub(super) fn borrow(
+        &mut self,
+        hash: KeyHash,
+        now: Nanos,
+        message: &Message,
+        counters: &Counters,
+    ) -> Result<Option<Answer>, Full> {
+        self.sweep_if_full(now, counters);
+        let Message { terms, member, borrow, .. } = message;
+        let books = &mut self.books;
+        // The counter's place is taken before the list's: who finds one place is charged at least.
+        let mut act = |mut counter: Counter| {
+            let mut open = books.open(hash, terms, counters);
+            let answer = open.book.step(&mut counter, &open.terms, now, *member, borrow);
+            books.close(open, now, counters);
+            answer
+        };
+        match &message.strategy {
+            Strategy::Gcra(gcra) => {
+                lend_gcra((&mut self.gcra, &mut self.shapes), hash, now, gcra, counters, act)
+            }
+            Strategy::FixedWindow(window) => {
+                let rested = |state: &_| window.rested(state, now);
+                lend(&mut self.fixed_window, hash, now, counters, rested, |state| {
+                    act(Counter::FixedWindow(window, state))
+                })
+            }
+            Strategy::SlidingWindow(window) => {
+                let rested = |state: &_| window.rested(state, now);
+                lend(&mut self.sliding_window, hash, now, counters, rested, |state| {
+                    act(Counter::SlidingWindow(window, state))
+                })
+            }
+            Strategy::SlidingLog(log) => {
+                let rested = |state: &_| log.rested(state, now);
+                lend(&mut self.sliding_log, hash, now, counters, rested, |state| {
+                    act(Counter::SlidingLog(log, state))
                 })
             }
         }
@@ -143,6 +189,7 @@ impl Shard {
         drop_rested(&mut self.fixed_window, now);
         drop_rested(&mut self.sliding_window, now);
         drop_rested(&mut self.sliding_log, now);
+        self.books.sweep(now);
         self.swept = now;
         counters.give_back(before - self.len());
     }
@@ -158,6 +205,13 @@ impl Shard {
             + self.fixed_window.len()
             + self.sliding_window.len()
             + self.sliding_log.len()
+            + self.books.len()
+    }
+
+    fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
+        if counters.live() >= counters.most() && self.swept.plus(SWEEP_PAUSE) <= now {
+            self.sweep(now, counters);
+        }
     }
 
     fn charge_gcra(
@@ -247,6 +301,62 @@ fn windowed<S: Default>(
     }
     table.insert(Windowed { hash, state, rested_at });
     Ok(step)
+}
+
+fn lend_gcra(
+    (table, shapes): (&mut Table<Debt>, &mut Shapes),
+    hash: KeyHash,
+    now: Nanos,
+    gcra: &Gcra,
+    counters: &Counters,
+    act: impl FnOnce(Counter) -> Option<Answer>,
+) -> Result<Option<Answer>, Full> {
+    if let Some(debt) = table.get_mut(hash) {
+        carry(shapes, debt, gcra, now);
+        let mut tat = debt.tat;
+        let answer = act(Counter::Gcra(gcra, &mut tat));
+        debt.tat = tat;
+        return Ok(answer);
+    }
+    if !counters.take() {
+        return Err(Full);
+    }
+    let mut tat = Tat::default();
+    let answer = act(Counter::Gcra(gcra, &mut tat));
+    if gcra.rested(&tat, now) {
+        counters.give_back(1);
+    } else {
+        table.insert(Debt { hash, tat, shape: shapes.take(gcra) });
+    }
+    Ok(answer)
+}
+
+/// Lends of the counter of `hash`. The place of a new one is taken first, because what was lent is
+/// listed by then.
+fn lend<S: Default>(
+    table: &mut Table<Windowed<S>>,
+    hash: KeyHash,
+    now: Nanos,
+    counters: &Counters,
+    rested: impl FnOnce(&S) -> bool,
+    act: impl FnOnce(&mut S) -> Option<Answer>,
+) -> Result<Option<Answer>, Full> {
+    let rests = |answer: &Option<Answer>| rested_at(answer.as_ref()?.step, now);
+    if let Some(windowed) = table.get_mut(hash) {
+        let answer = act(&mut windowed.state);
+        windowed.rested_at = rests(&answer).unwrap_or(windowed.rested_at);
+        return Ok(answer);
+    }
+    if !counters.take() {
+        return Err(Full);
+    }
+    let mut state = S::default();
+    let answer = act(&mut state);
+    match rests(&answer).filter(|_| !rested(&state)) {
+        Some(rested_at) => table.insert(Windowed { hash, state, rested_at }),
+        None => counters.give_back(1),
+    }
+    Ok(answer)
 }
 
 /// Whether `cost` can make a counter out of nothing.

@@ -10,6 +10,8 @@
 //! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
 
+pub mod lending;
+
 use std::io::Write as _;
 
 use sha2::{Digest as _, Sha256};

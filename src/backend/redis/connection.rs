@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{CHARGE, Cause};
+use super::{BORROW, CHARGE, Cause};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -33,12 +33,14 @@ pub(super) struct Link {
     useless: Notify,
 }
 
-/// A connection that is ready: Redis knows the script.
+/// A connection that is ready: Redis knows the scripts.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) client: Client,
-    /// What Redis calls the script.
+    /// What Redis calls [`CHARGE`].
     digest: String,
+    /// What Redis calls [`BORROW`].
+    borrow_digest: String,
     cluster: Option<Weak<Cluster>>,
 }
 
@@ -105,13 +107,14 @@ impl Link {
 }
 
 impl Live {
-    /// Over `client`, once Redis knows the script.
+    /// Over `client`, once Redis knows the scripts.
     ///
     /// # Errors
-    /// It does not take it.
+    /// It does not take one.
     pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
         let digest = client.script_load(CHARGE).await?;
-        Ok(Self { client, digest, cluster })
+        let borrow_digest = client.script_load(BORROW).await?;
+        Ok(Self { client, digest, borrow_digest, cluster })
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -124,6 +127,17 @@ impl Live {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: CHARGE, digest: &self.digest };
         integers(self.script(script, shared(keys), shared(args)).await?)
+    }
+
+    /// Runs [`BORROW`], as [`Live::call`] does.
+    pub(super) async fn borrow(
+        &self,
+        keys: [Vec<u8>; 2],
+        args: [Vec<u8>; 3],
+    ) -> Result<Vec<i64>, Cause> {
+        let script = Script { text: BORROW, digest: &self.borrow_digest };
+        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
+        integers(self.script(script, keys, args).await?)
     }
 
     /// As [`Live::call`], any script and whatever it answers.

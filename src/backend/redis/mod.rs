@@ -38,13 +38,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::time::timeout;
 
 use super::fleet::{Beat, Fleet};
+use super::lease::{Lent, Message};
 use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
-use codec::Answer;
+use codec::{Answer, NotUnderstood, lending};
 use connection::Live;
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
 use route::Route;
@@ -60,6 +62,18 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/sliding_window.lua"),
     include_str!("lua/sliding_log.lua"),
     include_str!("lua/charge.lua"),
+);
+
+/// The script that takes a member's message about a leased key; its protocol stands in `step.lua`.
+/// Apart from [`CHARGE`], so that the one that is run most does not grow.
+pub const BORROW: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/borrow.lua"),
 );
 
 /// The shared backend.
@@ -138,6 +152,23 @@ impl Redis {
 }
 
 impl Redis {
+    /// Sends a message, once, and waits for the answer until the deadline.
+    async fn lend(
+        &self,
+        live: Arc<Live>,
+        slot: u16,
+        message: &Message,
+        call: lending::Packed,
+    ) -> Lent {
+        let answered = timeout(self.deadline, live.borrow(call.keys, call.args));
+        let answered = answered.await.unwrap_or(Err(Cause::Late));
+        self.route.saw(slot, answered.as_ref().err().copied());
+        let lent = answered.and_then(|reply| {
+            lending::read(message, &reply).map_err(|refused| not_understood(&refused))
+        });
+        lent.unwrap_or_else(Lent::Failed)
+    }
+
     async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
         let key = beat::key(&self.key_prefix);
         beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
@@ -146,16 +177,18 @@ impl Redis {
 
 /// What was `said` of `charges`.
 fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
-    let answers = codec::read(charges, said).map_err(|refused| {
-        tracing::error!(error = %refused, "redis answered what the script does not");
-        Cause::NotUnderstood
-    })?;
+    let answers = codec::read(charges, said).map_err(|refused| not_understood(&refused))?;
     let outcome = |answer| match answer {
         Answer::Outcome(outcome) => outcome,
         Answer::Stale(store_now) => Outcome::Stale(store_now),
         Answer::Unreadable => Outcome::Failed(Cause::WrongType),
     };
     Ok(answers.into_iter().map(outcome).collect())
+}
+
+fn not_understood(refused: &NotUnderstood) -> Cause {
+    tracing::error!(error = %refused, "redis answered what the script does not");
+    Cause::NotUnderstood
 }
 
 impl Backend for Redis {
@@ -181,6 +214,15 @@ impl Backend for Redis {
                 None => self.ask_each(charges, &slots).await,
             }
         }))
+    }
+
+    fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        let call = lending::pack(message, self.key_prefix.as_bytes(), None);
+        let slot = self.route.slot_of(&call.keys[0]);
+        match self.route.live(slot) {
+            Ok(live) => Reply::Later(Box::pin(self.lend(live, slot, message, call))),
+            Err(cause) => Reply::Now(Lent::Failed(cause)),
+        }
     }
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {

@@ -16,6 +16,7 @@ use super::reference::{self, Decided, Reference};
 use super::steps::{Spared, Together};
 use super::{Cause, Redis};
 use crate::backend::fleet::{Beat, Fleet};
+use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::Step;
@@ -219,6 +220,13 @@ impl Backend for Stores {
             }
             _ => self.store(place).charge(now, charges),
         }
+    }
+
+    /// Keys of the reference's spelling are never leased.
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        let place =
+            Place { per_second: message.per_second && self.per_second.is_some(), reference: false };
+        self.store(place).borrow(now, message)
     }
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {

@@ -33,8 +33,7 @@
 --
 -- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late.
 -- Commands: GET, MGET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
--- fails fails the whole script. The files of this folder are one script, joined in the order of
--- `mod.rs`: each strategy is a block in the one loop over what there is to do. The store makes a script's
+-- fails fails the whole script. `mod.rs` says which files are one script, and in which order: each strategy is a block in the one loop over what there is to do. The store makes a script's
 -- functions and what they share anew at every call, and five of them would cost a lone GCRA a third
 -- of its time.
 

@@ -1,0 +1,112 @@
+//! A member's message as [`BORROW`](super::super::BORROW) takes it, and what the script says of it.
+//!
+//! Guarantees: pure; the list of holders has the counter's slot and a key that no counter has; a
+//! reply that the script could not have given is refused whole.
+//! Leaves out: sending, and deadlines.
+
+use super::{Answer, DENY, NotUnderstood, Said, TAG, answer, double, key, record};
+use crate::backend::lease::{Lent, Message};
+use crate::backend::{Cause, Charge, Outcome};
+use crate::kernel::decision::{Cost, Standing};
+use crate::kernel::lease::{self, Overshoot};
+use crate::kernel::rate::Step;
+use crate::kernel::rate::limit::{EXACT, Tick};
+use crate::kernel::units::{Hits, Nanos};
+
+/// A later message of this member was taken before.
+const SUPERSEDED: i64 = 6;
+
+/// No counter's own bytes begin so, nor their digest: they begin with the form of the key.
+const LIST: u8 = b'$';
+
+/// A message, ready to travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// KEYS: the counter, and the list of those who hold leases of it.
+    pub keys: [Vec<u8>; 2],
+    /// ARGV: the instant, the message, and the record of the limit.
+    pub args: [Vec<u8>; 3],
+}
+
+/// `message` as it travels, at the store's own instant or at `at`, whose rest below a microsecond is
+/// dropped. Numbers of 2^53 and more are that less one; budgets end at 2^32 - 1.
+#[must_use]
+pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
+    let peek = peek(message);
+    let counter = key(&peek.key, peek.home, prefix);
+    let mut list = counter.clone();
+    list.insert(prefix.len() + TAG, LIST);
+    let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
+    Packed { keys: [counter, list], args: [now, said(message), record(&peek).into_vec()] }
+}
+
+/// What `reply` says of `message`.
+///
+/// # Errors
+/// It is not what the script says of this message.
+pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
+    let refused = |wanted| NotUnderstood::of(wanted, reply);
+    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
+    let [code, numbers @ ..] = reply else { return Err(refused("eight integers")) };
+    let numbers: Option<Vec<u64>> = numbers.iter().map(|number| natural(*number)).collect();
+    let Some(&[remaining, retry, reset, granted, kept, parked, good_for]) = numbers.as_deref()
+    else {
+        return Err(refused("eight integers from 0 to 2^53"));
+    };
+    let lent = [granted, kept, parked, good_for];
+    if *code == SUPERSEDED && [remaining, retry, reset] == [0; 3] && lent == [0; 4] {
+        return Ok(Lent::Superseded);
+    }
+    let answer = answer(&peek(message), Said { code: *code, remaining, retry, reset })?;
+    let step = match answer {
+        Answer::Outcome(Outcome::Stepped(step)) => step,
+        Answer::Stale(now) if lent == [0; 4] => return Ok(Lent::Stale(now)),
+        Answer::Unreadable if lent == [0; 4] => return Ok(Lent::Failed(Cause::WrongType)),
+        _ => return Err(refused("nothing lent beside nothing charged")),
+    };
+    if *code != DENY && retry != 0 || !may_be_lent(message, step, granted) {
+        return Err(refused("no more lent than was asked for, and nothing beside a denial"));
+    }
+    Ok(Lent::Answered(lease::Answer {
+        number: message.borrow.number,
+        step,
+        granted: Hits(granted),
+        kept: Hits(kept),
+        parked: Hits(parked),
+        good_for: Tick::Micro.nanos(good_for),
+    }))
+}
+
+/// Whether so many hits may be lent beside `step`.
+fn may_be_lent(message: &Message, step: Step, granted: u64) -> bool {
+    let passes = matches!(step, Step::Admit(_)) || message.borrow.hits == Hits(0);
+    granted <= message.borrow.want.0 && (passes || granted == 0)
+}
+
+/// The charge of nothing to the counter that is lent of.
+fn peek(message: &Message) -> Charge {
+    Charge {
+        key: message.key.clone(),
+        home: message.home,
+        strategy: message.strategy,
+        cost: Cost::Charge(Hits(0)),
+        standing: Standing::default(),
+        per_second: message.per_second,
+    }
+}
+
+/// The message as the script unpacks it.
+fn said(message: &Message) -> Vec<u8> {
+    let Message { borrow, terms, member, .. } = message;
+    let budget = match terms.overshoot {
+        Overshoot::AtMost(hits) => double(hits.0.min(u32::MAX.into())),
+        Overshoot::InWindow => (-1.0_f64).to_le_bytes(),
+    };
+    let own = [borrow.number.0, borrow.hits.0, borrow.want.0, borrow.demand.0];
+    let rest = [borrow.held.0, borrow.returned.0, borrow.lease.0];
+    let mut bytes: Vec<u8> = own.into_iter().chain(rest).flat_map(double).collect();
+    bytes.extend(budget);
+    bytes.extend(double(Tick::Micro.floor(terms.term)));
+    bytes.extend(member.0.to_le_bytes());
+    bytes
+}

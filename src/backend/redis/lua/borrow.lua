@@ -1,0 +1,198 @@
+  until true
+  return code, remaining, retry, reset
+end
+
+local SUPERSEDED = 6
+local KNOWN = '<dddddI4I4I4I4B'
+local MOST_MEMBERS, MOST_DEMAND = 2048, 1048576
+
+local number, own, want, demand, still_held, back, lease, budget, term, member_at =
+  unpack('<ddddddddd', ARGV[2])
+local member = string.sub(ARGV[2], member_at)
+local coupled = budget < 0
+local has_windows = strategy == 2 or strategy == 3
+
+local function min(a, b) if b < a then return b end return a end
+
+-- kernel/lease/book.rs, `share`.
+local function share(whole, mine, others)
+  return floor(whole * mine / (mine + others))
+end
+
+-- kernel/lease/counter.rs, `mark`.
+local function mark()
+  if strategy == 1 then return 0 end
+  if strategy == 5 then return now end
+  local value = call('GET', KEYS[1])
+  if not value then return -1 end
+  if strategy == 4 then
+    local _, began = unpack('<Bd', value)
+    return began
+  end
+  local start = match(value, '^(%d+):')
+  if start then return tonumber(start) end
+  local sum = tonumber(value)
+  return sum - sum % period
+end
+
+-- kernel/rate/sliding_log.rs, `refund_at`. The totals behind the entry fall with it, so it costs
+-- O(entries behind it): a lease's is among the newest.
+local function refund_at(instant, hits)
+  local size = call('LLEN', KEYS[1])
+  local low, high = 0, size
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if unpack('<d', call('LINDEX', KEYS[1], middle)) < instant then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  local runs = call('LRANGE', KEYS[1], low, -1)
+  if not runs[1] then return end
+  local its_at, _, its_own = unpack('<ddI4', runs[1])
+  if its_at ~= instant then return end
+  local taken = min(hits, its_own)
+  if low == 0 then
+    call('DEL', KEYS[1])
+  else
+    call('LTRIM', KEYS[1], 0, low - 1)
+  end
+  for i = 1, #runs do
+    local ran_at, total, ran = unpack('<ddI4', runs[i])
+    if i == 1 then ran = ran - taken end
+    if 0 < ran then
+      call('RPUSH', KEYS[1], pack('<ddI4', ran_at, (total - taken) % 4503599627370496, ran))
+    end
+  end
+end
+
+-- kernel/lease/counter.rs, `refund`.
+local function refund(charged_at, hits)
+  -- Brings the counter to its current window, so that marks compare.
+  step(CHARGE, 0)
+  if strategy == 5 then
+    refund_at(charged_at, hits)
+  elseif mark() == charged_at then
+    step(REFUND, hits)
+  end
+end
+
+-- A debt that was written under another limit is converted whatever becomes of the message.
+local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
+if code == STALE or code == NOT_UNDERSTOOD then
+  return {code, 0, retry, 0, 0, 0, 0, 0}
+end
+
+-- What is known of this member, and of the others together: those that stay, what they may spend, what
+-- they ask for, and when the last is forgotten.
+local its = {number = 0, lease = 0, till = 0, kept_until = 0, mark = 0, held = 0, fresh = 0, granted = 0,
+  demand = 0, passed = 0}
+local others, out, others_demand, forgotten = 0, 0, 0, 0
+local listed = try('HGETALL', KEYS[2])
+if listed.err then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
+for i = 1, #listed, 2 do
+  if #listed[i + 1] ~= 57 then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
+  local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
+  if kept_until <= now then
+    call('HDEL', KEYS[2], listed[i])
+  elseif listed[i] == member then
+    its.number, its.lease, its.till, its.kept_until, its.mark = n, l, till, kept_until, m
+    its.held, its.fresh, its.granted, its.demand, its.passed = held, fresh, granted, d, passed
+  else
+    others, others_demand = others + 1, others_demand + d
+    if now < till then out = out + held end
+    if forgotten < kept_until then forgotten = kept_until end
+  end
+end
+if number < its.number then return {SUPERSEDED, 0, 0, 0, 0, 0, 0, 0} end
+
+local function held_at()
+  return now < its.till and its.held or 0
+end
+
+-- Lists this member, where there is room for one more.
+local function put()
+  if MOST_MEMBERS <= others then return end
+  call('HSET', KEYS[2], member, pack(KNOWN, its.number, its.lease, its.till, its.kept_until, its.mark,
+    its.held, its.fresh, its.granted, its.demand, its.passed))
+  if forgotten < its.kept_until then forgotten = its.kept_until end
+  call('PEXPIREAT', KEYS[2], expiry(forgotten - now))
+end
+
+-- kernel/lease/book.rs, `report`.
+local function report()
+  local had = held_at()
+  local kept = min(had, still_held)
+  local left = min(had, kept + back)
+  local fresh = min(its.fresh, left)
+  local returned = lease == its.lease and min(fresh, left - kept) or 0
+  its.fresh, its.held, its.number = min(fresh - returned, kept), kept, number
+  its.demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
+  if returned ~= 0 then
+    put()
+    refund(its.mark, returned)
+  end
+end
+
+-- kernel/lease/book.rs, `may_have`.
+local function may_have()
+  if MOST_MEMBERS <= others then return 0 end
+  local of_law = share(remaining, its.demand, others_demand)
+  if coupled then return has_windows and of_law or 0 end
+  local unused = budget - out - its.held
+  local of_budget = share(budget, its.demand, others_demand) - its.held
+  local most = min(min(of_law, of_budget), unused)
+  return most < 0 and 0 or most
+end
+
+-- kernel/lease/book.rs, `grant`.
+local function grant(hits)
+  if hits == 0 then return end
+  local its_code, its_remaining, _, its_reset = step(CHARGE, hits)
+  if its_code ~= ADMIT then return end
+  local charged_at = mark()
+  its.fresh = (its.mark == charged_at and its.fresh or 0) + hits
+  its.mark, its.lease, its.granted, its.held = charged_at, number, hits, its.held + hits
+  remaining, reset = its_remaining, its_reset
+end
+
+-- kernel/lease/book.rs, `length`.
+local function length_of_lease()
+  if coupled and has_windows then return min(term, reset) end
+  return term
+end
+
+-- kernel/lease/book.rs, `repeat` and `ask_then_step`: the answer to a message that was taken before.
+local function again()
+  local granted = now < its.till and its.granted or 0
+  code, remaining, retry, reset = step(ASK, its.passed == 1 and 0 or own)
+  if its.passed == 1 then
+    code, retry = ADMIT, 0
+  elseif code == ADMIT then
+    its.passed = 1
+    code, remaining, retry, reset = step(CHARGE, own)
+    put()
+  end
+  local kept, good_for = held_at() - granted, its.till - now
+  if kept < 0 then kept = 0 end
+  if good_for < 0 then good_for = 0 end
+  return {code, remaining, retry, reset, granted, kept, out, good_for}
+end
+
+-- kernel/lease/book.rs, `turn`: a message that was not seen before.
+local function turn()
+  report()
+  local kept = its.held
+  code, remaining, retry, reset = step(CHARGE, own)
+  its.passed = (own == 0 or code == ADMIT) and 1 or 0
+  its.granted = 0
+  if its.passed == 1 then grant(min(want, may_have())) end
+  local good_for = length_of_lease()
+  its.till, its.kept_until = now + good_for, now + term
+  put()
+  return {code, remaining, retry, reset, its.granted, kept, out, good_for}
+end
+
+if number == its.number then return again() end
+return turn()

@@ -1,0 +1,372 @@
+//! Leases of one key: what the script lends and takes back, against the kernel's own book.
+
+use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::redis::BORROW;
+use sluicegate::backend::redis::codec::lending::{pack, read};
+use sluicegate::kernel::decision::{Cause, Cost};
+use sluicegate::kernel::lease::book::Book;
+use sluicegate::kernel::lease::counter::Counter;
+use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::limit::Tick;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::PREFIX;
+use super::limits::{Kind, span};
+use super::model::{Model, charge};
+use super::store::micros;
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+use crate::support::resp::{Client, Value};
+
+/// Where traces begin; not a boundary of any window.
+const START: Nanos = Nanos(1_763_632_345_678_912_345);
+const END: u64 = 8_900_000_000_000_000_000;
+/// Over the five kinds, 20,000 steps.
+const TRACES: usize = 40;
+const STEPS: usize = 100;
+const MEMBERS: [Member; 4] = [Member(0), Member(1), Member(1 << 53), Member(u64::MAX)];
+
+/// A connection that has the script.
+struct Lender {
+    client: Client,
+    sha: String,
+}
+
+impl Lender {
+    fn new(redis: &Redis) -> Self {
+        let mut client = redis.connect();
+        let sha = client.call(&["SCRIPT", "LOAD", BORROW]).text();
+        Self { client, sha }
+    }
+
+    fn queue(&mut self, message: &Message, at: Option<Nanos>) {
+        let packed = pack(message, PREFIX, at);
+        let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), b"2".to_vec()];
+        let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
+        self.client.queue(&parts);
+    }
+
+    fn lent(&mut self, message: &Message) -> Lent {
+        match self.client.receive() {
+            reply @ Value::Array(_) => read(message, &reply.ints()).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ask(&mut self, message: &Message, at: Option<Nanos>) -> Lent {
+        self.queue(message, at);
+        self.client.flush();
+        self.lent(message)
+    }
+}
+
+/// What a member believes, more or less.
+#[derive(Clone, Debug, Default)]
+struct Holder {
+    last: Option<Message>,
+    number: u64,
+    lease: u64,
+    held: u64,
+}
+
+/// Members of which none can be trusted, and their store.
+struct World {
+    dice: Dice,
+    now: Nanos,
+    limit: Strategy,
+    terms: Terms,
+    model: Model,
+    book: Book,
+    holders: [Holder; MEMBERS.len()],
+}
+
+impl World {
+    fn new(kind: Kind, mut dice: Dice) -> Self {
+        let limit = kind.limit(&mut dice, START, None);
+        let terms = terms(&mut dice, &limit);
+        let (model, book, holders) = Default::default();
+        Self { dice, now: START, limit, terms, model, book, holders }
+    }
+
+    fn wait(&mut self) {
+        let (tick, span, term) =
+            (self.limit.tick().size().0, span(&self.limit).0, self.terms.term.0);
+        let dice = &mut self.dice;
+        let forward = match dice.up_to(14) {
+            0..=3 => 0,
+            4 => tick,
+            5..=9 => dice.up_to(term / 8),
+            10 => dice.up_to(term),
+            11 => term,
+            12 => term.saturating_sub(1_000 * dice.up_to(1)),
+            13 => dice.up_to(span / 4),
+            _ => dice.up_to(span),
+        };
+        self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
+    }
+
+    fn message(&mut self, name: &str, who: usize) -> Message {
+        let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
+        let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
+        let holder = &mut self.holders[who];
+        if let Some(last) = holder.last.clone().filter(|_| dice.once_in(6)) {
+            // Doubled, or older than the last.
+            let number = last.borrow.number.0 - u64::from(dice.once_in(3));
+            let borrow = Borrow { number: Number(number.max(1)), ..last.borrow };
+            let (strategy, terms) = (self.limit, self.terms);
+            return Message { borrow, strategy, terms, ..last };
+        }
+        holder.number += 1 + dice.up_to(2);
+        let held = dice.pick(&[holder.held, holder.held, holder.held / 2, 0, u64::MAX]);
+        let amount = |dice: &mut Dice| {
+            let any = dice.up_to(most);
+            dice.pick(&[0, 0, 1, 2, 5, left, left / 3, left + 1, most + 1, any, u64::MAX])
+        };
+        let borrow = Borrow {
+            number: Number(holder.number),
+            hits: Hits(amount(dice)),
+            want: Hits(amount(dice)),
+            demand: Hits(dice.pick(&[0, 1, 1, 3, 100, 1 << 20, u64::MAX])),
+            held: Hits(held),
+            returned: Hits(dice.pick(&[0, holder.held.saturating_sub(held), 1, u64::MAX])),
+            lease: Number(holder.lease - holder.lease.min(u64::from(dice.once_in(8)))),
+        };
+        let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
+        let (key, home, member) = (charge.key, charge.home, MEMBERS[who]);
+        let (strategy, terms) = (self.limit, self.terms);
+        Message { key, home, per_second: false, strategy, terms, member, borrow }
+    }
+
+    /// What the kernel says.
+    fn lent(&mut self, message: &Message) -> Lent {
+        let (book, Message { terms, member, borrow, .. }, now) =
+            (&mut self.book, message, self.now);
+        let step = |counter: &mut Counter| book.step(counter, terms, now, *member, borrow);
+        match self.model.lend(&message.strategy, now, step) {
+            None => Lent::Superseded,
+            Some(Answer { step: Step::Stale, .. }) => {
+                Lent::Stale(Tick::Micro.nanos(Tick::Micro.floor(now)))
+            }
+            Some(answer) => Lent::Answered(answer),
+        }
+    }
+
+    fn hear(&mut self, who: usize, message: Message, lent: Lent) {
+        let holder = &mut self.holders[who];
+        if let Lent::Answered(answer) = lent {
+            holder.held = answer.kept.0 + answer.granted.0;
+            holder.lease = if answer.granted.0 == 0 { holder.lease } else { answer.number.0 };
+        }
+        holder.last = Some(message);
+    }
+
+    fn step(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {
+        self.wait();
+        if kind == Kind::Calendar || self.dice.once_in(25) {
+            self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
+        }
+        if self.dice.once_in(25) {
+            self.terms = terms(&mut self.dice, &self.limit);
+        }
+        let who = self.dice.pick(&[0, 0, 0, 1, 2, 3]);
+        let message = self.message(name, who);
+        let lent = self.lent(&message);
+        self.hear(who, message.clone(), lent);
+        (message, self.now, lent)
+    }
+}
+
+fn terms(dice: &mut Dice, limit: &Strategy) -> Terms {
+    let most = u64::from(limit.most());
+    let budget = dice.pick(&[0, 1, most / 10, most / 2, most, u64::from(u32::MAX)]);
+    let term = (span(limit).0 / dice.pick(&[1, 2, 10, 100])).min(1 << 56) / 1_000 * 1_000;
+    let overshoot =
+        if dice.once_in(3) { Overshoot::InWindow } else { Overshoot::AtMost(Hits(budget)) };
+    Terms { overshoot, term: Nanos(term.max(1_000)) }
+}
+
+fn same_answers(kind: Kind) {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut lender = Lender::new(&redis);
+    let mut lent_to = 0;
+    for number in 0..TRACES {
+        let mut world = World::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let name = number.to_string();
+        let trace: Vec<_> = (0..STEPS).map(|_| world.step(kind, &name)).collect();
+        for (message, now, _) in &trace {
+            lender.queue(message, Some(*now));
+        }
+        lender.client.flush();
+        for (step, (message, now, lent)) in trace.iter().enumerate() {
+            let said = lender.lent(message);
+            assert_eq!(
+                said, *lent,
+                "SLUICEGATE_SEED={seed}, {kind:?}, trace {number}, step {step}:\n{:?}\n{:?}\n{:?}\n\
+                 {:?} at {now}",
+                message.strategy, message.terms, message.member, message.borrow,
+            );
+            lent_to += u32::from(matches!(said, Lent::Answered(a) if a.granted != Hits(0)));
+        }
+    }
+    assert!(100 < lent_to, "{lent_to} of {} messages were lent to", TRACES * STEPS);
+}
+
+/// An hour, and a budget for it.
+fn hour(kind: Kind) -> (Strategy, Terms) {
+    let period = Nanos::from_secs(3_600);
+    let limit = match kind {
+        Kind::Gcra => Strategy::Gcra(Gcra::new(100, period, 100).unwrap()),
+        _ => Strategy::SlidingLog(SlidingLog::new(100, period).unwrap()),
+    };
+    (limit, Terms { overshoot: Overshoot::AtMost(Hits(50)), term: Nanos::from_secs(60) })
+}
+
+fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> Message {
+    let charge = charge("a", limit, Cost::Charge(Hits(0)));
+    let borrow = Borrow {
+        number: Number(number),
+        hits: Hits(hits),
+        want: Hits(want),
+        demand: Hits(1),
+        held: Hits(0),
+        returned: Hits(0),
+        lease: Number(0),
+    };
+    let (key, home, member) = (charge.key, charge.home, MEMBERS[3]);
+    Message { key, home, per_second: false, strategy: limit, terms, member, borrow }
+}
+
+#[test]
+fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let message = borrows(limit, terms, 1, 1, 10);
+    let list = pack(&message, PREFIX, None).keys[1].clone();
+    lender.client.queue(&["TIME"]);
+    lender.queue(&message, None);
+    lender.client.queue(&[b"PEXPIRETIME".to_vec(), list]);
+    lender.client.queue(&["TIME"]);
+    lender.client.flush();
+    let before = micros(&lender.client.receive());
+    assert!(matches!(lender.lent(&message), Lent::Answered(_)));
+    let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
+    let after = micros(&lender.client.receive());
+    assert!(before + 60_000_000 <= expires && expires <= after + 60_003_000);
+}
+
+#[test]
+fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
+        for kind in [Kind::Gcra, Kind::Log] {
+            lender.client.call(&["FLUSHALL"]);
+            let (limit, terms) = hour(kind);
+            let message = borrows(limit, terms, 1, 1, 10);
+            let key = pack(&message, PREFIX, None).keys[place].clone();
+            lender.client.call(&[words[0].into(), key.clone(), words[1].into()]);
+            let before = lender.client.call(&[b"DUMP".to_vec(), key.clone()]);
+            assert_eq!(lender.ask(&message, None), Lent::Failed(Cause::WrongType), "{words:?}");
+            assert_eq!(lender.client.call(&[b"DUMP".to_vec(), key]), before);
+            assert_eq!(lender.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
+        }
+    }
+}
+
+#[test]
+fn what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Log);
+    lender.ask(&borrows(limit, terms, 1, 5, 10), Some(START));
+    let mut more = borrows(limit, terms, 2, 5, 10);
+    (more.borrow.held, more.borrow.lease) = (Hits(10), Number(1));
+    lender.ask(&more, Some(START.plus(Nanos::SECOND)));
+    let mut back = borrows(limit, terms, 3, 0, 0);
+    (back.borrow.returned, back.borrow.lease) = (Hits(20), Number(2));
+    let Lent::Answered(answer) = lender.ask(&back, Some(START.plus(Nanos::SECOND))) else {
+        panic!("not answered")
+    };
+    let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+    assert_eq!(room.remaining, Hits(100 - 5 - 10 - 5));
+}
+
+#[test]
+fn a_store_without_memory_takes_nothing_back_and_lends_nothing() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    for kind in [Kind::Gcra, Kind::Log] {
+        lender.client.call(&["CONFIG", "SET", "maxmemory", "0"]);
+        let (limit, terms) = hour(kind);
+        lender.ask(&borrows(limit, terms, 1, 1, 40), None);
+        let mut back = borrows(limit, terms, 2, 0, 10);
+        (back.borrow.returned, back.borrow.lease) = (Hits(40), Number(1));
+        let keys = pack(&back, PREFIX, None).keys;
+        let dumps = |lender: &mut Lender| {
+            keys.clone().map(|key| lender.client.call(&[b"DUMP".to_vec(), key]))
+        };
+        let before = dumps(&mut lender);
+        lender.client.call(&["CONFIG", "SET", "maxmemory", "1"]);
+        lender.queue(&back, None);
+        lender.client.flush();
+        let Value::Error(error) = lender.client.receive() else { panic!("answered") };
+        assert!(error.contains("OOM"), "{error}");
+        assert_eq!(dumps(&mut lender), before, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_reply_that_the_script_does_not_give_is_refused() {
+    let (limit, terms) = hour(Kind::Gcra);
+    let message = borrows(limit, terms, 1, 1, 10);
+    for reply in [[0, 89, 0, 1, 10, 0, 0, 9], [4, 0, 7, 1, 0, 3, 9, 9], [6, 0, 0, 0, 0, 0, 0, 0]] {
+        assert!(read(&message, &reply).is_ok(), "{reply:?}");
+    }
+    for reply in [
+        &[][..],
+        &[0, 89, 0, 1, 10, 0, 0],
+        &[0, 89, 0, 1, 10, 0, 0, 9, 0],
+        &[0, 89, 0, 1, 11, 0, 0, 9],
+        &[0, 101, 0, 1, 10, 0, 0, 9],
+        &[0, 89, 1, 1, 10, 0, 0, 9],
+        &[0, 89, 0, 1, -1, 0, 0, 9],
+        &[0, 89, 0, 1, 10, 0, 0, (1 << 53) + 1],
+        &[4, 0, 7, 1, 1, 0, 0, 9],
+        &[2, 89, 0, 1, 10, 0, 0, 9],
+        &[5, 0, 7, 0, 0, 0, 0, 0],
+        &[3, 0, 0, 0, 0, 0, 0, 1],
+        &[6, 0, 0, 0, 1, 0, 0, 0],
+        &[7, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        assert!(read(&message, reply).is_err(), "{reply:?}");
+    }
+}
+
+#[test]
+fn leases_of_gcra_are_lent_as_the_kernel_does() {
+    same_answers(Kind::Gcra);
+}
+
+#[test]
+fn leases_of_a_fixed_window_are_lent_as_the_kernel_does() {
+    same_answers(Kind::Fixed);
+}
+
+#[test]
+fn leases_of_a_calendar_window_are_lent_as_the_kernel_does() {
+    same_answers(Kind::Calendar);
+}
+
+#[test]
+fn leases_of_a_sliding_window_are_lent_as_the_kernel_does() {
+    same_answers(Kind::Sliding);
+}
+
+#[test]
+fn leases_of_a_sliding_log_are_lent_as_the_kernel_does() {
+    same_answers(Kind::Log);
+}

@@ -1,0 +1,172 @@
+//! Members that lease one key of a real store: what they admit between them, and what they ask.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use sluicegate::backend::redis::{self, Redis};
+use sluicegate::backend::{Backend as _, Home, Outcome};
+use sluicegate::clock::Clock;
+use sluicegate::engine::leases::{Leased, Leases};
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::lease::{Overshoot, Terms};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
+use sluicegate::kernel::rate::sliding_log::SlidingLog;
+use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::time::timeout;
+
+use super::Store;
+use crate::support::resp::Client;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+const DAY: Nanos = Nanos::from_secs(86_400);
+const LIMIT: u32 = 10_000;
+const MEMBERS: usize = 3;
+const TASKS: usize = 8;
+
+fn member(store: &Store) -> Arc<Leases> {
+    let options = redis::Options {
+        deadline: Duration::from_secs(20),
+        ..redis::Options::at(redis::Place::Unix(store.socket()))
+    };
+    let (redis, connection) = Redis::new(options);
+    tokio::spawn(connection);
+    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    Leases::new(Arc::new(Clock::system()), Arc::new(redis))
+}
+
+fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Leased {
+    let key = CounterKey::injective("d", [("k", "v")].into_iter(), counting);
+    let terms = Terms { overshoot, term: Nanos::from_secs(20) };
+    Leased { key, home: Home::default(), per_second: false, strategy, terms }
+}
+
+fn fixed_window(overshoot: Overshoot) -> Leased {
+    let limit = FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap();
+    leased(Strategy::FixedWindow(limit), Counting::FixedWindow(DAY), overshoot)
+}
+
+fn every(overshoot: Overshoot) -> [Leased; 4] {
+    let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
+    let window = Strategy::SlidingWindow(SlidingWindow::new(LIMIT, DAY).unwrap());
+    let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
+    [
+        fixed_window(overshoot),
+        leased(gcra, Counting::Gcra, overshoot),
+        leased(window, Counting::SlidingWindow(DAY), overshoot),
+        leased(log, Counting::SlidingLog, overshoot),
+    ]
+}
+
+/// Asks `questions` of one hit each, in several tasks at one time; how many were admitted.
+async fn asked(members: &[Arc<Leases>], leased: &Leased, questions: u64) -> u64 {
+    let (admitted, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(questions)));
+    let tasks: Vec<_> = (0..TASKS * members.len())
+        .map(|task| {
+            let (member, leased) = (Arc::clone(&members[task % members.len()]), leased.clone());
+            let (admitted, left) = (Arc::clone(&admitted), Arc::clone(&left));
+            tokio::spawn(async move {
+                while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+                    let outcome = match member.spend(&leased, Hits(1)) {
+                        Some(outcome) => outcome,
+                        None => member.ask(&leased, Hits(1)).await,
+                    };
+                    let Outcome::Stepped(step) = outcome else { panic!("{outcome:?}") };
+                    admitted.fetch_add(u64::from(matches!(step, Step::Admit(_))), Relaxed);
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    admitted.load(Relaxed)
+}
+
+/// Scripts that the store has run.
+fn calls(store: &Store) -> u64 {
+    let stats = Client::connect(&store.socket()).unwrap().call(&["INFO", "commandstats"]).text();
+    let of = |name: &str| {
+        let rest = stats.split(&format!("cmdstat_{name}:calls=")).nth(1)?;
+        rest.split(',').next()?.parse::<u64>().ok()
+    };
+    of("evalsha").unwrap_or(0) + of("eval").unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_admit_no_more_than_the_limit_and_waste_little_where_leases_end_with_the_window() {
+    for_a_day_with_a_minute_left();
+    let store = Store::running();
+    let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
+    let leased = fixed_window(Overshoot::InWindow);
+    let admitted = asked(&members, &leased, 4 * u64::from(LIMIT)).await;
+    let held: u64 = members.iter().map(|leases| leases.balance(&leased.key).0).sum();
+    assert!(admitted + held <= u64::from(LIMIT), "{admitted} admitted, {held} held");
+    assert!(u64::from(LIMIT) * 95 / 100 <= admitted, "{admitted} admitted, {held} held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_admit_no_more_than_the_limit_and_what_may_be_out_and_seldom_call() {
+    for_a_day_with_a_minute_left();
+    for leased in every(Overshoot::AtMost(Hits(u64::from(LIMIT) / 10))) {
+        let store = Store::running();
+        let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
+        let before = calls(&store);
+        let half = u64::from(LIMIT) / 2;
+        assert_eq!(asked(&members, &leased, half).await, half, "none is denied that passes");
+        let asked_for_half = calls(&store) - before;
+        assert!(asked_for_half < half / 5, "{asked_for_half} calls: {:?}", leased.strategy);
+        let rest = asked(&members, &leased, 3 * u64::from(LIMIT)).await;
+        // GCRA drains a hit in 8.64 s.
+        let most = u64::from(LIMIT) + u64::from(LIMIT) / 10 + 10;
+        assert!(half + rest <= most, "{} admitted: {:?}", half + rest, leased.strategy);
+        assert!(u64::from(LIMIT) * 9 / 10 <= half + rest, "{}", half + rest);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_member_gives_back_another_admits() {
+    for_a_day_with_a_minute_left();
+    for leased in every(Overshoot::AtMost(Hits(u64::from(LIMIT)))) {
+        let store = Store::running();
+        let (one, other) = (member(&store), member(&store));
+        let admitted = asked(&[Arc::clone(&one)], &leased, 2_000).await;
+        let held = one.balance(&leased.key).0;
+        assert!(0 < held, "{:?}", leased.strategy);
+        one.give_back().await;
+        assert_eq!(one.balance(&leased.key), Hits(0));
+        let rest = asked(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
+        let left = other.balance(&leased.key).0;
+        let all = admitted + rest + left;
+        // The newest part of a balance comes back; what is older of it is gone with its window.
+        assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.strategy);
+        assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.strategy);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_again() {
+    for_a_day_with_a_minute_left();
+    let store = Store::running();
+    let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
+    let in_time = Duration::from_secs(20);
+    let mut first = Box::pin(member.ask(&leased, Hits(1)));
+    assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
+    let mut second = Box::pin(member.ask(&leased, Hits(1)));
+    assert!((&mut second).now_or_never().is_none());
+    drop(first);
+    assert!(is_admitted(timeout(in_time, second).await.unwrap()));
+    for _ in 0..3 {
+        assert!(is_admitted(timeout(in_time, member.ask(&leased, Hits(1))).await.unwrap()));
+    }
+}
+
+fn is_admitted(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+}
