@@ -6,11 +6,13 @@
 //! asked about, as in Envoy.
 //! Leaves out: where a request's attributes come from, and how each protocol says what is here.
 
+use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::google::protobuf::value::Kind;
 
-use crate::config::hooks::{Attributes, Entries, Hooks};
+use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
 use crate::engine::{Answer, Refusal};
 use crate::telemetry::event::Outcome;
 
@@ -71,13 +73,34 @@ fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
     }
 }
 
+/// The text in Envoy's dynamic metadata at `key`. Only a text: a number or a list is none, as for
+/// Envoy's action.
+pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
+    let (last, path) = key.path.split_last()?;
+    let mut below = metadata?.filter_metadata.get(&key.key)?;
+    for segment in path {
+        match below.fields.get(&segment.key)?.kind.as_ref()? {
+            Kind::StructValue(inner) => below = inner,
+            _ => return None,
+        }
+    }
+    match below.fields.get(&last.key)?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
 /// What telemetry calls it.
 pub(super) fn outcome(answer: &Result<Answer, Unanswered>) -> Outcome {
-    match answer {
-        Ok(answer) => super::admitted(answer.verdict),
-        Err(Unanswered::NothingToAsk) => Outcome::NothingToAsk,
-        Err(Unanswered::NoHooks) => Outcome::NoHooks,
-        Err(Unanswered::UnknownHook { .. }) => Outcome::UnknownHook,
-        Err(Unanswered::Refused(refusal)) => super::refused(refusal),
+    answer.as_ref().map_or_else(unanswered, |answer| super::admitted(answer.verdict))
+}
+
+/// What telemetry calls a request without an answer.
+pub(super) const fn unanswered(why: &Unanswered) -> Outcome {
+    match why {
+        Unanswered::NothingToAsk => Outcome::NothingToAsk,
+        Unanswered::NoHooks => Outcome::NoHooks,
+        Unanswered::UnknownHook { .. } => Outcome::UnknownHook,
+        Unanswered::Refused(refusal) => super::refused(refusal),
     }
 }

@@ -57,59 +57,13 @@ impl fmt::Display for Nanos {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hits(pub u64);
 
-impl Hits {
-    /// The hits left when `other` are taken away; never below zero.
-    #[must_use]
-    pub const fn less(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// Both together; saturates, so that a count once huge stays huge.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-}
-
-impl fmt::Display for Hits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The number of a configuration; each accepted load has the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-impl fmt::Display for Revision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// A part of a ceiling, or a count against it: requests in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Share(pub u64);
-
-impl Share {
-    /// What is left when `other` is taken away; never below zero.
-    #[must_use]
-    pub const fn less(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// Both together; saturates, so that a count once huge stays huge.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-}
-
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The number of a grant. Within one incarnation of the coordinator none is given twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,32 +77,47 @@ impl Generation {
     }
 }
 
-impl fmt::Display for Generation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The number of a life, a member's or the coordinator's. No two lives of one thing share one; a
 /// member's later life has the larger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-impl fmt::Display for Incarnation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// A replica, by the number that stands for its node id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-impl fmt::Display for MemberId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+/// What is counted adds and takes away without wrapping.
+macro_rules! counts {
+    ($($type:ident),*) => { $(
+        impl $type {
+            /// What is left when `other` is taken away; never below zero.
+            #[must_use]
+            pub const fn less(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+
+            /// Both together; saturates, so that a count once huge stays huge.
+            #[must_use]
+            pub const fn plus(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+        }
+    )* };
 }
+
+/// Shown as the bare number.
+macro_rules! numbers {
+    ($($type:ident),*) => { $(
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )* };
+}
+
+counts!(Hits, Share);
+numbers!(Hits, Revision, Share, Generation, Incarnation, MemberId);
 
 /// The units of the base language. A month has 30 days and a year 365.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

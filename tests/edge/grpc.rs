@@ -23,6 +23,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{descriptor, empty_engine, engine, overridden, request, two_a_minute};
+use crate::waiting::PATIENCE;
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
@@ -65,6 +66,13 @@ pub(super) async fn limited() -> Served {
 }
 
 impl Served {
+    /// Stops it; how it ended.
+    pub(super) async fn left(self) -> Result<(), sluicegate::edge::grpc::Error> {
+        self.stop.send(()).unwrap();
+        let ended = tokio::time::timeout(PATIENCE, self.server).await;
+        ended.expect("it has to end").unwrap()
+    }
+
     async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         client.should_rate_limit(request).await.map(tonic::Response::into_inner)
@@ -261,6 +269,5 @@ async fn shutdown_ends_though_somebody_watches_health() {
     let mut watch = HealthClient::new(served.channel.clone());
     let mut changes = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert!(changes.message().await.unwrap().is_some());
-    served.stop.send(()).unwrap();
-    served.server.await.unwrap().unwrap();
+    served.left().await.unwrap();
 }

@@ -4,6 +4,7 @@ mod admin;
 mod check;
 mod convert;
 mod ext_authz;
+mod ext_proc;
 mod grpc;
 mod headers;
 mod http;

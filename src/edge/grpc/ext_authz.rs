@@ -20,13 +20,11 @@ use envoy_types::pb::envoy::service::auth::v3::{
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
 use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
-use crate::config::hooks::{Attributes, Hooks, MetadataKey};
+use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
 use crate::engine::{Answer, Engine};
@@ -131,7 +129,7 @@ pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitReque
         header: &|name| header_of(http, name),
         path: &http.path,
         remote_address: address.as_deref(),
-        metadata: &|key| text_at(context, key),
+        metadata: &|key| hook::text_at(context.metadata_context.as_ref(), key),
     };
     hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
 }
@@ -161,27 +159,6 @@ fn address_of<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Optio
         Address::SocketAddress(socket) => Some(Cow::Borrowed(&socket.address)),
         _ => None,
     }
-}
-
-/// Only a text: a number or a list is none, as for Envoy's action.
-fn text_at(context: &AttributeContext, key: &MetadataKey) -> Option<String> {
-    let mut below: Option<&Struct> =
-        context.metadata_context.as_ref()?.filter_metadata.get(&key.key);
-    let (last, path) = key.path.split_last()?;
-    for segment in path {
-        below = match field(below?, &segment.key)? {
-            Kind::StructValue(inner) => Some(inner),
-            _ => None,
-        };
-    }
-    match field(below?, &last.key)? {
-        Kind::StringValue(text) => Some(text.clone()),
-        _ => None,
-    }
-}
-
-fn field<'s>(fields: &'s Struct, name: &str) -> Option<&'s Kind> {
-    fields.fields.get(name).and_then(|value: &Value| value.kind.as_ref())
 }
 
 fn response_of(code: Code, response: HttpResponse) -> CheckResponse {

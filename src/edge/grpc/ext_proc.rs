@@ -15,27 +15,30 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
-use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Said;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     BodyResponse, HeaderMutation, HeadersResponse, HttpHeaders, ImmediateResponse,
     ProcessingRequest, ProcessingResponse, TrailersResponse,
 };
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+use envoy_types::pb::google::protobuf::Duration as Wire;
 use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Duration as Wire, Struct, Value};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::convert;
-use crate::config::hooks::{Attributes, Hook, Hooks, MetadataKey};
-use crate::edge::{Reporting, outcome};
+use super::ext_authz::refusal;
+use crate::config::hooks::{Attributes, Hooks};
+use crate::edge::Reporting;
+use crate::edge::hook::{self, Unanswered};
 use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, Rejection};
 use crate::kernel::concurrency::Outcome;
-use crate::kernel::decision::{Cost, Descriptor, Question, Verdict};
-use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::{self, Answered, Protocol};
+use crate::kernel::decision::{Question, Verdict};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Answered, Asked, Outcome as Counted, Protocol};
 
 /// The gRPC header that names a hook; Envoy's configuration sets it, for a filter or for a route.
 pub const HOOK: &str = "x-sluicegate-hook";
@@ -59,9 +62,6 @@ pub struct Processor {
 
 type Replies = mpsc::Sender<Result<ProcessingResponse, Status>>;
 
-/// Keys and values of descriptors.
-type Entries = Vec<Vec<(String, String)>>;
-
 impl Processor {
     /// The service over `engine`, which holds no stream any longer once `leaving` is true.
     #[must_use]
@@ -84,14 +84,14 @@ impl ExternalProcessor for Processor {
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let name = request.metadata().get(HOOK).and_then(|name| name.to_str().ok());
-        let hook = self.hooks.named(name).ok_or_else(|| self.unknown(name))?.clone();
+        let name = name.map(str::to_owned);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(async move {
             tokio::select! {
                 // The other side of the stream is gone, and with it whatever is held here.
                 () = replies.closed() => {}
-                () = service.run(&hook, messages, &replies) => {}
+                () = service.run(name.as_deref(), messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -99,26 +99,20 @@ impl ExternalProcessor for Processor {
 }
 
 impl Processor {
-    fn unknown(&self, name: Option<&str>) -> Status {
-        let name = name.filter(|_| !self.hooks.0.is_empty());
-        let Some(name) = name else {
-            count(event::Outcome::NoHooks);
-            let message =
-                "no hooks are set, so that nothing says what to ask; see the setting hooks";
-            return Status::failed_precondition(message);
-        };
-        count(event::Outcome::UnknownHook);
-        Status::invalid_argument(format!("no hook is named {name:?}; see the setting hooks"))
-    }
-
     /// One request, from its headers to its end.
     async fn run(
         &self,
-        hook: &Hook,
+        hook: Option<&str>,
         mut messages: Streaming<ProcessingRequest>,
         replies: &Replies,
     ) {
-        let Ok(Some(first)) = messages.message().await else { return };
+        let mut leaving = self.leaving.clone();
+        let first = tokio::select! {
+            first = messages.message() => first,
+            // A stream on which nobody asked must not keep this process.
+            _ = leaving.wait_for(|leaving| *leaving) => return,
+        };
+        let Ok(Some(first)) = first else { return };
         let asked = self.engine.clock().now();
         let answered = self.answer(hook, &first, replies).await;
         Answered { took: self.engine.clock().now().since(asked) }.emit();
@@ -133,33 +127,49 @@ impl Processor {
 
     async fn answer(
         &self,
-        hook: &Hook,
+        hook: Option<&str>,
         first: &ProcessingRequest,
         replies: &Replies,
     ) -> Result<(Said, Permits), Status> {
-        let entries = entries(hook, first)?;
+        let request = self.asked(hook, first)?;
+        let admitted = self.admitted(&request, replies).await;
+        Asked { protocol: Protocol::ExtProc, outcome: counted(&admitted) }.emit();
         let passes = Said::RequestHeaders(HeadersResponse::default());
-        if entries.is_empty() {
-            count(event::Outcome::NothingToAsk);
-            return Ok((passes, Permits::default()));
-        }
-        let question = question(hook, &entries).map_err(|refused| refusal(&refused))?;
-        let admitted = self.admit(&question, replies).await;
-        let outcome = match &admitted {
-            Ok(Admitted::Decided(Answer { verdict: Verdict::Admit, .. }, _)) => {
-                event::Outcome::Admit
-            }
-            Ok(_) => event::Outcome::Deny,
-            Err(refused) => outcome(&Err(refused.clone())),
-        };
-        count(outcome);
-        match admitted.map_err(|refused| convert::refusal(&refused))? {
-            Admitted::Rejected(rejection) => Ok((rejected(rejection), Permits::default())),
-            Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => {
+        match admitted {
+            Ok(Admitted::Rejected(rejection)) => Ok((rejected(rejection), Permits::default())),
+            Ok(Admitted::Decided(answer, permits)) if answer.verdict == Verdict::Admit => {
                 Ok((passes, permits))
             }
-            Admitted::Decided(answer, permits) => Ok((self.denied(&answer), permits)),
+            Ok(Admitted::Decided(answer, _)) => Ok((self.denied(&answer), Permits::default())),
+            Err(Unanswered::NothingToAsk) => Ok((passes, Permits::default())),
+            Err(why) => Err(refusal(&why)),
         }
+    }
+
+    /// What the hook asks of the request whose headers are the first message.
+    fn asked(
+        &self,
+        hook: Option<&str>,
+        first: &ProcessingRequest,
+    ) -> Result<Result<RateLimitRequest, Unanswered>, Status> {
+        let headers = headers(first)?;
+        let attributes = Attributes {
+            header: &|name| headers.get(name).map(|value| Cow::Borrowed(value.as_str())),
+            path: headers.get(":path").map_or("", String::as_str),
+            remote_address: attribute(first, "source.address").map(without_port),
+            metadata: &|key| hook::text_at(first.metadata_context.as_ref(), key),
+        };
+        Ok(hook::request(&self.hooks, hook, &attributes))
+    }
+
+    async fn admitted(
+        &self,
+        request: &Result<RateLimitRequest, Unanswered>,
+        replies: &Replies,
+    ) -> Result<Admitted, Unanswered> {
+        let request = request.as_ref().map_err(Unanswered::clone)?;
+        let question = convert::question(request, &self.reporting)?;
+        Ok(self.admit(&question, replies).await?)
     }
 
     /// Asks, and tells Envoy where it takes as long as a queue does.
@@ -213,9 +223,9 @@ impl Processor {
     }
 }
 
-/// What the hook asks of the request whose headers are the first message.
-fn entries(hook: &Hook, first: &ProcessingRequest) -> Result<Entries, Status> {
-    let Some(Asked::RequestHeaders(headers)) = &first.request else {
+/// The headers of the request, which the first message must bring.
+fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, String>, Status> {
+    let Some(Message::RequestHeaders(headers)) = &first.request else {
         let message = "the first message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
     };
@@ -223,17 +233,7 @@ fn entries(hook: &Hook, first: &ProcessingRequest) -> Result<Entries, Status> {
         let message = "observability_mode waits for no answer, so that nothing could be denied";
         return Err(Status::invalid_argument(message));
     }
-    let headers = by_name(headers);
-    let address = attribute(first, "source.address").map(without_port);
-    let request = Attributes {
-        header: &|name| headers.get(name).map(|value| Cow::Borrowed(value.as_str())),
-        path: headers.get(":path").map_or("", String::as_str),
-        remote_address: address,
-        metadata: &|key| metadata(first, key),
-    };
-    let owned = |(key, value): (&str, Cow<'_, str>)| (key.to_owned(), value.into_owned());
-    let descriptors = hook.descriptors(&request);
-    Ok(descriptors.into_iter().map(|entries| entries.into_iter().map(owned).collect()).collect())
+    Ok(by_name(headers))
 }
 
 /// The headers by their lower-case names; several of one name are joined by commas.
@@ -255,28 +255,9 @@ fn by_name(headers: &HttpHeaders) -> HashMap<&str, String> {
 
 /// A text among the request's attributes, which Envoy sends where `request_attributes` asks for it.
 fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r str> {
-    text(request.attributes.values().find_map(|attributes| attributes.fields.get(name))?)
-}
-
-fn metadata(request: &ProcessingRequest, key: &MetadataKey) -> Option<String> {
-    let spaces = &request.metadata_context.as_ref()?.filter_metadata;
-    let (last, path) = key.path.split_last()?;
-    let within = path
-        .iter()
-        .try_fold(spaces.get(&key.key)?, |at, segment| structure(at.fields.get(&segment.key)?))?;
-    text(within.fields.get(&last.key)?).map(str::to_owned)
-}
-
-fn structure(value: &Value) -> Option<&Struct> {
-    match &value.kind {
-        Some(Kind::StructValue(within)) => Some(within),
-        _ => None,
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match &value.kind {
-        Some(Kind::StringValue(text)) => Some(text),
+    let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
+    match found.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text),
         _ => None,
     }
 }
@@ -287,27 +268,13 @@ fn without_port(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn question<'q>(hook: &'q Hook, entries: &'q Entries) -> Result<Question<'q>, Refusal> {
-    let most = convert::MAX_ENTRY_BYTES;
-    let descriptor = |(index, entries): (usize, &'q Vec<(String, String)>)| {
-        let longest = entries.iter().map(|(key, value)| key.len().max(value.len())).max();
-        if let Some(got) = longest.filter(|&got| most <= got) {
-            return Err(Refusal::EntryTooLong { descriptor: index, got, most });
-        }
-        let entries = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
-        Ok(Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None })
-    };
-    let descriptors = entries.iter().enumerate().map(descriptor).collect::<Result<_, _>>()?;
-    Ok(Question { domain: &hook.domain, descriptors })
-}
-
-fn count(outcome: event::Outcome) {
-    event::Asked { protocol: Protocol::ExtProc, outcome }.emit();
-}
-
-fn refusal(refused: &Refusal) -> Status {
-    count(outcome(&Err(refused.clone())));
-    convert::refusal(refused)
+/// What telemetry calls it.
+const fn counted(admitted: &Result<Admitted, Unanswered>) -> Counted {
+    match admitted {
+        Ok(Admitted::Decided(answer, _)) => crate::edge::admitted(answer.verdict),
+        Ok(Admitted::Rejected(_)) => Counted::Deny,
+        Err(why) => hook::unanswered(why),
+    }
 }
 
 fn rejected(rejection: Rejection) -> Said {
@@ -343,7 +310,7 @@ fn header(name: &str, value: String) -> HeaderValueOption {
 
 /// How a request ended for its backend, where the message tells.
 fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
-    let Some(Asked::ResponseHeaders(headers)) = &message.request else { return None };
+    let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
     let named = by_name(headers);
     let failed = named.get(":status").is_some_and(|status| status.starts_with('5'));
     Some(if failed { Outcome::Dropped } else { Outcome::Success })
@@ -352,12 +319,12 @@ fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
 /// The reply that changes nothing; `None` to what asks for none.
 fn untouched(message: &ProcessingRequest) -> Option<Said> {
     Some(match message.request.as_ref()? {
-        Asked::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
-        Asked::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
-        Asked::RequestBody(_) => Said::RequestBody(BodyResponse::default()),
-        Asked::ResponseBody(_) => Said::ResponseBody(BodyResponse::default()),
-        Asked::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
-        Asked::ResponseTrailers(_) => Said::ResponseTrailers(TrailersResponse::default()),
+        Message::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
+        Message::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
+        Message::RequestBody(_) => Said::RequestBody(BodyResponse::default()),
+        Message::ResponseBody(_) => Said::ResponseBody(BodyResponse::default()),
+        Message::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
+        Message::ResponseTrailers(_) => Said::ResponseTrailers(TrailersResponse::default()),
     })
 }
 

@@ -1,0 +1,66 @@
+//! `ExternalProcessor/Process` over a real connection: what is refused, and what a stream on which nobody asks holds up.
+
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::grpc::ext_proc::HOOK;
+use sluicegate::edge::health::Ready;
+use tonic::{Code, Request, Status};
+
+use super::check::hooks;
+use super::grpc::{Served, served_with};
+use super::{engine, two_a_minute};
+
+const ADDRESS: &str = r#"{"remote_address": {}}"#;
+
+async fn with(hooks: Hooks) -> Served {
+    served_with(engine(two_a_minute()), Ready::Yes, hooks).await
+}
+
+/// What comes back for a stream's first message, under the hook of that name.
+async fn first(
+    served: &Served,
+    hook: Option<&'static str>,
+    message: Message,
+) -> Result<ProcessingResponse, Status> {
+    let asked = ProcessingRequest { request: Some(message), ..ProcessingRequest::default() };
+    let mut request = Request::new(tokio_stream::iter([asked]));
+    if let Some(hook) = hook {
+        request.metadata_mut().insert(HOOK, hook.parse().unwrap());
+    }
+    let mut client = ExternalProcessorClient::new(served.channel.clone());
+    let mut replies = client.process(request).await?.into_inner();
+    Ok(replies.message().await?.expect("one reply"))
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_refused_in_words() {
+    let headers = || Message::RequestHeaders(HttpHeaders::default());
+    let (none, some) = (with(Hooks::default()).await, with(hooks(ADDRESS)).await);
+    let refused = first(&none, None, headers()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("`hooks`"), "{refused}");
+    let refused = first(&some, Some("nobody"), headers()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("\"nobody\"") && refused.message().contains("edge, other"));
+    let body = Message::RequestBody(HttpBody::default());
+    let refused = first(&some, None, body).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("request_header_mode"), "{refused}");
+    // Without the header that the first hook asks about there is nothing to ask.
+    assert!(first(&some, None, headers()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_stream_on_which_nobody_asks_does_not_hold_the_server_up() {
+    let served = with(hooks(ADDRESS)).await;
+    let mut client = ExternalProcessorClient::new(served.channel.clone());
+    let silent = tokio_stream::pending::<ProcessingRequest>();
+    let mut replies = client.process(silent).await.unwrap().into_inner();
+    let (ended, left) = tokio::join!(replies.message(), served.left());
+    assert!(ended.unwrap().is_none(), "in order, which no proxy takes for a failure");
+    left.unwrap();
+}
