@@ -46,7 +46,8 @@ pub(super) fn doctor(
                 looked_at.extend(facts);
             }
             Err(refused) => {
-                writeln!(terminal.err, "error: {refused}")?;
+                let cure = "name a Redis that runs and lets us in with --backend";
+                writeln!(terminal.err, "error: {refused}: {cure}")?;
                 return Ok(Outcome::CouldNotSay);
             }
         }

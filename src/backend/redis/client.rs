@@ -44,6 +44,14 @@ impl fmt::Display for At {
     }
 }
 
+/// Why it cannot be had, for a person. The client shows what the operating system said as a structure
+/// of this language: of that only the sentence is kept.
+pub(super) fn in_words(error: &Error) -> String {
+    let details = error.details();
+    let sentence = details.split_once("message: \"").and_then(|(_, rest)| rest.split('"').next());
+    sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
+}
+
 /// As whom one process is spoken to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Login<'a> {

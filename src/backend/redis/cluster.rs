@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::Cause;
-use super::client::At;
+use super::client::{At, in_words};
 use super::connection::{Link, Live};
 use super::keep::{self, Whereabouts};
 use super::options::{Address, Options};
@@ -173,7 +173,7 @@ pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Ar
                 said.clear();
             }
             Err(error) => {
-                let why = error.to_string();
+                let why = in_words(&error);
                 if why != said {
                     tracing::warn!(error = %why, "no node of the redis cluster tells its slots");
                     said = why;

@@ -10,7 +10,7 @@ use fred::error::Error;
 use fred::types::Value;
 use tokio::task::JoinSet;
 
-use super::client::{At, Opened, run};
+use super::client::{At, Opened, in_words, run};
 use super::options::{Options, Place};
 use super::pauses::Pauses;
 use super::sentinel::Watchers;
@@ -44,7 +44,7 @@ pub struct Refused(pub String);
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
-        Self(error.to_string())
+        Self(in_words(&error))
     }
 }
 
@@ -80,7 +80,7 @@ async fn connect(places: Vec<At>, options: Arc<Options>) -> Result<Vec<Node>, Re
         let options = Arc::clone(&options);
         opening.spawn(async move {
             let opened = Opened::new(&at, options.login()).await;
-            let opened = opened.map_err(|error| Refused(format!("{at}: {error}")))?;
+            let opened = opened.map_err(|error| Refused(format!("{at}: {}", in_words(&error))))?;
             Ok::<_, Refused>((number, Node { at: at.to_string(), opened }))
         });
     }

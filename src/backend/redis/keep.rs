@@ -15,7 +15,7 @@ use fred::interfaces::ClientLike as _;
 use fred::types::Value;
 use tokio::time::{sleep, timeout};
 
-use super::client::{At, Opened, PATIENCE, run};
+use super::client::{At, Opened, PATIENCE, in_words, run};
 use super::cluster::Cluster;
 use super::connection::{Link, Live};
 use super::options::Options;
@@ -85,7 +85,7 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
             }
             Err(error) => {
                 // Once for each new reason: an outage of an hour is not ten thousand lines.
-                let why = error.to_string();
+                let why = in_words(&error);
                 if why != said {
                     tracing::warn!(error = %why, "redis cannot be had: on_backend_failure answers");
                     said = why;
