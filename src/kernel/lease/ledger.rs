@@ -125,6 +125,31 @@ impl Ledger {
         }
     }
 
+    /// Counts a question that is put to [`Ledger::look`].
+    pub fn asked(&mut self, now: Nanos, hits: Hits) {
+        self.sizer.asked(now, hits);
+    }
+
+    /// Puts back hits that were just spent, when their question is not admitted after all. Only while no
+    /// message was written, settled or given up since, so that this undoes the spending and nothing
+    /// else; void where the balance is.
+    pub fn put_back(&mut self, now: Nanos, hits: Hits) {
+        if now < self.until {
+            self.balance = self.balance.plus(hits);
+        }
+    }
+
+    /// Forgets a denial, because hits were given back to the key.
+    pub const fn forget_denial(&mut self) {
+        self.denial = None;
+    }
+
+    /// Whether [`Ledger::ahead`] may have a message: cheaper than to ask it.
+    #[must_use]
+    pub fn is_near_its_end(&self, now: Nanos) -> bool {
+        self.flight.is_none() && self.pause <= now && self.is_due(now, self.balance(now))
+    }
+
     /// What the key has left for those who ask here: what the store had when last heard of, and the
     /// balance.
     #[must_use]
