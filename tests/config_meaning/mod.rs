@@ -11,7 +11,7 @@ mod recorded;
 mod schema;
 mod warnings;
 
-use sluicegate::config::diagnostic::{Diagnostic, Source};
+use sluicegate::config::diagnostic::{Diagnostic, Severity, Source};
 use sluicegate::config::raw::{self, File};
 use sluicegate::config::resolve::resolve;
 use sluicegate::config::tree::Match;

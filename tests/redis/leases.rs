@@ -177,11 +177,14 @@ async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_aga
     let store = Store::running();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
     let in_time = Duration::from_secs(20);
+    // So that no answer is here before the question is given up.
+    store.signal("STOP");
     let mut first = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
     let mut second = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut second).now_or_never().is_none());
     drop(first);
+    store.signal("CONT");
     assert!(is_admitted(timeout(in_time, second).await.unwrap()));
     for _ in 0..3 {
         assert!(is_admitted(timeout(in_time, member.ask(leased.leased(), Hits(1))).await.unwrap()));

@@ -118,7 +118,9 @@ impl Held {
 
     pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
-        let surplus = self.ledger.surplus(now, number);
+        let quiet = now.since(self.asked);
+        let surplus = self.ledger.abandon(now, number, quiet);
+        let surplus = surplus.or_else(|| self.ledger.surplus(now, number));
         self.wrote(surplus, self.awaits)
     }
 

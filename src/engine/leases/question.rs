@@ -89,10 +89,10 @@ impl Leases {
         let asks =
             asked.map(|(at, (leased, hits))| async move { (at, self.ask(leased, hits).await) });
         let rest = async {
-            match plain.charges.list.is_empty() {
-                true => Outcomes::new(),
-                false => self.charge_plainly(now, &plain.charges).await,
+            if plain.charges.list.is_empty() {
+                return Outcomes::new();
             }
+            self.charge_plainly(now, &plain.charges).await
         };
         let mut outcomes = unknown(charges);
         let (answered, asked) = join(rest, join_all(asks)).await;

@@ -24,6 +24,10 @@ use crate::kernel::units::{Hits, Nanos};
 /// something to lend again, and whether a denial still stands that was due to what others hold.
 const TRIES_A_TERM: u64 = 8;
 
+/// Where so many hits were to be expected and none came, demand is over: of arrivals by chance one
+/// pause in three thousand is as long.
+const NO_CHANCE: Hits = Hits(8);
+
 /// Hits held of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
@@ -194,6 +198,20 @@ impl Ledger {
         self.balance = self.balance.less(surplus);
         self.sizer.stranded(now, surplus);
         Some(self.parting(now, number, surplus))
+    }
+
+    /// The message that gives everything back because nobody asks any more, after `quiet` in which so
+    /// many hits were to be expected that it is no chance. None otherwise, or when nothing is held or
+    /// another message is on its way.
+    pub fn abandon(&mut self, now: Nanos, number: Number, quiet: Nanos) -> Option<Borrow> {
+        self.expire(now);
+        let is_chance = self.sizer.expected(now, quiet) < NO_CHANCE;
+        if self.flight.is_some() || self.balance == Hits(0) || is_chance {
+            return None;
+        }
+        let all = std::mem::take(&mut self.balance);
+        self.sizer.stranded(now, all);
+        Some(self.parting(now, number, all))
     }
 
     /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes

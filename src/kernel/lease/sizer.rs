@@ -124,6 +124,16 @@ impl Sizer {
         }
     }
 
+    /// Hits that would be asked for in `span` by the demand of the last term; none is foretold of a fixed
+    /// size.
+    #[must_use]
+    pub fn expected(&self, now: Nanos, span: Nanos) -> Hits {
+        match self.size {
+            Size::Fixed(_) => Hits(0),
+            Size::Learned => Hits(scaled(self.seen(now).asked.0, span.0, self.term.0)),
+        }
+    }
+
     /// Will `balance` be gone `ahead` of now?
     #[must_use]
     pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
