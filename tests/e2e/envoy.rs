@@ -103,13 +103,6 @@ impl Envoy {
         self.process.wait().unwrap();
     }
 
-    /// Sends a signal: `STOP`, `CONT`, `TERM`.
-    pub fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
-    }
-
     /// What Envoy logged so far.
     pub fn log(&self) -> String {
         log(self.home.path())
