@@ -85,7 +85,7 @@ fn named(schema: &Value) -> BTreeSet<String> {
 fn keys(values: &Value, path: &str) -> BTreeSet<String> {
     let schema = read();
     let pointer: String =
-        path.split('.').filter(|p| !p.is_empty()).map(|p| format!("/properties/{p}")).collect();
+        path.split('.').filter(|p| !p.is_empty()).flat_map(|p| ["/properties/", p]).collect();
     let opened = schema.pointer(&pointer).is_some_and(|s| s["properties"].is_object());
     match values {
         Value::Object(map) if opened && path != "settings" => map
