@@ -44,9 +44,22 @@ impl Service {
     /// # Errors
     /// With everything the process said, when it did not get that far.
     pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
+        Self::start_with(limits, flags, &[])
+    }
+
+    /// The same, with further variables.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_with(
+        limits: &Path,
+        flags: &[String],
+        variables: &[(&str, String)],
+    ) -> Result<Self, String> {
         let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         let stderr = log.reopen().map_err(|error| error.to_string())?;
-        let mut process = spawn(limits, flags, stderr).map_err(|error| error.to_string())?;
+        let mut process =
+            spawn(limits, flags, variables, stderr).map_err(|error| error.to_string())?;
         let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
         let said = said_until_ready(&lines);
         let address = |name: &str| listening(&said.lines, name);
@@ -85,6 +98,13 @@ impl Service {
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIGTERM");
     }
 
+    /// Sends a signal: `STOP`, `CONT`, `KILL`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+    }
+
     /// Waits for the process to end by itself.
     ///
     /// # Errors
@@ -114,12 +134,18 @@ impl Drop for Service {
     }
 }
 
-fn spawn(limits: &Path, flags: &[String], stderr: File) -> std::io::Result<Child> {
+fn spawn(
+    limits: &Path,
+    flags: &[String],
+    variables: &[(&str, String)],
+    stderr: File,
+) -> std::io::Result<Child> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.arg("serve").arg("--limits").arg(limits);
     for port in ["grpc", "http", "admin", "metrics"] {
         command.arg(format!("--{port}-port")).arg("0");
     }
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()
 }
 

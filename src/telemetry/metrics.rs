@@ -10,8 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, LeaseEnd, LeasedHits, Loaded, Outcome,
-    OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, LeaseEnd, LeasedHits,
+    Loaded, Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -69,6 +69,7 @@ struct Shard {
     remembered: AtomicU64,
     /// By reason, and whether it was enforced.
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
+    ids: [AtomicU64; IdEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
@@ -93,6 +94,10 @@ pub struct Total {
     pub buckets: u64,
     /// Buckets that may be in use.
     pub most: u64,
+    /// Early releases that are remembered.
+    pub early: u64,
+    /// Early releases that may be remembered.
+    pub most_early: u64,
 }
 
 /// What is held of leased limits.
@@ -212,6 +217,11 @@ impl Metrics {
         mine.add(&mine.shard.ceilings[at][usize::from(reached.enforced)], 1);
     }
 
+    pub(super) fn id_seen(&self, seen: IdSeen) {
+        let mine = self.mine();
+        mine.add(&mine.shard.ids[seen.0 as usize], 1);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -277,6 +287,7 @@ impl Shard {
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             remembered: AtomicU64::new(0),
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
+            ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
             lease_calls: AtomicU64::new(0),
@@ -446,6 +457,8 @@ impl Metrics {
             ),
             ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),
             ("sluicegate_ceilings_max", "How many buckets there may be", total.most),
+            ("sluicegate_early_releases", "Releases that wait for their acquire", total.early),
+            ("sluicegate_early_releases_max", "How many there may be", total.most_early),
         ];
         for (name, help, value) in gauges {
             head(page, name, "gauge", help)?;
@@ -460,6 +473,13 @@ impl Metrics {
                 let reason = reason.as_str();
                 writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{word}\"}} {n}")?;
             }
+        }
+        let name = "sluicegate_permit_ids_total";
+        head(page, name, "counter", "Ids of requests, by what became of what they hold")?;
+        // Bound: `IdEvent::ALL`.
+        for event in IdEvent::ALL {
+            let n = self.sum(|shard| &shard.ids[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())
     }
