@@ -5,7 +5,6 @@
 //! counts only where the whole of that does. `SLUICEGATE_RUNS` says how many seeds are tried.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,21 +15,21 @@ use super::{Store, wait_until_whole};
 use crate::http1;
 use crate::service::Service;
 use crate::support::dice::{Dice, seed};
-use crate::support::resp::{Client, Value};
+use crate::support::resp::Client;
 use crate::waiting::now;
 
 const REPLICAS: usize = 5;
-const LIMIT: u64 = 300;
+const LIMIT: u64 = 100;
 /// 10 %, for the limit that is not coupled to windows.
-const BUDGET: u64 = 30;
-const RUN: Duration = Duration::from_secs(4);
+const BUDGET: u64 = 10;
+const RUN: Duration = Duration::from_secs(6);
 
 /// What the store does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Design {
     Sound,
-    /// It does not remember who holds what: so leases without a list of them would be.
-    ForgetsWhoHolds,
+    /// It loses its state now and then, beside which nothing is promised.
+    Forgets,
 }
 
 /// Hits that were admitted at some instant between these, in microseconds since 1970.
@@ -57,15 +56,16 @@ fn a_fleet_that_is_killed_stopped_and_woken_admits_no_more_than_the_law_and_what
         assert_eq!(above_windows(&windows), 0, "SLUICEGATE_SEED={seed}: windows");
         assert_eq!(above_rate(&rate), 0, "SLUICEGATE_SEED={seed}: rate");
         let all = windows.len() + rate.len();
-        assert!(100 < all, "SLUICEGATE_SEED={seed}: {all} admitted is no proof of anything");
+        assert!(50 < all, "SLUICEGATE_SEED={seed}: {all} admitted is no proof of anything");
     }
 }
 
 #[test]
-fn the_same_fleet_over_a_store_that_forgets_who_holds_what_passes_the_law() {
+fn the_same_fleet_over_a_store_that_loses_its_state_is_found_above_the_law() {
     let (mut found, seed) = (0, seed());
-    for run_seed in (0..10).map(|i| seed.wrapping_add(i)) {
-        found += above_rate(&run(run_seed, Design::ForgetsWhoHolds).1);
+    for run_seed in (0..20).map(|i| seed.wrapping_add(i)) {
+        let (windows, rate) = run(run_seed, Design::Forgets);
+        found += above_windows(&windows) + above_rate(&rate);
         if 10 <= found {
             break;
         }
@@ -92,7 +92,7 @@ fn run(seed: u64, design: Design) -> (Vec<Admitted>, Vec<Admitted>) {
             })
             .collect();
         let phases = dice.roll();
-        if design == Design::ForgetsWhoHolds {
+        if design == Design::Forgets {
             let fleet = &fleet;
             scope.spawn(move || fleet.forget_on());
         }
@@ -172,10 +172,11 @@ impl Fleet {
     fn ask_on(&self, at: usize, mut dice: Dice) -> (Vec<Admitted>, Vec<Admitted>) {
         let mut logs = (Vec::new(), Vec::new());
         while !self.is_over.load(Relaxed) {
-            // All replicas are asked in the same half seconds.
-            let is_quiet = micros() / 500_000 % 3 != 0;
+            // All are asked for little at the same time, while leases are held and the debt drains, and
+            // then for more than there is.
+            let is_quiet = micros() / 250_000 % 10 < 7;
             if is_quiet {
-                pause(dice.up_to(20));
+                pause(60 + dice.up_to(140));
             }
             let Some(address) = *self.addresses[at].read().unwrap() else {
                 pause(5);
@@ -191,19 +192,12 @@ impl Fleet {
         logs
     }
 
-    /// Deletes every list of who holds what, again and again.
+    /// Drops all counters and all lists of who holds what, again and again.
     fn forget_on(&self) {
-        let socket: PathBuf = self.store.socket();
-        let mut client = Client::connect(&socket).unwrap();
+        let mut client = Client::connect(&self.store.socket()).unwrap();
         while !self.is_over.load(Relaxed) {
-            let Value::Array(keys) = client.call(&["KEYS", "*:$*"]) else {
-                panic!("no list of keys")
-            };
-            for key in keys {
-                let Value::Text(key) = key else { continue };
-                client.call(&[b"DEL", key.as_slice()]);
-            }
-            pause(1);
+            client.call(&["FLUSHALL"]);
+            pause(200);
         }
     }
 }
