@@ -44,9 +44,22 @@ impl Service {
     /// # Errors
     /// With everything the process said, when it did not get that far.
     pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
+        Self::start_under(limits, flags, &[])
+    }
+
+    /// The same with further variables in its environment.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_under(
+        limits: &Path,
+        flags: &[String],
+        environment: &[(&str, &str)],
+    ) -> Result<Self, String> {
         let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         let stderr = log.reopen().map_err(|error| error.to_string())?;
-        let mut process = spawn(limits, flags, stderr).map_err(|error| error.to_string())?;
+        let mut process =
+            spawn(limits, flags, environment, stderr).map_err(|error| error.to_string())?;
         let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
         let said = said_until_ready(&lines);
         let address = |name: &str| listening(&said.lines, name);
@@ -114,12 +127,18 @@ impl Drop for Service {
     }
 }
 
-fn spawn(limits: &Path, flags: &[String], stderr: File) -> std::io::Result<Child> {
+fn spawn(
+    limits: &Path,
+    flags: &[String],
+    environment: &[(&str, &str)],
+    stderr: File,
+) -> std::io::Result<Child> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.arg("serve").arg("--limits").arg(limits);
     for port in ["grpc", "http", "admin", "metrics"] {
         command.arg(format!("--{port}-port")).arg("0");
     }
+    command.envs(environment.iter().copied());
     command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()
 }
 

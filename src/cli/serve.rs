@@ -29,7 +29,8 @@ use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
 use crate::kernel::units::Nanos;
 use crate::source::file::FileSource;
 use crate::source::{Published, Why};
-use crate::telemetry::metrics::{self, Gauges};
+use crate::telemetry::metrics::{self, Gauges, METRICS};
+use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::Listeners;
@@ -125,6 +126,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         health: health.clone(),
         finishing,
     };
+    let told = service.tell();
     let mut parts = service.start(listeners, source)?;
     if let Some(connection) = connection {
         parts.lasting(connection);
@@ -145,6 +147,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         () = drain::lead(ends, health, phase, times) => Ok(()),
     };
     engine.leave().await;
+    if told.anything() {
+        // It waits for the collector, which no thread that answers may.
+        drop(tokio::task::spawn_blocking(move || told.finish()).await);
+    }
     ended
 }
 
@@ -249,18 +255,34 @@ impl Service<'_> {
         self.start_pages(listener, http::router(ask), parts);
     }
 
+    /// Tells spans and counts to the collector that the environment names, if it does.
+    fn tell(&self) -> Told {
+        let look = self.look();
+        let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let (told, refused) = otlp::start(&variable, &page);
+        for why in refused {
+            tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
+        }
+        told
+    }
+
     fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {
+        self.start_pages(listener, http::metrics::router(self.look()), parts);
+    }
+
+    /// Looks up what is not counted but read.
+    fn look(&self) -> http::metrics::Look {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
-        let look = move || Gauges {
+        Arc::new(move || Gauges {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
             ceilings: ceilings(engine.ceilings().total()),
             started,
-        };
-        self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
+        })
     }
 
     fn start_admin(

@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Outcome, Permit};
 use crate::kernel::units::Nanos;
+use crate::telemetry::trace;
 use bucket::{Bucket, Place};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
@@ -94,7 +95,9 @@ impl Admission {
                 Place::Waits(waiting) => {
                     let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
                     let patience = timeout.min(ask.patience);
+                    let queued = trace::part(trace::Part::Queue);
                     let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
+                    drop(queued);
                     Ok(self.held(bucket, permit))
                 }
             };

@@ -24,6 +24,7 @@ use crate::kernel::decision::{
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
+use crate::telemetry::trace;
 
 /// Answers questions.
 #[derive(Debug)]
@@ -157,7 +158,9 @@ impl Engine {
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(config, question, self.policy.planning, now);
+        drop(planning);
         match &self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
             Reply::Later(_) => {
@@ -176,7 +179,9 @@ impl Engine {
         // Whole, because it outlives waits: `load` lends from a few places per thread.
         let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(&config, question, self.policy.planning, now);
+        drop(planning);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
         if self.ledgers.concern(&plan) {
@@ -215,7 +220,12 @@ impl Engine {
     async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
         match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, charges, end).await,
+            Reply::Later(reply) => {
+                let waiting = trace::part(trace::Part::Backend);
+                let outcomes = self.wait(reply, charges, end).await;
+                drop(waiting);
+                outcomes
+            }
         }
     }
 

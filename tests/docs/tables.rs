@@ -150,6 +150,22 @@ fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
 }
 
 #[test]
+fn the_summary_of_the_book_lists_every_page_once() {
+    let listed = coded_links(&page("docs/SUMMARY.md"));
+    let own = ["docs/SUMMARY.md", "README.md", "SECURITY.md"];
+    let pages: BTreeSet<_> = pages().into_iter().map(|page| page.name).collect();
+    let wanted = pages.iter().filter(|name| !own.contains(&&***name));
+    let found: BTreeSet<_> = listed.iter().filter(|name| *name != "docs/../README.md").collect();
+    assert_eq!(found, wanted.collect());
+    assert_eq!(listed.len(), found.len() + 1, "a page twice");
+}
+
+fn coded_links(summary: &str) -> Vec<String> {
+    let links = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    links.map(|link| format!("docs/{link}")).collect()
+}
+
+#[test]
 fn every_link_leads_somewhere() {
     for Page { name, text } in pages() {
         let links = text.match_indices("](").map(|(at, _)| &text[at + 2..]);

@@ -19,6 +19,7 @@ use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::trace;
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -119,6 +120,17 @@ fn timeout(text: &str) -> Option<Nanos> {
 #[tonic::async_trait]
 impl RateLimitService for RateLimits {
     async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let header = |name: &str| request.metadata().get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Grpc, &header);
+        span.around(self.asked(request)).await
+    }
+}
+
+impl RateLimits {
+    async fn asked(
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
