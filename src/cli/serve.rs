@@ -37,6 +37,9 @@ use listeners::Listeners;
 /// How long a full round of sweeps over the memory backend takes.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
+/// How long what is held of leased limits is given back at the end, at most.
+const GIVING_BACK: Duration = Duration::from_secs(2);
+
 /// The most domains that are listed at the start: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
 
@@ -131,6 +134,9 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
+        if let Some(leases) = engine.leases().cloned() {
+            parts.lasting(leases.tend_on());
+        }
         let told = doctor::tell_all(settings.clone());
         parts.lasting(async move {
             told.await;
@@ -144,6 +150,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         ended = parts.all_end() => ended,
         () = drain::lead(ends, health, phase, times) => Ok(()),
     };
+    if let Some(leases) = engine.leases() {
+        // What does not go back now is void when its lease ends.
+        drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
+    }
     engine.leave().await;
     ended
 }
@@ -258,6 +268,7 @@ impl Service<'_> {
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
             ceilings: ceilings(&engine),
+            balances: balances(&engine),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
@@ -328,6 +339,11 @@ fn ceilings(engine: &Engine) -> metrics::Total {
     let (early, most_early) = engine.early_releases();
     let (early, most_early) = (count(early), most_early.into());
     metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
+}
+
+fn balances(engine: &Engine) -> metrics::Balances {
+    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
+    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

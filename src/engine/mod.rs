@@ -11,6 +11,7 @@ mod decide;
 mod degrade;
 mod ids;
 pub mod leases;
+mod leasing;
 mod ledgers;
 mod local;
 pub mod membership;

@@ -420,6 +420,69 @@ impl HitsOwed {
     }
 }
 
+/// Hits of leases began or ended to be held here.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedHits {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub end: LeaseEnd,
+}
+
+/// What became of hits of leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// The store lent them.
+    Borrowed,
+    /// They went back unspent.
+    GivenBack,
+    /// Their lease ended with them unspent.
+    Expired,
+}
+
+impl LeaseEnd {
+    /// Every one, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
+
+    /// As metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Borrowed => "borrowed",
+            Self::GivenBack => "given_back",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl LeasedHits {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.leased_hits(self);
+    }
+}
+
+/// A message about a lease was sent to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseCalled;
+
+impl LeaseCalled {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.lease_called();
+    }
+}
+
 /// The store of counters did not answer a charge.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {

@@ -10,7 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, Loaded, Outcome,
+    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, LeaseEnd, LeasedHits,
+    Loaded, Outcome,
     OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
@@ -71,6 +72,8 @@ struct Shard {
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
+    leased: [AtomicU64; LeaseEnd::ALL.len()],
+    lease_calls: AtomicU64,
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
@@ -98,6 +101,15 @@ pub struct Total {
     pub most_early: u64,
 }
 
+/// What is held of leased limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Balances {
+    /// Keys that a balance is kept of.
+    pub keys: u64,
+    /// Hits that may be spent without asking.
+    pub hits: u64,
+}
+
 /// What is not counted but looked up when the page is asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
@@ -109,6 +121,8 @@ pub struct Gauges {
     pub backend_is_down: bool,
     /// Requests in flight and ceilings.
     pub ceilings: Total,
+    /// What is held of leased limits.
+    pub balances: Balances,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -214,6 +228,16 @@ impl Metrics {
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
     }
 
+    pub(super) fn leased_hits(&self, leased: LeasedHits) {
+        let mine = self.mine();
+        mine.add(&mine.shard.leased[leased.end as usize], leased.hits.0);
+    }
+
+    pub(super) fn lease_called(&self) {
+        let mine = self.mine();
+        mine.add(&mine.shard.lease_calls, 1);
+    }
+
     pub(super) fn called(&self, called: Called) {
         let (mine, questions) = (self.mine(), u64::try_from(called.questions).unwrap_or(u64::MAX));
         let bucket = QUESTIONS.iter().position(|bound| questions <= *bound);
@@ -266,6 +290,8 @@ impl Shard {
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
+            leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
+            lease_calls: AtomicU64::new(0),
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
@@ -297,6 +323,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_config(f)?;
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
+        self.metrics.write_leases(f, self.gauges.balances)?;
         write_process(f, &self.gauges)
     }
 }
@@ -454,6 +481,28 @@ impl Metrics {
         for event in IdEvent::ALL {
             let n = self.sum(|shard| &shard.ids[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    fn write_leases(&self, page: &mut fmt::Formatter<'_>, held: Balances) -> fmt::Result {
+        let name = "sluicegate_lease_keys";
+        head(page, name, "gauge", "Keys of leased limits that a balance is kept of")?;
+        writeln!(page, "{name} {}", held.keys)?;
+        let name = "sluicegate_lease_balance_hits";
+        head(page, name, "gauge", "Hits held, which are spent without asking the store")?;
+        writeln!(page, "{name} {}", held.hits)?;
+        let name = "sluicegate_lease_calls_total";
+        head(page, name, "counter", "Messages to the store that borrow or give back")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
+        let name = "sluicegate_lease_hits_total";
+        head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
+        // Bound: `LeaseEnd::ALL`.
+        for end in LeaseEnd::ALL {
+            let n = self.sum(|shard| &shard.leased[end as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
         }
         Ok(())
     }
