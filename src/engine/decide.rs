@@ -152,6 +152,18 @@ impl Engine {
         Deciding { engine: self, question, patience, later: None }
     }
 
+    /// Answers `question`, asked at `now`, where nothing need be waited for.
+    ///
+    /// # Errors
+    /// As [`Engine::decide`].
+    pub fn decide_at_hand(
+        &self,
+        question: &Question<'_>,
+        now: Nanos,
+    ) -> Option<Result<Answer, Refusal>> {
+        self.backend.is_at_hand().then(|| self.decide_at_once(question, now))
+    }
+
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
         check(question)?;
         let config = self.config.load();
@@ -329,8 +341,8 @@ impl Future for Deciding<'_, '_> {
             return later.as_mut().poll(cx);
         }
         let now = engine.clock.now();
-        if engine.backend.is_at_hand() {
-            return Poll::Ready(engine.decide_at_once(question, now));
+        if let Some(answer) = engine.decide_at_hand(question, now) {
+            return Poll::Ready(answer);
         }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
     }
