@@ -52,12 +52,9 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
-        for held in self.0 {
-            // One that its deadline took back is given back already.
-            let _given_back = held.release(outcome, rtt);
-        }
+    /// from admission to now. False where nothing was held any longer: deadlines took it back.
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
     /// The request was seen alive: the deadlines of what is held count from now. False where all of
@@ -104,6 +101,19 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
+    }
+
+    /// The same for one whose end may never be told: each permit is out for its ceiling's
+    /// `max_duration` at most, unless it is renewed.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`].
+    pub async fn admit_with_deadline(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Admitted, Refusal> {
+        self.admit_under(question, question, patience, Keep::MaxDuration).await
     }
 
     /// The same, but only `covered` meets ceilings, and what `keep` says counts.

@@ -183,12 +183,21 @@ pub enum Protocol {
     ExtProc,
     /// Entries of Envoy's access log.
     AccessLog,
+    /// Our own service, `sluicegate.v1.Permits`.
+    Permits,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc, Self::AccessLog];
+    pub const ALL: [Self; 7] = [
+        Self::Grpc,
+        Self::Json,
+        Self::ExtAuthz,
+        Self::Nginx,
+        Self::ExtProc,
+        Self::AccessLog,
+        Self::Permits,
+    ];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -200,6 +209,7 @@ impl Protocol {
             Self::Nginx => "nginx",
             Self::ExtProc => "ext_proc",
             Self::AccessLog => "access_log",
+            Self::Permits => "permits",
         }
     }
 }

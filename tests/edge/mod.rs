@@ -12,6 +12,8 @@ mod http;
 mod json;
 mod metadata;
 mod metrics;
+mod permits;
+mod permits_code;
 mod reflection;
 
 use std::sync::Arc;

@@ -203,7 +203,10 @@ impl Processor {
                 _ = leaving.wait_for(|leaving| *leaving) => return,
             };
             match message {
-                Ok(None) => return permits.finish(outcome, None),
+                Ok(None) => {
+                    permits.finish(outcome, None);
+                    return;
+                }
                 Err(_) => return,
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
