@@ -93,7 +93,20 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
     }
 
-    /// The same, but only `covered` meets ceilings, and what `keep` says counts.
+    /// The same where the end may never be seen: when `max_duration` is over, what is held comes back
+    /// whatever is done with it.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`].
+    pub async fn admit_for_a_time(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Admitted, Refusal> {
+        self.admit_under(question, question, patience, Keep::MaxDuration).await
+    }
+
+    /// As [`Engine::admit`], but only `covered` meets ceilings, and what `keep` says counts.
     pub(super) async fn admit_under(
         &self,
         covered: &Question<'_>,

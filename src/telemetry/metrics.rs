@@ -10,7 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, Loaded, Outcome, OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, Loaded, Outcome, OwedOutcome,
+    Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -75,6 +76,7 @@ struct Shard {
     /// Calls by the questions in them, as `took`.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
+    datagrams: [AtomicU64; Datagram::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -210,6 +212,11 @@ impl Metrics {
         mine.add(&mine.shard.called_sum, questions);
     }
 
+    pub(super) fn datagram_came(&self, outcome: Datagram) {
+        let mine = self.mine();
+        mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
@@ -258,6 +265,7 @@ impl Shard {
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
+            datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
         }
     }
 }
@@ -285,6 +293,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_config(f)?;
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
+        self.metrics.write_datagrams(f)?;
         write_process(f, &self.gauges)
     }
 }
@@ -433,6 +442,19 @@ impl Metrics {
                 let reason = reason.as_str();
                 writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{word}\"}} {n}")?;
             }
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_syslog_datagrams_total";
+        head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
+        // Bound: `Datagram::ALL`.
+        for outcome in Datagram::ALL {
+            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ mod json;
 mod metadata;
 mod metrics;
 mod reflection;
+mod syslog;
 
 use std::sync::Arc;
 
