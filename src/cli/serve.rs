@@ -271,7 +271,7 @@ impl Service<'_> {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
-            ceilings: ceilings(engine.ceilings().total()),
+            ceilings: ceilings(&engine),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
@@ -335,11 +335,13 @@ impl Parts {
     }
 }
 
-fn ceilings(total: admit::Total) -> metrics::Total {
+fn ceilings(engine: &Engine) -> metrics::Total {
     let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = total;
+    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
     let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
-    metrics::Total { in_flight, waiting, limit, buckets, most }
+    let (early, most_early) = engine.early_releases();
+    let (early, most_early) = (count(early), most_early.into());
+    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

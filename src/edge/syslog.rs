@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 
 use crate::config::settings::Networks;
-use crate::engine::Engine;
+use crate::engine::{Engine, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Datagram, DatagramCame};
@@ -22,8 +22,11 @@ pub const LONGEST: usize = 512;
 /// The pause after a failed receive: without it a broken socket spins.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// NGINX counts in milliseconds: below this the time from here to here is the better measurement.
-const COARSE: Nanos = Nanos(10 * Nanos::MILLI.0);
+/// How much longer than NGINX's time, which is in milliseconds and cut, the time from here to here may
+/// be and still be the better measurement: beyond it a slow client had its part in it.
+const COARSE: Nanos = Nanos(1_500_000);
+/// What is cut off on average.
+const CUT: Nanos = Nanos(500_000);
 
 /// What the client closed before there was an answer; NGINX's own.
 const CLIENT_LEFT: u16 = 499;
@@ -64,8 +67,15 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, from: Networks) {
 
 fn take(engine: &Engine, source: IpAddr, datagram: &[u8]) -> Datagram {
     let Some(Ended { id, outcome, rtt }) = ended(datagram) else { return Datagram::Malformed };
-    engine.release(id, Some(source), outcome, rtt.filter(|rtt| COARSE <= *rtt));
+    let rtt = rtt.map(|rtt| refined(rtt, engine.held_for(id)));
+    engine.release(id, Some(source), outcome, rtt);
     Datagram::Read
+}
+
+/// The better of NGINX's time and our own.
+#[must_use]
+pub fn refined(nginx: Nanos, own: Option<Nanos>) -> Nanos {
+    own.filter(|own| *own <= nginx.plus(COARSE)).unwrap_or_else(|| nginx.plus(CUT))
 }
 
 /// Reads `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK rtt=0.012`, and nothing else.
@@ -73,7 +83,7 @@ fn take(engine: &Engine, source: IpAddr, datagram: &[u8]) -> Datagram {
 pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
     let mut fields = message(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
     let mut field = |name: &str| fields.next()?.strip_prefix(name);
-    let id = field("id=").filter(|id| is_id(id))?;
+    let id = field("id=").filter(|id| check_id(id).is_ok())?;
     let status = field("status=")?;
     let status: u16 = (status.len() == 3).then(|| whole(status)).flatten()?;
     let complete = match field("done=")? {
@@ -136,10 +146,4 @@ fn seconds(text: &str) -> Option<Nanos> {
 /// Digits alone: `parse` takes a sign as well.
 fn whole<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
-}
-
-/// Whether `text` can be a request's id.
-pub(super) fn is_id(text: &str) -> bool {
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    (16..=128).contains(&text.len()) && text.bytes().all(sound)
 }

@@ -60,6 +60,25 @@ impl Permits {
         }
     }
 
+    /// The request was seen alive: the deadlines of what is held count from now. False where all of
+    /// it was taken back before.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        self.0.iter().filter(|held| held.renew()).count() != 0
+    }
+
+    /// When the last of it was admitted, as far as it is still held.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::since).max()
+    }
+
+    /// The longest time that anything held may be out.
+    #[must_use]
+    pub fn longest_keep(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::keep).max()
+    }
+
     /// Whether nothing is held: no ceiling covers the question.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -137,13 +156,6 @@ impl Engine {
         let asked = asked(&config, question);
         let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
-    }
-
-    /// The longest `max_duration` of the question's ceilings.
-    pub(super) fn longest_keep(&self, question: &Question<'_>) -> Nanos {
-        let Some(config) = self.config() else { return Nanos(0) };
-        let asked = asked(&config, question);
-        asked.iter().map(|(_, ceiling)| ceiling.max_duration).max().unwrap_or_default()
     }
 
     /// Who is in flight.

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use super::admit::Admission;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
-use super::ids::Ids;
+use super::ids::{BOUNDS, Ids};
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
@@ -18,6 +18,7 @@ use super::{Answer, Membership, Refusal, Status, Statuses, again};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
@@ -75,7 +76,16 @@ impl Engine {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
         let clock = Arc::new(clock);
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        Self { clock, config, backend, policy, ledgers, local: None, ceilings, ids: Ids::new() }
+        Self {
+            clock,
+            config,
+            backend,
+            policy,
+            ledgers,
+            local: None,
+            ceilings,
+            ids: Ids::new(BOUNDS),
+        }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -83,6 +93,12 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The same, remembering so many releases that come before their acquire.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
+        Self { ids: Ids::new(bounds), ..self }
     }
 
     /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one
@@ -150,6 +166,18 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Deciding<'a, 'q> {
         Deciding { engine: self, question, patience, later: None }
+    }
+
+    /// Answers `question`, asked at `now`, where nothing need be waited for.
+    ///
+    /// # Errors
+    /// As [`Engine::decide`].
+    pub fn decide_at_hand(
+        &self,
+        question: &Question<'_>,
+        now: Nanos,
+    ) -> Option<Result<Answer, Refusal>> {
+        self.backend.is_at_hand().then(|| self.decide_at_once(question, now))
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
@@ -329,8 +357,8 @@ impl Future for Deciding<'_, '_> {
             return later.as_mut().poll(cx);
         }
         let now = engine.clock.now();
-        if engine.backend.is_at_hand() {
-            return Poll::Ready(engine.decide_at_once(question, now));
+        if let Some(answer) = engine.decide_at_hand(question, now) {
+            return Poll::Ready(answer);
         }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
     }

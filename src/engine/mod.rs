@@ -27,6 +27,7 @@ use crate::kernel::units::{Nanos, Revision};
 
 pub use ceilings::{Admitted, Permits, Rejection};
 pub use decide::{Deciding, Engine, Policy};
+pub use ids::check_id;
 pub use local::Local;
 pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};

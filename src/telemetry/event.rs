@@ -58,6 +58,76 @@ impl CeilingReached {
     }
 }
 
+/// Something became of what a request's id holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdSeen(pub IdEvent);
+
+/// What became of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdEvent {
+    /// It holds permits from now on.
+    Acquired,
+    /// It held permits already, and got no others.
+    Taken,
+    /// Its release had come first: what it would have held was given back.
+    Over,
+    /// It was seen alive.
+    Renewed,
+    /// It gave back what it held.
+    Released,
+    /// It was released, and had been turned away or met no ceiling.
+    HeldNothing,
+    /// It was released before it held anything, which is remembered.
+    Early,
+    /// The same, and there was no room to remember it.
+    Refused,
+    /// Its deadline took back what it held.
+    Expired,
+}
+
+impl IdEvent {
+    /// Every event, in the order of their discriminants.
+    pub const ALL: [Self; 9] = [
+        Self::Acquired,
+        Self::Taken,
+        Self::Over,
+        Self::Renewed,
+        Self::Released,
+        Self::HeldNothing,
+        Self::Early,
+        Self::Refused,
+        Self::Expired,
+    ];
+
+    /// The event as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Acquired => "acquired",
+            Self::Taken => "taken",
+            Self::Over => "over",
+            Self::Renewed => "renewed",
+            Self::Released => "released",
+            Self::HeldNothing => "held_nothing",
+            Self::Early => "early",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl IdSeen {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.id_seen(self);
+    }
+}
+
 /// A question that was read was answered or refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
@@ -111,11 +181,14 @@ pub enum Protocol {
     Nginx,
     /// Streams of `ext_proc`.
     ExtProc,
+    /// Entries of Envoy's access log.
+    AccessLog,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 5] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc];
+    pub const ALL: [Self; 6] =
+        [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc, Self::AccessLog];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -126,6 +199,7 @@ impl Protocol {
             Self::ExtAuthz => "ext_authz",
             Self::Nginx => "nginx",
             Self::ExtProc => "ext_proc",
+            Self::AccessLog => "access_log",
         }
     }
 }

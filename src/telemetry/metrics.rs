@@ -10,8 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, Loaded, Outcome, OwedOutcome,
-    Protocol,
+    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, Loaded,
+    Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -69,6 +69,7 @@ struct Shard {
     remembered: AtomicU64,
     /// By reason, and whether it was enforced.
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
+    ids: [AtomicU64; IdEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
@@ -92,6 +93,10 @@ pub struct Total {
     pub buckets: u64,
     /// Buckets that may be in use.
     pub most: u64,
+    /// Early releases that are remembered.
+    pub early: u64,
+    /// Early releases that may be remembered.
+    pub most_early: u64,
 }
 
 /// What is not counted but looked up when the page is asked for.
@@ -200,6 +205,11 @@ impl Metrics {
         mine.add(&mine.shard.ceilings[at][usize::from(reached.enforced)], 1);
     }
 
+    pub(super) fn id_seen(&self, seen: IdSeen) {
+        let mine = self.mine();
+        mine.add(&mine.shard.ids[seen.0 as usize], 1);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -260,6 +270,7 @@ impl Shard {
             failed: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             remembered: AtomicU64::new(0),
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
+            ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
@@ -428,6 +439,8 @@ impl Metrics {
             ),
             ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),
             ("sluicegate_ceilings_max", "How many buckets there may be", total.most),
+            ("sluicegate_early_releases", "Releases that wait for their acquire", total.early),
+            ("sluicegate_early_releases_max", "How many there may be", total.most_early),
         ];
         for (name, help, value) in gauges {
             head(page, name, "gauge", help)?;
@@ -442,6 +455,13 @@ impl Metrics {
                 let reason = reason.as_str();
                 writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{word}\"}} {n}")?;
             }
+        }
+        let name = "sluicegate_permit_ids_total";
+        head(page, name, "counter", "Ids of requests, by what became of what they hold")?;
+        // Bound: `IdEvent::ALL`.
+        for event in IdEvent::ALL {
+            let n = self.sum(|shard| &shard.ids[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
-use sluicegate::edge::syslog::{Ended, LONGEST, ended, serve};
+use sluicegate::edge::syslog::{Ended, LONGEST, ended, refined, serve};
 use sluicegate::engine::{Admitted, Engine, Policy};
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
@@ -94,6 +94,21 @@ fn what_is_not_a_release_to_the_letter_is_none() {
         assert_eq!(ended(bad.as_bytes()), None, "{bad}");
     }
     assert_eq!(ended(&[good.as_bytes(), b"\xff"].concat()), None);
+}
+
+/// NGINX's millisecond is cut: 7 stands for 7.0 to 7.999, and what comes between the answer and the datagram is little.
+#[test]
+fn the_time_from_here_to_here_counts_unless_a_slow_client_had_its_part_in_it() {
+    let us = |n: u64| Nanos(n * 1_000);
+    for (nginx, own, wanted) in [
+        (us(7_000), Some(us(7_300)), us(7_300)),
+        (us(0), Some(us(350)), us(350)),
+        (us(7_000), Some(us(8_500)), us(8_500)),
+        (us(7_000), Some(us(8_501)), us(7_500)),
+        (us(7_000), None, us(7_500)),
+    ] {
+        assert_eq!(refined(nginx, own), wanted, "{nginx} {own:?}");
+    }
 }
 
 /// An engine under which one request is in flight, and the port for its end.

@@ -1,9 +1,10 @@
-//! The gRPC port: rate limits, `ext_authz`, requests in flight, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, requests in flight and their ends, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
+pub mod access_log;
 pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
@@ -16,6 +17,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
     AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
 };
@@ -36,6 +38,7 @@ use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
+use access_log::AccessLogs;
 use ext_authz::Authorizations;
 use ext_proc::Processor;
 use rls::RateLimits;
@@ -87,6 +90,7 @@ pub async fn serve(
     report(&reporter, grpc.health.ready()).await;
     let (leave, leaving) = watch::channel(false);
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
+    let ended = AccessLogs::new(Arc::clone(&engine), leaving.clone());
     let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
     let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
     let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
@@ -96,6 +100,7 @@ pub async fn serve(
         .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
         .add_service(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
+        .add_service(AccessLogServiceServer::new(ended))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
         .serve_with_incoming_shutdown(

@@ -20,10 +20,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::{Ask, NO_SNIFFING, PLAIN};
 use crate::config::hooks::{Attributes, Hooks};
-use crate::edge::grpc::convert;
 use crate::edge::hook::{self, Unanswered};
-use crate::edge::syslog::is_id;
-use crate::engine::{Admitted, Answer, Permits, Refusal, Rejection};
+use crate::engine::{Admitted, Answer, Refusal, Rejection};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
@@ -35,8 +33,6 @@ const URI: &str = "x-original-uri";
 const METHOD: &str = "x-original-method";
 /// The client's address.
 const ADDRESS: &str = "x-real-ip";
-/// The request's id, minted by NGINX.
-const ID: &str = "x-sluicegate-id";
 /// The status that the client should get.
 const DENY_STATUS: HeaderName = HeaderName::from_static("x-deny-status");
 /// The body that it should get: a subrequest's own goes nowhere.
@@ -51,7 +47,7 @@ pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
     let (outcome, response) = match Original::of(headers) {
         Ok(original) => {
             let admitted = decide(ask, headers, &original).await;
-            (outcome(&admitted), show(ask, admitted.as_ref()))
+            (hook::counted(&admitted), show(ask, admitted.as_ref()))
         }
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
@@ -66,21 +62,8 @@ async fn decide(
     original: &Original<'_>,
 ) -> Result<Admitted, Unanswered> {
     let request = original.asked(&ask.hooks, headers)?;
-    let question = convert::question(&request, &ask.reporting)?;
-    let Some(id) = &original.id else {
-        let answer = ask.engine.decide(&question).await?;
-        return Ok(Admitted::Decided(answer, Permits::default()));
-    };
-    Ok(ask.engine.acquire((id, 0), &question, &question, None).await?)
-}
-
-/// What telemetry calls it.
-fn outcome(admitted: &Result<Admitted, Unanswered>) -> Outcome {
-    match admitted {
-        Ok(Admitted::Decided(answer, _)) => crate::edge::admitted(answer.verdict),
-        Ok(Admitted::Rejected(_)) => Outcome::Deny,
-        Err(why) => hook::unanswered(why),
-    }
+    // Whoever waits in a queue does so at most for that queue's timeout, or until NGINX closes.
+    hook::ask(&ask.engine, &ask.reporting, &request, original.id.as_deref(), None).await
 }
 
 /// What NGINX says of the client's request.
@@ -99,7 +82,7 @@ impl<'h> Original<'h> {
             uri: once(headers, URI)?.ok_or(Wrong::Missing(URI))?,
             method: once(headers, METHOD)?.ok_or(Wrong::Missing(METHOD))?,
             address: address(once(headers, ADDRESS)?.ok_or(Wrong::Missing(ADDRESS))?)?,
-            id: id(once(headers, ID)?)?,
+            id: once(headers, hook::ID)?,
         })
     }
 
@@ -129,8 +112,6 @@ enum Wrong {
     Twice(&'static str),
     #[error("x-real-ip is not an address; NGINX must set it to $remote_addr")]
     NoAddress,
-    #[error("x-sluicegate-id is 16 to 128 of 0-9A-Za-z._-; NGINX must set it to $request_id")]
-    NoId,
 }
 
 fn once<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<Cow<'h, str>>, Wrong> {
@@ -144,10 +125,6 @@ fn address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, Wrong> {
         return Ok(None);
     }
     text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| Wrong::NoAddress)
-}
-
-fn id(text: Option<Cow<'_, str>>) -> Result<Option<Cow<'_, str>>, Wrong> {
-    if text.as_deref().is_none_or(is_id) { Ok(text) } else { Err(Wrong::NoId) }
 }
 
 /// Several values of a header are one, as Envoy joins them.

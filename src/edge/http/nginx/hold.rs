@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{Original, explained, show};
 use crate::edge::grpc::convert;
-use crate::edge::hook::Unanswered;
+use crate::edge::hook::{self, Unanswered};
 use crate::edge::http::Ask;
 use crate::edge::http::serve::MAX_CONNECTIONS;
 use crate::engine::{Admitted, Permits};
@@ -66,7 +66,7 @@ async fn held(
         return (Outcome::TooMany, explained(StatusCode::SERVICE_UNAVAILABLE, &why));
     };
     let admitted = decide(ask, headers, original).await;
-    let (outcome, mut response) = (super::outcome(&admitted), show(ask, admitted.as_ref()));
+    let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
     match admitted {
         Ok(Admitted::Decided(_, permits)) if !permits.is_empty() => {
             let place = Place { permits: Some(permits), _slot: slot };
