@@ -24,7 +24,7 @@ use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
-use crate::edge::{Reporting, grpc, headers, http};
+use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
 use crate::kernel::units::Nanos;
 use crate::source::file::FileSource;
@@ -229,6 +229,10 @@ impl Service<'_> {
         });
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
+        if let Some(socket) = listeners.syslog {
+            let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
+            parts.lasting(syslog::serve(socket, engine, from));
+        }
         let ceilings = Arc::clone(&self.engine);
         parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
@@ -250,13 +254,23 @@ impl Service<'_> {
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
+        let (leave, leaving) = watch::channel(false);
         let ask = http::Ask {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
+            leaving,
         };
-        self.start_pages(listener, http::router(ask), parts);
+        let finishing = drain::finishing(self.finishing.clone());
+        let served = http::serve(listener, http::router(ask), async move {
+            finishing.await;
+            leave.send_replace(true);
+        });
+        parts.finishing(async move {
+            served.await;
+            Ok(())
+        });
     }
 
     fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {

@@ -229,6 +229,12 @@ impl Held {
         self.leave(outcome, rtt)
     }
 
+    /// When it was admitted; `None` where its deadline took it back.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.bucket.since(self.permit)
+    }
+
     /// How long it may be out; `None` where its end is always seen.
     #[must_use]
     pub const fn keep(&self) -> Option<Nanos> {

@@ -64,6 +64,12 @@ impl Permits {
         self.0.iter().filter(|held| held.renew()).count() != 0
     }
 
+    /// When the last of it was admitted, as far as it is still held.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::since).max()
+    }
+
     /// The longest time that anything held may be out.
     #[must_use]
     pub fn longest_keep(&self) -> Option<Nanos> {
@@ -104,7 +110,7 @@ impl Engine {
     }
 
     /// The same for one whose end may never be told: each permit is out for its ceiling's
-    /// `max_duration` at most, unless it is renewed.
+    /// `max_duration` at most, whatever is done with it, unless it is renewed.
     ///
     /// # Errors
     /// As [`Engine::admit`].

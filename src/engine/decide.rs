@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use super::admit::Admission;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
-use super::ids::Ids;
+use super::ids::{BOUNDS, Ids};
 use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
@@ -19,6 +19,7 @@ use super::{Answer, Membership, Refusal, Status, Statuses, again};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
@@ -80,7 +81,7 @@ impl Engine {
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
         let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
         let leases = (!backend.is_at_hand()).then(shared);
-        let (local, ids) = (None, Ids::new());
+        let (local, ids) = (None, Ids::new(BOUNDS));
         Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids }
     }
 
@@ -89,6 +90,12 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The same, remembering so many releases that come before their acquire.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
+        Self { ids: Ids::new(bounds), ..self }
     }
 
     /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one

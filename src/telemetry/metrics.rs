@@ -10,9 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, LeaseEnd, LeasedHits,
-    Loaded, Outcome,
-    OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -80,6 +79,7 @@ struct Shard {
     /// Calls by the questions in them, as `took`.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
+    datagrams: [AtomicU64; Datagram::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -245,6 +245,11 @@ impl Metrics {
         mine.add(&mine.shard.called_sum, questions);
     }
 
+    pub(super) fn datagram_came(&self, outcome: Datagram) {
+        let mine = self.mine();
+        mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
@@ -296,6 +301,7 @@ impl Shard {
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
+            datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
         }
     }
 }
@@ -324,6 +330,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
         self.metrics.write_leases(f, self.gauges.balances)?;
+        self.metrics.write_datagrams(f)?;
         write_process(f, &self.gauges)
     }
 }
@@ -503,6 +510,17 @@ impl Metrics {
         for end in LeaseEnd::ALL {
             let n = self.sum(|shard| &shard.leased[end as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
+        }
+        Ok(())
+    }
+
+    fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_syslog_datagrams_total";
+        head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
+        // Bound: `Datagram::ALL`.
+        for outcome in Datagram::ALL {
+            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         Ok(())
     }
