@@ -20,6 +20,7 @@ mod http1;
 mod law;
 mod lease;
 mod leased;
+mod monitoring;
 mod redis;
 mod service;
 mod settings;

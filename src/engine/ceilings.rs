@@ -53,6 +53,7 @@ pub struct Permits(SmallVec<[Held; 1]>);
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
     /// from admission to now. False where nothing was held any longer: deadlines took it back.
+    #[expect(clippy::must_use_candidate, reason = "it acts; most who call it need not know")]
     pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }

@@ -53,6 +53,8 @@ pub struct Metrics {
     refused: AtomicU64,
     revision: AtomicU64,
     loaded_at: AtomicU64,
+    /// 1 while the last load is one that was refused.
+    stale: AtomicU64,
 }
 
 /// What one thread counts, on cache lines of its own.
@@ -166,6 +168,7 @@ impl Metrics {
             refused: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             loaded_at: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
         }
     }
 
@@ -252,12 +255,14 @@ impl Metrics {
 
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
+        self.stale.store(0, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
         self.loaded_at.store(loaded.at.0, Relaxed);
     }
 
     pub(super) fn load_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
+        self.stale.store(1, Relaxed);
     }
 
     fn mine(&self) -> Mine<'_> {
@@ -393,6 +398,9 @@ impl Metrics {
         let name = "sluicegate_config_revision";
         head(page, name, "gauge", "The number of the configuration in force, 0 before the first")?;
         writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
+        let name = "sluicegate_config_stale";
+        head(page, name, "gauge", "1 while the last load is one that was refused")?;
+        writeln!(page, "{name} {}", self.stale.load(Relaxed))?;
         let name = "sluicegate_config_loaded_timestamp_seconds";
         head(page, name, "gauge", "When the configuration in force was loaded, Unix time")?;
         writeln!(page, "{name} {}", Seconds(Nanos(self.loaded_at.load(Relaxed))))
