@@ -19,6 +19,7 @@ mod edge;
 mod http1;
 mod law;
 mod lease;
+mod leased;
 mod monitoring;
 mod redis;
 mod service;

@@ -74,6 +74,17 @@ impl Service {
         Ok(Self { process, log, said: said.lines, grpc, http, admin, metrics })
     }
 
+    /// Where releases by datagrams are received, if anywhere.
+    pub fn syslog(&self) -> Option<SocketAddr> {
+        listening(&self.said, "syslog")
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
     /// Asks `/config` what was loaded.
     ///
     /// # Errors
@@ -136,7 +147,10 @@ fn spawn(
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.arg("serve").arg("--limits").arg(limits);
     for port in ["grpc", "http", "admin", "metrics"] {
-        command.arg(format!("--{port}-port")).arg("0");
+        let flag = format!("--{port}-port");
+        if !flags.contains(&flag) {
+            command.arg(flag).arg("0");
+        }
     }
     command.envs(environment.iter().copied());
     command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()

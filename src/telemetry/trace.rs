@@ -55,6 +55,14 @@ pub fn question(protocol: Protocol, headers: Headers<'_>) -> Span {
 }
 
 impl Span {
+    /// Does `work` within this span, which goes on.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some(context) => QUESTION.sync_scope(context.clone(), work),
+            None => work(),
+        }
+    }
+
     /// Does `work` within this span, and ends it.
     pub async fn around<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {
@@ -118,5 +126,7 @@ const fn called(protocol: Protocol) -> &'static str {
         Protocol::ExtProc => "envoy.service.ext_proc.v3.ExternalProcessor/Process",
         Protocol::Json => "POST /json",
         Protocol::Nginx => "GET /check",
+        Protocol::AccessLog => "envoy.service.accesslog.v3.AccessLogService",
+        Protocol::Permits => "sluicegate.v1.Permits",
     }
 }

@@ -7,6 +7,7 @@ mod compose;
 mod envoy;
 mod ext_authz;
 mod in_flight;
+mod in_nginx;
 mod nginx;
 mod rollout;
 mod upstream;
