@@ -14,7 +14,7 @@ use super::ids::Ids;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Membership, Refusal, Status, Statuses, again};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -24,6 +24,7 @@ use crate::kernel::decision::{
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
+use crate::telemetry::stats::{Stat, Stats};
 
 /// Answers questions.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Engine {
     pub(super) ceilings: Admission,
     /// What proxies' ids hold.
     pub(super) ids: Ids,
+    /// What each rule did, under the reference's names.
+    stats: Option<Arc<Stats>>,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -75,7 +78,17 @@ impl Engine {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
         let clock = Arc::new(clock);
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        Self { clock, config, backend, policy, ledgers, local: None, ceilings, ids: Ids::new() }
+        Self {
+            clock,
+            config,
+            backend,
+            policy,
+            ledgers,
+            local: None,
+            ceilings,
+            ids: Ids::new(),
+            stats: None,
+        }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -91,6 +104,18 @@ impl Engine {
     pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
         let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
         Self { ceilings, ..self }
+    }
+
+    /// The same engine, which tells `stats` what each rule does.
+    #[must_use]
+    pub fn with_stats(self, stats: Arc<Stats>) -> Self {
+        Self { stats: Some(stats), ..self }
+    }
+
+    /// What each rule did, where that is counted.
+    #[must_use]
+    pub const fn stats(&self) -> Option<&Arc<Stats>> {
+        self.stats.as_ref()
     }
 
     /// The fleet, where the backend is one that replicas share.
@@ -158,6 +183,7 @@ impl Engine {
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
         plan.fill(config, question, self.policy.planning, now);
+        self.count_hits(config, question, &mut plan);
         match &self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
             Reply::Later(_) => {
@@ -177,6 +203,7 @@ impl Engine {
         let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
         plan.fill(&config, question, self.policy.planning, now);
+        self.count_hits(&config, question, &mut plan);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
         if self.ledgers.concern(&plan) {
@@ -186,6 +213,13 @@ impl Engine {
         let mut outcomes = self.charge(now, &plan.charges, end).await;
         self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
         self.finish(&plan, &outcomes, config.revision, now)
+    }
+
+    /// Counts what is about to be asked, and finds where it is counted what comes of it.
+    fn count_hits<'c>(&self, config: &'c Config, question: &Question<'_>, plan: &mut Plan<'c>) {
+        if let Some(stats) = &self.stats {
+            plan.tally = tally::of(stats, config, question, plan);
+        }
     }
 
     /// Answers what is known, asks the rest, and learns from it.
@@ -279,8 +313,16 @@ impl Engine {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
         let mut charged = plan.charges.list.iter().zip(settled);
+        let mut tally = plan.tally.iter();
         for part in &plan.parts {
-            statuses.push(status(part, || charged.next()));
+            let next = || {
+                let (charge, settled) = charged.next()?;
+                if let Some(counted) = tally.next() {
+                    counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
+                }
+                Some((charge, settled))
+            };
+            statuses.push(status(part, next));
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -291,6 +333,9 @@ impl Engine {
         let binding = binding(findings(), quota_for_all);
         let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
         Decided { verdict, shadowed, reasons, near }.emit();
+        if let (true, Some(stats)) = (shadowed, &self.stats) {
+            stats.add(Stat::GlobalShadowMode, 1);
+        }
         Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
     }
 
@@ -359,7 +404,7 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_sign_loss,
     reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
-fn near_from(limit: u32, ratio: f32) -> u64 {
+pub(super) fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
@@ -391,7 +436,9 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
 /// What a counter's outcome means.
 fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
     match outcome {
-        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
+        Outcome::Stepped(step) | Outcome::Counted(step, _) => {
+            Finding::of_step(step, shown, standing)
+        }
         Outcome::Refunded(step) => {
             let step = Step::Admit(room(step));
             Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }

@@ -14,11 +14,12 @@ use tonic::{Request, Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
-use crate::edge::{Reporting, outcome};
+use crate::edge::{Reporting, outcome, tell};
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::stats::Method;
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -127,10 +128,17 @@ impl RateLimitService for RateLimits {
         let (mut request, decoded) = (request.into_inner(), self.engine.clock().now());
         let (reply, outcome) = match self.reply(&mut request, source, patience).await {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
-            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
+            Err(refused) => {
+                tell(&self.engine, &refused);
+                (Err(convert::refusal(&refused)), outcome(&Err(refused)))
+            }
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
-        Answered { took: self.engine.clock().now().since(decoded) }.emit();
+        let took = self.engine.clock().now().since(decoded);
+        Answered { took }.emit();
+        if let Some(stats) = self.engine.stats() {
+            stats.called(Method::ShouldRateLimit, took);
+        }
         reply
     }
 }

@@ -73,7 +73,9 @@ async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
 async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
     match ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
-        Ready::NoConfig | Ready::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
     }
 }
 
@@ -81,7 +83,7 @@ async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
     let ready = ask.health.ready();
     let status = match ready {
         Ready::Yes => StatusCode::OK,
-        Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
 }
