@@ -49,7 +49,10 @@ impl Service {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         command.arg("serve").arg("--limits").arg(limits);
         for port in ["grpc", "http", "admin", "metrics"] {
-            command.arg(format!("--{port}-port")).arg("0");
+            let flag = format!("--{port}-port");
+            if !flags.contains(&flag) {
+                command.arg(flag).arg("0");
+            }
         }
         command.args(flags);
         Self::run(command, None)
@@ -89,6 +92,17 @@ impl Service {
         };
         let (grpc, metrics) = (or_none(grpc), or_none(metrics));
         Ok(Self { process, log, token, said: said.lines, grpc, http, admin, metrics })
+    }
+
+    /// Where releases by datagrams are received, if anywhere.
+    pub fn syslog(&self) -> Option<SocketAddr> {
+        listening(&self.said, "syslog")
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 
     /// Asks `/config` what was loaded.

@@ -5,6 +5,7 @@
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
 pub mod fleet;
+pub mod heartbeat;
 pub mod lease;
 pub mod memory;
 pub mod redis;
@@ -21,6 +22,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{Beat, Fleet};
+use heartbeat::{Heard, Round};
 use lease::{Lent, Message};
 
 /// A place where counters live.
@@ -46,6 +48,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// The store did not answer.
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         Reply::Now(Ok(beat.alone()))
+    }
+
+    /// Hears what a replica says of some of its ceilings, in one step at the instant `now`.
+    ///
+    /// # Errors
+    /// The store did not answer, or keeps no ceilings.
+    fn heartbeat<'a>(&'a self, _now: Nanos, _round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        Reply::Now(Err(Cause::Failing))
     }
 
     /// Why charges are not answered just now, if they are not.

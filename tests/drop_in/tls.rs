@@ -1,6 +1,7 @@
 //! TLS of the gRPC port, its Unix socket, and how long its connections last.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -189,7 +190,6 @@ fn a_connection_is_told_to_go_at_its_age_and_closed_after_its_grace() {
     ];
     let (_root, service) = process::start(&variables);
     // A client that heeds nothing: the preface and empty settings of HTTP/2, and then silence.
-    use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(service.grpc).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();

@@ -298,12 +298,12 @@ const CASES: &[Case] = &[
         PROMETHEUS,
         Is("metrics_milliseconds", "true"),
     ),
-    ("TRACING_ENABLED", "true", &[], Says("trac")),
-    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("trac")),
-    ("TRACING_SERVICE_NAME", "n", &[], Says("trac")),
-    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("trac")),
-    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("trac")),
-    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("trac")),
+    ("TRACING_ENABLED", "true", &[], Says("traces")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("traces")),
+    ("TRACING_SERVICE_NAME", "n", &[], Says("traces")),
+    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("traces")),
+    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("traces")),
+    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("traces")),
 ];
 
 /// The variables of a case, with a place for files that is always there.
@@ -417,16 +417,20 @@ fn texts_are_read_by_the_rules_of_the_reference() {
     assert!(["a", "a:b:c", "a:b,"].iter().all(|map| parse(Kind::Map, map).is_none()));
 }
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrate-from-envoyproxy-ratelimit.md");
+const PAGE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrate-from-envoyproxy-ratelimit.md");
 const OPENING: &str = "<!-- variables -->\n";
 const END: &str = "<!-- end -->";
 
 #[test]
 fn the_page_on_migration_names_every_variable_its_default_and_what_becomes_of_it() {
     let row = |row: &sluicegate::cli::ratelimit::table::Row| {
-        let default = if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
+        let default =
+            if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
         let means = match row.means {
-            Means::Settings(names) => names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+            Means::Settings(names) => {
+                names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+            }
             Means::Nothing(line) => line.to_owned(),
         };
         format!("| `{}` | {default} | {means} |\n", row.name)

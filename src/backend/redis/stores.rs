@@ -16,6 +16,7 @@ use super::reference::{self, Decided, Reference};
 use super::steps::{Spared, Together};
 use super::{Cause, Redis};
 use crate::backend::fleet::{Beat, Fleet};
+use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
@@ -234,6 +235,10 @@ impl Backend for Stores {
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         self.main.beat(beat)
+    }
+
+    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        self.main.heartbeat(now, round)
     }
 
     fn trouble(&self) -> Option<Cause> {

@@ -47,8 +47,7 @@ fn files(reading: &mut Reading<'_>) {
 /// The tree below the subdirectory, of which the names must begin with the application's.
 fn watched_root(reading: &mut Reading<'_>, root: &Path, tree: &Path) {
     reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
-    let is_there =
-        root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
+    let is_there = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !is_there {
         return reading.refuse("RUNTIME_ROOT", "must lie in a directory that is there");
     }

@@ -87,7 +87,9 @@ pub static TABLE: &[Row] = &[
         "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
         Duration,
         "3s",
-        Nothing("as there; XDS_CLIENT_BACKOFF_INITIAL_INTERVAL is the shortest wait"),
+        Nothing(
+            "it has no effect in envoyproxy/ratelimit either; XDS_CLIENT_BACKOFF_INITIAL_INTERVAL has",
+        ),
     ),
     row("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Map, "", Is("xds_headers")),
     row("CONFIG_GRPC_XDS_SERVER_USE_TLS", Bool, "false", Is("xds_tls")),
@@ -206,4 +208,5 @@ pub static TABLE: &[Row] = &[
     row("TRACING_SAMPLING_RATE", Float, "1", Nothing(NO_TRACING)),
 ];
 
-const NO_TRACING: &str = "there are no traces in this version";
+const NO_TRACING: &str =
+    "traces are asked for by OTEL_* variables alone, where this version tells any";

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
 
 use crate::config::settings::Settings;
 
@@ -20,8 +20,12 @@ pub(super) struct Listeners {
     pub(super) http: TcpListener,
     pub(super) metrics: Option<TcpListener>,
     pub(super) admin: TcpListener,
+    pub(super) syslog: Option<UdpSocket>,
 }
 
+/// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
+/// its `net.core.rmem_max` allows.
+const DATAGRAMS_KEPT: usize = 4 << 20;
 /// Where gRPC is spoken.
 pub(super) enum Grpc {
     /// At a port.
@@ -57,13 +61,17 @@ impl Listeners {
         let metrics = at("metrics", settings.metrics_host, settings.metrics_port);
         let metrics = settings.metrics.then(|| metrics.bind()).transpose();
         let admin = at("admin", Some(admin_host), settings.admin_port).bind();
-        match (grpc, http, metrics, admin) {
-            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin)) => Ok(Self { grpc, http, metrics, admin }),
-            (grpc, http, metrics, admin) => {
-                Err([grpc.err(), http.err(), metrics.err(), admin.err()]
-                    .into_iter()
-                    .flatten()
-                    .collect())
+        let syslog = match settings.syslog_port {
+            Some(port) => datagrams(settings.syslog_host, port).await.map(Some),
+            None => Ok(None),
+        };
+        match (grpc, http, metrics, admin, syslog) {
+            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog)) => {
+                Ok(Self { grpc, http, metrics, admin, syslog })
+            }
+            (grpc, http, metrics, admin, syslog) => {
+                let all = [grpc.err(), http.err(), metrics.err(), admin.err(), syslog.err()];
+                Err(all.into_iter().flatten().collect())
             }
         }
     }
@@ -82,7 +90,9 @@ impl Listeners {
         };
         let metrics = self.metrics.as_ref().and_then(|listener| line("metrics", listener));
         let (http, admin) = (line("http", &self.http), line("admin", &self.admin));
-        [grpc, http, metrics, admin].into_iter().flatten().collect()
+        let syslog = self.syslog.as_ref().and_then(|socket| socket.local_addr().ok());
+        let syslog = syslog.map(|address| format!("syslog listening on {address}"));
+        [grpc, http, metrics, admin, syslog].into_iter().flatten().collect()
     }
 }
 
@@ -96,14 +106,8 @@ struct Ask {
 
 impl Ask {
     fn bind(self) -> Result<TcpListener, String> {
-        let Self { name, host, port, .. } = self;
-        self.listen().map_err(|error| {
-            let host_setting = if name == "admin" { "admin-host" } else { "host" };
-            format!(
-                "{name} cannot listen on {host}:{port}: {error}; \
-                 choose another with --{name}-port (0 takes a free one) or --{host_setting}"
-            )
-        })
+        let bound = self.listen();
+        bound.map_err(|error| cannot(self.name, SocketAddr::new(self.host, self.port), &error))
     }
 
     fn listen(&self) -> std::io::Result<TcpListener> {
@@ -120,10 +124,8 @@ impl Ask {
 
 async fn unix(path: &Path) -> Result<Grpc, String> {
     let failed = |error: std::io::Error| {
-        format!(
-            "grpc cannot listen on {}: {error}; choose another with --grpc-socket",
-            path.display()
-        )
+        let path = path.display();
+        format!("grpc cannot listen on {path}: {error}; choose another with --grpc-socket")
     };
     if path.exists() {
         if UnixStream::connect(path).await.is_ok() {
@@ -135,4 +137,25 @@ async fn unix(path: &Path) -> Result<Grpc, String> {
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
     Ok(Grpc::Unix(listener, SocketFile(path.to_owned())))
+}
+
+async fn datagrams(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
+    let bound = UdpSocket::bind(SocketAddr::new(host, port)).await.and_then(|socket| {
+        socket2::SockRef::from(&socket).set_recv_buffer_size(DATAGRAMS_KEPT)?;
+        Ok(socket)
+    });
+    bound.map_err(|error| cannot("syslog", SocketAddr::new(host, port), &error))
+}
+
+fn cannot(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
+    let (host, port) = (address.ip(), address.port());
+    let host_setting = match name {
+        "admin" => "admin-host",
+        "syslog" => "syslog-host",
+        _ => "host",
+    };
+    format!(
+        "{name} cannot listen on {host}:{port}: {error}; \
+         choose another with --{name}-port (0 takes a free one) or --{host_setting}"
+    )
 }

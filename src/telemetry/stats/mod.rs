@@ -64,10 +64,13 @@ impl Stat {
 pub enum Method {
     /// Envoy's question.
     ShouldRateLimit,
+    /// A check of health.
+    Check,
 }
 
 impl Method {
-    const ALL: [(Self, &'static str); 1] = [(Self::ShouldRateLimit, "ShouldRateLimit")];
+    const ALL: [(Self, &'static str); 2] =
+        [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
 }
 
 /// The name of a rule's statistics, not yet fit for a statistic.
@@ -206,14 +209,12 @@ impl Stats {
             let name = format!("ratelimit_server.{name}.total_requests");
             counter(&name, self.requests[method as usize].load(Relaxed));
         }
-        let rules = self.rules.read();
-        for rule in rules.by_name.values().chain([&self.overflow]) {
+        let (rules, unknown_domains) = self.named();
+        for rule in &rules {
             rule.each(&mut counter);
         }
-        for (domain, count) in &rules.unknown_domains {
-            let domain = names::sound(domain);
-            let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-            counter(&name, count.load(Relaxed));
+        for (domain, count) in unknown_domains {
+            counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
         }
         for gauge in gauges {
             see(Sample::Gauge(gauge.name, gauge.value));
@@ -221,5 +222,15 @@ impl Stats {
         for (name, timer) in &self.times {
             see(Sample::Timer(name, timer));
         }
+    }
+
+    /// What has a name of its own. Copied, so that who shows it holds up nobody who counts.
+    fn named(&self) -> (Vec<Arc<Rule>>, Vec<(String, u64)>) {
+        let rules = self.rules.read();
+        let unknown = rules.unknown_domains.iter();
+        let unknown =
+            unknown.map(|(name, count)| (names::sound(name).into_owned(), count.load(Relaxed)));
+        let unknown = unknown.collect();
+        (rules.by_name.values().chain([&self.overflow]).map(Arc::clone).collect(), unknown)
     }
 }
