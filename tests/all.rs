@@ -14,6 +14,7 @@ mod conformance;
 mod coordinator;
 mod differential;
 mod docs;
+mod drop_in;
 mod e2e;
 mod edge;
 mod http1;

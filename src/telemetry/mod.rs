@@ -7,3 +7,4 @@ pub mod event;
 pub mod metrics;
 pub mod otlp;
 pub mod trace;
+pub mod stats;

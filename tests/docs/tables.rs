@@ -106,8 +106,10 @@ fn every_refusal_has_the_code_of_its_row() {
 #[test]
 fn every_flag_and_variable_that_is_named_exists() {
     let cli = args::Cli::command();
-    let flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
-    let flags: BTreeSet<_> = flags.filter_map(clap::Arg::get_long).chain(["a-b-c"]).collect();
+    let arguments: Vec<_> = cli.get_subcommands().flat_map(clap::Command::get_arguments).collect();
+    let aliases = arguments.iter().flat_map(|arg| arg.get_visible_aliases().unwrap_or_default());
+    let flags = arguments.iter().filter_map(|arg| arg.get_long()).chain(aliases);
+    let flags: BTreeSet<_> = flags.chain(["a-b-c"]).collect();
     let variables: Vec<_> = table().iter().map(|row| &*row.variable).collect();
     for Page { name, text } in pages() {
         for flag in coded(&text, "`--") {

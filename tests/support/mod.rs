@@ -9,3 +9,4 @@ pub mod proxy;
 pub mod redis;
 pub mod resp;
 pub mod sentinel;
+pub mod xds;

@@ -166,7 +166,10 @@ impl Stores {
     ) {
         let taken = charged.iter().filter_map(|(at, charge)| {
             // What denied was perhaps not charged: it is not asked when it is known to be over.
-            let is_taken = matches!(outcomes[*at], Outcome::Stepped(Step::Admit(_)));
+            let is_taken = matches!(
+                outcomes[*at],
+                Outcome::Stepped(Step::Admit(_)) | Outcome::Counted(Step::Admit(_), _)
+            );
             let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
             let is_ours = !self.place(charge).reference;
             let cost = Cost::Refund(hits);

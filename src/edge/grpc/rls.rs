@@ -17,11 +17,12 @@ use tonic::{Extensions, Request, Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
-use crate::edge::{Reporting, outcome};
+use crate::edge::{Reporting, outcome, tell};
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::stats::Method;
 use crate::telemetry::trace;
 
 /// What of a caller's time is kept for the way back to it.
@@ -105,10 +106,17 @@ impl RateLimits {
     fn told(&self, replied: Replied, came: Nanos) -> Result<Response<RateLimitResponse>, Status> {
         let (reply, outcome) = match replied {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
-            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
+            Err(refused) => {
+                tell(&self.engine, &refused);
+                (Err(convert::refusal(&refused)), outcome(&Err(refused)))
+            }
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
-        Answered { took: self.engine.clock().now().since(came) }.emit();
+        let took = self.engine.clock().now().since(came);
+        Answered { took }.emit();
+        if let Some(stats) = self.engine.stats() {
+            stats.called(Method::ShouldRateLimit, took);
+        }
         reply
     }
 }

@@ -90,7 +90,9 @@ fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
 async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
     match ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
-        Ready::NoConfig | Ready::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
     }
 }
 
@@ -98,7 +100,7 @@ async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
     let ready = ask.health.ready();
     let status = match ready {
         Ready::Yes => StatusCode::OK,
-        Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
 }
