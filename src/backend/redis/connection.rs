@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{BORROW, CHARGE, Cause};
+use super::{BORROW, CHARGE, Cause, HOLD};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -41,6 +41,8 @@ pub(super) struct Live {
     digest: String,
     /// What Redis calls [`BORROW`].
     borrow_digest: String,
+    /// What Redis calls [`HOLD`].
+    hold_digest: String,
     cluster: Option<Weak<Cluster>>,
 }
 
@@ -114,7 +116,8 @@ impl Live {
     pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
         let digest = client.script_load(CHARGE).await?;
         let borrow_digest = client.script_load(BORROW).await?;
-        Ok(Self { client, digest, borrow_digest, cluster })
+        let hold_digest = client.script_load(HOLD).await?;
+        Ok(Self { client, digest, borrow_digest, hold_digest, cluster })
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -136,6 +139,17 @@ impl Live {
         args: [Vec<u8>; 3],
     ) -> Result<Vec<i64>, Cause> {
         let script = Script { text: BORROW, digest: &self.borrow_digest };
+        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
+        integers(self.script(script, keys, args).await?)
+    }
+
+    /// Runs [`HOLD`], as [`Live::call`] does.
+    pub(super) async fn hold(
+        &self,
+        keys: [Vec<u8>; 2],
+        args: [Vec<u8>; 3],
+    ) -> Result<Vec<i64>, Cause> {
+        let script = Script { text: HOLD, digest: &self.hold_digest };
         let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
         integers(self.script(script, keys, args).await?)
     }
