@@ -6,6 +6,7 @@
 //! Leaves out: what any of the parts does.
 
 mod drain;
+mod gauges;
 mod limits;
 mod listeners;
 mod log;
@@ -25,11 +26,11 @@ use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http};
-use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
+use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::file::FileSource;
 use crate::source::{Published, Why};
-use crate::telemetry::metrics::{self, Gauges};
+use crate::telemetry::metrics::Gauges;
 use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::Listeners;
@@ -257,7 +258,8 @@ impl Service<'_> {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
-            ceilings: ceilings(&engine),
+            ceilings: gauges::ceilings(&engine),
+            in_use: gauges::in_use(&engine),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
@@ -319,15 +321,6 @@ impl Parts {
             }
         }
     }
-}
-
-fn ceilings(engine: &Engine) -> metrics::Total {
-    let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
-    let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
-    let (early, most_early) = engine.early_releases();
-    let (early, most_early) = (count(early), most_early.into());
-    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

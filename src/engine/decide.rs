@@ -113,9 +113,11 @@ impl Engine {
         self.backend.trouble()
     }
 
-    /// Puts `config` in force for every question that comes from now on.
+    /// Puts `config` in force for every question that comes from now on, and its ceilings for those
+    /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        self.config.store(Some(config));
+        self.config.store(Some(Arc::clone(&config)));
+        self.reload_ceilings(&config);
     }
 
     /// The configuration in force.

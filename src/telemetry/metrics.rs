@@ -5,6 +5,8 @@
 //! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
+mod in_use;
+
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,6 +17,8 @@ use super::event::{
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
+
+pub use in_use::{Ceiling, SHOWN};
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -99,7 +103,7 @@ pub struct Total {
 }
 
 /// What is not counted but looked up when the page is asked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Gauges {
     /// Live keys of the memory backend.
     pub keys: u64,
@@ -109,6 +113,8 @@ pub struct Gauges {
     pub backend_is_down: bool,
     /// Requests in flight and ceilings.
     pub ceilings: Total,
+    /// Each ceiling in use.
+    pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -283,7 +289,7 @@ impl Metrics {
 }
 
 /// What is counted, as text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Page<'m> {
     metrics: &'m Metrics,
     gauges: Gauges,
@@ -297,6 +303,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_config(f)?;
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
+        in_use::write(f, &self.gauges.in_use)?;
         write_process(f, &self.gauges)
     }
 }

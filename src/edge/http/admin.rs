@@ -5,6 +5,7 @@
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
 mod explain;
+mod permits;
 mod show;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::config::settings::Secret;
 use crate::engine::Engine;
 
 pub use explain::{Explain, explain};
+pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
 
 /// What the admin port shows.
@@ -36,20 +38,22 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 5] = [
+const PATHS: [(&str, &str); 6] = [
     ("/", "this list"),
     ("/config", "what is loaded, what was refused and why, as JSON"),
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
+    ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
     ("/rlconfig", "every limit, one a line"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`; every other path lists them.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
+        .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .fallback(async || (PLAIN, list()))
         .layer(from_fn_with_state(admin.clone(), admit))
@@ -71,6 +75,10 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
     (JSON, shown.to_string()).into_response()
 }
 
+async fn show_permits(State(admin): State<Admin>) -> Response {
+    (JSON, permits(admin.engine.ceilings()).to_string()).into_response()
+}
+
 async fn show_rlconfig(State(admin): State<Admin>) -> Response {
     let lines = admin.engine.config().map_or_else(String::new, |config| rlconfig(&config));
     (PLAIN, lines).into_response()
@@ -85,7 +93,8 @@ async fn show_explain(
         (Err(why), _) => refused(why),
         (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
         (Ok(asked), Some(config)) => {
-            let explained = explain(&config, &asked, admin.engine.clock().now());
+            let mut explained = explain(&config, &asked, admin.engine.clock().now());
+            explain::look(&mut explained, &asked, &admin.engine);
             (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
         }
     }
