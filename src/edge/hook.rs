@@ -16,7 +16,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use super::Reporting;
 use super::grpc::convert;
 use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
-use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, check_id};
+use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::Outcome;
 

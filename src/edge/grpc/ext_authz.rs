@@ -77,7 +77,7 @@ impl Authorizations {
             // The id holds the permits, or there are none.
             Admitted::Decided(answer, _) => self.decided(request, &answer),
             Admitted::Rejected(rejection) => {
-                response_of(Code::ResourceExhausted, rejected(rejection.reject))
+                response_of(Code::ResourceExhausted, rejected(&rejection.reject))
             }
         }
     }
@@ -199,7 +199,7 @@ fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
     HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
 }
 
-fn rejected(reject: Reject) -> HttpResponse {
+fn rejected(reject: &Reject) -> HttpResponse {
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     HttpResponse::DeniedResponse(DeniedHttpResponse {
         status: Some(HttpStatus { code: reject.status.into() }),
