@@ -100,9 +100,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
-    let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
-    let jitter = std::hash::RandomState::new().hash_one(0_u8);
-    let engine = Arc::new(engine.with_buckets(most, jitter));
+    let engine = Arc::new(engine);
     let source = limits::watch(settings, &engine).await;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
@@ -129,6 +127,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
+        let speaking = Arc::clone(&engine);
+        parts.lasting(async move { speaking.speak_on().await });
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
         let told = doctor::tell_all(settings.clone());

@@ -16,6 +16,8 @@ use crate::config::Config;
 use crate::config::concurrency::{Ceiling, Reject};
 use crate::config::tree::Covered;
 use crate::kernel::concurrency::Outcome;
+use crate::kernel::concurrency::limiter::Rules;
+use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::decision::{Cost, Question, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
@@ -153,9 +155,11 @@ impl Engine {
             Some(end) => end.since(self.clock().now()),
             None => Nanos(u64::MAX),
         };
-        let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
+        let shared = self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling));
+        let rules = rules(ceiling, shared.is_some());
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, rules, keep, patience };
+        let ask = Ask { bucket, rules, keep, patience, shared };
         let denied = match self.ceilings.acquire(ask).await {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),
@@ -169,6 +173,12 @@ impl Engine {
         let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
         Err(Rejection { reject, reason: denied, path })
     }
+}
+
+/// By what one replica works. `min` is the whole fleet's, and one of many may need less.
+fn rules(ceiling: &Ceiling, shared: bool) -> Rules {
+    let own = |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
+    Rules { adaptive: ceiling.rules.adaptive.map(own), ..ceiling.rules }
 }
 
 const fn reason(denied: Denied) -> Reason {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::admit::Admission;
+use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
 use super::ids::Ids;
@@ -91,6 +92,22 @@ impl Engine {
     pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
         let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
         Self { ceilings, ..self }
+    }
+
+    /// The same engine in a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { ceilings: self.ceilings.with_fleet(fleet), ..self }
+    }
+
+    /// Speaks for the shared ceilings, for ever.
+    pub async fn speak_on(&self) {
+        self.ceilings.speak_on(self.backend()).await;
+    }
+
+    /// Says of them what is due now, and hears the answers.
+    pub async fn speak_once(&self) {
+        self.ceilings.speak_once(self.backend()).await;
     }
 
     /// The fleet, where the backend is one that replicas share.
