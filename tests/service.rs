@@ -85,6 +85,12 @@ impl Service {
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIGTERM");
     }
 
+    /// Ends it without a word, as SIGKILL does.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
     /// Waits for the process to end by itself.
     ///
     /// # Errors

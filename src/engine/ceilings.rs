@@ -54,8 +54,15 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now. False where nothing was held any longer: deadlines took it back.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+    /// from admission to now.
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
+        // What its deadline took back is given back already.
+        let _held = self.give_back(outcome, rtt);
+    }
+
+    /// The same; false where nothing was held any longer, because deadlines took it back.
+    #[must_use]
+    pub fn give_back(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
@@ -177,9 +184,10 @@ impl Engine {
         in_use
     }
 
-    /// Puts the ceilings of `config` in force for those who wait already.
-    pub(super) fn reload_ceilings(&self, config: &Config) {
-        self.ceilings.reload_all(|name| ceiling_of(config, name).map(|ceiling| ceiling.rules));
+    /// Puts the ceilings of the configuration in force for those who wait already.
+    pub(super) fn reload_ceilings(&self) {
+        let Some(config) = self.config() else { return };
+        self.ceilings.reload_all(|name| ceiling_of(&config, name).map(|ceiling| ceiling.rules));
     }
 
     /// Who is in flight.

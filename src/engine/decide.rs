@@ -116,8 +116,9 @@ impl Engine {
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those
     /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        self.config.store(Some(Arc::clone(&config)));
-        self.reload_ceilings(&config);
+        self.config.store(Some(config));
+        // After it is in force: a question that still comes by the old one would put that back.
+        self.reload_ceilings();
     }
 
     /// The configuration in force.
