@@ -8,23 +8,27 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::admit::Admission;
+use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
-use super::ids::Ids;
+use super::ids::{BOUNDS, Ids};
 use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Membership, Refusal, Status, Statuses, again};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
+use crate::telemetry::stats::{Stat, Stats};
+use crate::telemetry::trace;
 
 /// Answers questions.
 #[derive(Debug)]
@@ -43,6 +47,8 @@ pub struct Engine {
     pub(super) ceilings: Admission,
     /// What proxies' ids hold.
     pub(super) ids: Ids,
+    /// What each rule did, under the reference's names.
+    stats: Option<Arc<Stats>>,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -80,8 +86,8 @@ impl Engine {
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
         let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
         let leases = (!backend.is_at_hand()).then(shared);
-        let (local, ids) = (None, Ids::new());
-        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids }
+        let (local, ids, stats) = (None, Ids::new(BOUNDS), None);
+        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -91,12 +97,46 @@ impl Engine {
         Self { local: Some(local), ..self }
     }
 
+    /// The same, remembering so many releases that come before their acquire.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
+        Self { ids: Ids::new(bounds), ..self }
+    }
+
     /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one
     /// for each replica.
     #[must_use]
     pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
         let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
         Self { ceilings, ..self }
+    }
+
+    /// The same engine, which tells `stats` what each rule does.
+    #[must_use]
+    pub fn with_stats(self, stats: Arc<Stats>) -> Self {
+        Self { stats: Some(stats), ..self }
+    }
+
+    /// What each rule did, where that is counted.
+    #[must_use]
+    pub const fn stats(&self) -> Option<&Arc<Stats>> {
+        self.stats.as_ref()
+    }
+
+    /// The same engine in a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { ceilings: self.ceilings.with_fleet(fleet), ..self }
+    }
+
+    /// Speaks for the shared ceilings, for ever.
+    pub async fn speak_on(&self) {
+        self.ceilings.speak_on(self.backend()).await;
+    }
+
+    /// Says of them what is due now, and hears the answers.
+    pub async fn speak_once(&self) {
+        self.ceilings.speak_once(self.backend()).await;
     }
 
     /// The fleet, where the backend is one that replicas share.
@@ -119,12 +159,16 @@ impl Engine {
         self.backend.trouble()
     }
 
-    /// Puts `config` in force for every question that comes from now on.
+    /// Puts `config` in force for every question that comes from now on, and its ceilings for those
+    /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
         let before = self.config.swap(Some(config));
-        if let (Some(leases), Some(now)) = (&self.leases, self.config.load().as_deref()) {
-            leases.follow(before.as_deref(), now);
+        let Some(now) = self.config() else { return };
+        if let Some(leases) = &self.leases {
+            leases.follow(before.as_deref(), &now);
         }
+        // After it is in force: a question that still comes by the old one would put that back.
+        self.reload_ceilings(&now);
     }
 
     /// The configuration in force.
@@ -181,7 +225,10 @@ impl Engine {
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(config, question, self.policy.planning, now);
+        drop(planning);
+        self.count_hits(config, question, &mut plan);
         match &self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
             Reply::Later(_) => {
@@ -200,7 +247,10 @@ impl Engine {
         // Whole, because it outlives waits: `load` lends from a few places per thread.
         let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(&config, question, self.policy.planning, now);
+        drop(planning);
+        self.count_hits(&config, question, &mut plan);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
         if self.ledgers.concern(&plan) || self.leases_concern(&plan) {
@@ -210,6 +260,18 @@ impl Engine {
         let mut outcomes = self.charge(now, &plan.charges, end).await;
         self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
         self.finish(&plan, &outcomes, config.revision, now)
+    }
+
+    /// Counts what is about to be asked, and finds where it is counted what comes of it.
+    pub(super) fn count_hits<'c>(
+        &self,
+        config: &'c Config,
+        question: &Question<'_>,
+        plan: &mut Plan<'c>,
+    ) {
+        if let Some(stats) = &self.stats {
+            plan.tally = tally::of(stats, config, question, plan);
+        }
     }
 
     /// Answers what is known, asks the rest, and learns from it.
@@ -244,7 +306,12 @@ impl Engine {
     ) -> Outcomes {
         match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, charges, end).await,
+            Reply::Later(reply) => {
+                let waiting = trace::part(trace::Part::Backend);
+                let outcomes = self.wait(reply, charges, end).await;
+                drop(waiting);
+                outcomes
+            }
         }
     }
 
@@ -308,8 +375,16 @@ impl Engine {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
         let mut charged = plan.charges.list.iter().zip(settled);
+        let mut tally = plan.tally.iter();
         for part in &plan.parts {
-            statuses.push(status(part, || charged.next()));
+            let next = || {
+                let (charge, settled) = charged.next()?;
+                if let Some(counted) = tally.next() {
+                    counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
+                }
+                Some((charge, settled))
+            };
+            statuses.push(status(part, next));
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -320,6 +395,9 @@ impl Engine {
         let binding = binding(findings(), quota_for_all);
         let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
         Decided { verdict, shadowed, reasons, near }.emit();
+        if let (true, Some(stats)) = (shadowed, &self.stats) {
+            stats.add(Stat::GlobalShadowMode, 1);
+        }
         Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
     }
 
@@ -388,7 +466,7 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_sign_loss,
     reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
-fn near_from(limit: u32, ratio: f32) -> u64 {
+pub(super) fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
@@ -420,7 +498,9 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
 /// What a counter's outcome means.
 fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
     match outcome {
-        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
+        Outcome::Stepped(step) | Outcome::Counted(step, _) => {
+            Finding::of_step(step, shown, standing)
+        }
         Outcome::Refunded(step) => {
             let step = Step::Admit(room(step));
             Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }

@@ -37,6 +37,7 @@ impl Engine {
         let mut plan = Plan::default();
         plan.fill(config, question, self.policy.planning, now);
         let outcomes = leases.at_once(now, &plan.charges, &plan.terms())?;
+        self.count_hits(config, question, &mut plan);
         Some(self.finish(&plan, &outcomes, config.revision, now))
     }
 

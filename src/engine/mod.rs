@@ -18,6 +18,7 @@ pub mod membership;
 mod owed;
 pub mod parts;
 mod plan;
+mod tally;
 
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 
 use super::leases::AllTerms;
+use super::tally::Counted;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
@@ -57,6 +58,8 @@ pub(super) struct Plan<'c> {
     pub(super) parts: SmallVec<[Part<'c>; 2]>,
     /// What goes to the backend.
     pub(super) charges: Charges,
+    /// Where what comes of each charge is counted; empty where that is not done.
+    pub(super) tally: SmallVec<[Counted; 2]>,
 }
 
 /// What is to be done for one descriptor.

@@ -5,16 +5,20 @@
 //! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
+mod in_use;
+
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, LeaseEnd, LeasedHits,
-    Loaded, Outcome, OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
+
+pub use in_use::{Ceiling, SHOWN};
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -53,6 +57,8 @@ pub struct Metrics {
     refused: AtomicU64,
     revision: AtomicU64,
     loaded_at: AtomicU64,
+    /// 1 while the last load is one that was refused.
+    stale: AtomicU64,
 }
 
 /// What one thread counts, on cache lines of its own.
@@ -79,6 +85,7 @@ struct Shard {
     /// Calls by the questions in them, as `took`.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
+    datagrams: [AtomicU64; Datagram::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -110,7 +117,7 @@ pub struct Balances {
 }
 
 /// What is not counted but looked up when the page is asked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Gauges {
     /// Live keys of the memory backend.
     pub keys: u64,
@@ -122,6 +129,8 @@ pub struct Gauges {
     pub ceilings: Total,
     /// What is held of leased limits.
     pub balances: Balances,
+    /// Each ceiling in use.
+    pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -165,6 +174,7 @@ impl Metrics {
             refused: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             loaded_at: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
         }
     }
 
@@ -244,14 +254,21 @@ impl Metrics {
         mine.add(&mine.shard.called_sum, questions);
     }
 
+    pub(super) fn datagram_came(&self, outcome: Datagram) {
+        let mine = self.mine();
+        mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
+        self.stale.store(0, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
         self.loaded_at.store(loaded.at.0, Relaxed);
     }
 
     pub(super) fn load_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
+        self.stale.store(1, Relaxed);
     }
 
     fn mine(&self) -> Mine<'_> {
@@ -295,6 +312,7 @@ impl Shard {
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
+            datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
         }
     }
 }
@@ -308,7 +326,7 @@ impl Metrics {
 }
 
 /// What is counted, as text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Page<'m> {
     metrics: &'m Metrics,
     gauges: Gauges,
@@ -323,6 +341,8 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
         self.metrics.write_leases(f, self.gauges.balances)?;
+        self.metrics.write_datagrams(f)?;
+        in_use::write(f, &self.gauges.in_use)?;
         write_process(f, &self.gauges)
     }
 }
@@ -385,6 +405,9 @@ impl Metrics {
         let name = "sluicegate_config_revision";
         head(page, name, "gauge", "The number of the configuration in force, 0 before the first")?;
         writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
+        let name = "sluicegate_config_stale";
+        head(page, name, "gauge", "1 while the last load is one that was refused")?;
+        writeln!(page, "{name} {}", self.stale.load(Relaxed))?;
         let name = "sluicegate_config_loaded_timestamp_seconds";
         head(page, name, "gauge", "When the configuration in force was loaded, Unix time")?;
         writeln!(page, "{name} {}", Seconds(Nanos(self.loaded_at.load(Relaxed))))
@@ -502,6 +525,17 @@ impl Metrics {
         for end in LeaseEnd::ALL {
             let n = self.sum(|shard| &shard.leased[end as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
+        }
+        Ok(())
+    }
+
+    fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_syslog_datagrams_total";
+        head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
+        // Bound: `Datagram::ALL`.
+        for outcome in Datagram::ALL {
+            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
 use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::register::Bounds;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
@@ -22,13 +23,13 @@ fn engine_of(descriptors: &str, shadow: bool, most: usize) -> Engine {
     engine
 }
 
-fn publish(engine: &Engine, descriptors: &str) {
+pub(super) fn publish(engine: &Engine, descriptors: &str) {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
 }
 
-fn engine(descriptors: &str) -> Engine {
+pub(super) fn engine(descriptors: &str) -> Engine {
     engine_of(descriptors, false, 100)
 }
 
@@ -37,12 +38,12 @@ fn descriptor<'a>(entries: &[(&'a str, &'a str)], hits: u64) -> Descriptor<'a> {
     Descriptor { entries, cost: Cost::Charge(Hits(hits)), limit: None }
 }
 
-fn question<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
+pub(super) fn question<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
     let descriptors = entries.iter().map(|&entry| descriptor(&[entry], 1)).collect();
     Question { domain: "d", descriptors }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
@@ -252,6 +253,27 @@ fn a_release_that_overtakes_its_acquire_leaves_nothing_behind() {
     engine.release(ID, None, Outcome::Ignored, None);
     assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
     assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn without_room_for_early_releases_an_overtaken_acquire_keeps_its_place() {
+    let bounds = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n").with_early_releases(bounds);
+    engine.release(ID, None, Outcome::Ignored, None);
+    assert!(acquire(&engine, ID).is_ok());
+    assert_eq!(in_flight(&engine), 1);
+}
+
+#[test]
+fn an_id_tells_how_long_it_has_been_in_flight() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    assert_eq!(engine.held_for(ID), None);
+    assert!(acquire(&engine, ID).is_ok());
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(7));
+    assert_eq!(engine.held_for(ID), Some(Nanos(7)));
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(engine.held_for(ID), None);
 }
 
 #[test]
