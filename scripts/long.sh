@@ -36,6 +36,11 @@ check_ceilings() {
         no_schedule_of_faults_brings_the_fleet_above_its_ceiling
 }
 
+# Two hundred fleets that lease, killed, stopped and woken at random.
+check_leases() {
+    SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture redis::overshoot
+}
+
 # A Redis that stands still for a minute under load.
 check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 
@@ -43,7 +48,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"
