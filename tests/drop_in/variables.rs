@@ -82,7 +82,7 @@ const CASES: &[Case] = &[
     ("GRPC_UDS", "/run/rl.sock", &[], Is("grpc_socket", "\"/run/rl.sock\"")),
     ("DEBUG_HOST", "127.0.0.1", &[], Is("admin_host", "\"127.0.0.1\"")),
     ("DEBUG_PORT", "16070", &[], Is("admin_port", "16070")),
-    ("GRPC_MAX_CONNECTION_AGE", "1m", &[], Is("grpc_max_age", "1m")),
+    ("GRPC_MAX_CONNECTION_AGE", "1m", &[], Is("grpc_max_age", "60s")),
     ("GRPC_MAX_CONNECTION_AGE", "10", &[], Stops("a duration with its unit")),
     ("GRPC_MAX_CONNECTION_AGE_GRACE", "1.5s", &[], Is("grpc_max_age_grace", "1500ms")),
     ("GRPC_SERVER_USE_TLS", "true", TLS, Is("grpc_tls_cert_file", "\"/certs/tls.crt\"")),
