@@ -28,6 +28,7 @@ mod settings;
 mod simulation;
 mod source;
 mod support;
+mod telemetry;
 mod tidy;
 mod twin;
 mod twin_coordinator;

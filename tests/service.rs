@@ -46,6 +46,18 @@ impl Service {
     /// # Errors
     /// With everything the process said, when it did not get that far.
     pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
+        Self::start_under(limits, flags, &[])
+    }
+
+    /// The same with further variables in its environment.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_under(
+        limits: &Path,
+        flags: &[String],
+        environment: &[(&str, &str)],
+    ) -> Result<Self, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         command.arg("serve").arg("--limits").arg(limits);
         for port in ["grpc", "http", "admin", "metrics"] {
@@ -54,7 +66,7 @@ impl Service {
                 command.arg(flag).arg("0");
             }
         }
-        command.args(flags);
+        command.envs(environment.iter().copied()).args(flags);
         Self::run(command, None)
     }
 
@@ -136,6 +148,12 @@ impl Service {
         let pid = self.process.id().to_string();
         let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+    }
+
+    /// Sends SIGKILL and returns at once.
+    pub fn kill(&self) {
+        let sent = Command::new("kill").arg("-KILL").arg(self.process.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIGKILL");
     }
 
     /// Waits for the process to end by itself.

@@ -7,6 +7,7 @@
 
 mod connections;
 mod drain;
+mod gauges;
 mod limits;
 mod listeners;
 mod log;
@@ -30,10 +31,11 @@ use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http, syslog};
-use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
+use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{self, Gauges, METRICS};
+use crate::telemetry::metrics::{Gauges, METRICS};
+use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::Listeners;
@@ -156,6 +158,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         finishing,
         tls,
     };
+    let told = service.tell();
     let mut parts = service.start(listeners, source)?;
     if let Some(connection) = connection {
         parts.lasting(connection);
@@ -183,6 +186,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
     }
     engine.leave().await;
+    if told.anything() {
+        // It waits for the collector, which no thread that answers may.
+        drop(tokio::task::spawn_blocking(move || told.finish()).await);
+    }
     ended
 }
 
@@ -325,23 +332,41 @@ impl Service<'_> {
         });
     }
 
+    /// Tells spans and counts to the collector that the environment names, if it does.
+    fn tell(&self) -> Told {
+        let look = self.look();
+        let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let (told, refused) = otlp::start(&variable, &page);
+        for why in refused {
+            tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
+        }
+        told
+    }
+
     fn start_metrics(&self, listener: TcpListener, gauges: stats::Look, parts: &mut Parts) {
-        let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
-        let started = engine.clock().now();
-        let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
-        let look = move || Gauges {
-            keys: count(memory.live_keys()),
-            max_keys: count(memory.max_keys()),
-            backend_is_down: engine.trouble().is_some(),
-            ceilings: ceilings(&engine),
-            balances: balances(&engine),
-            started,
-        };
+        let look = self.look();
         let own = move || METRICS.page(look()).to_string();
         let stats = self.engine.stats().cloned();
         let page = stats::pages(self.settings.metrics_names, own, stats, gauges);
         let router = http::metrics::router(&self.settings.metrics_path, page);
         self.start_pages(listener, router, parts);
+    }
+
+    /// Looks up what is not counted but read.
+    fn look(&self) -> Look {
+        let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
+        let started = engine.clock().now();
+        let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
+        Arc::new(move || Gauges {
+            keys: count(memory.live_keys()),
+            max_keys: count(memory.max_keys()),
+            backend_is_down: engine.trouble().is_some(),
+            ceilings: gauges::ceilings(&engine),
+            in_use: gauges::in_use(&engine),
+            balances: gauges::balances(&engine),
+            started,
+        })
     }
 
     fn start_admin(
@@ -367,6 +392,9 @@ impl Service<'_> {
         });
     }
 }
+
+/// Looks up what is not counted but read.
+type Look = Arc<dyn Fn() -> Gauges + Send + Sync>;
 
 /// The running parts of the service.
 #[derive(Default)]
@@ -401,20 +429,6 @@ impl Parts {
             }
         }
     }
-}
-
-fn ceilings(engine: &Engine) -> metrics::Total {
-    let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
-    let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
-    let (early, most_early) = engine.early_releases();
-    let (early, most_early) = (count(early), most_early.into());
-    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
-}
-
-fn balances(engine: &Engine) -> metrics::Balances {
-    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
-    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

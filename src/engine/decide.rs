@@ -27,6 +27,7 @@ use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
 use crate::telemetry::stats::{Stat, Stats};
+use crate::telemetry::trace;
 
 /// Answers questions.
 #[derive(Debug)]
@@ -141,12 +142,14 @@ impl Engine {
         self.backend.trouble()
     }
 
-    /// Puts `config` in force for every question that comes from now on.
+    /// Puts `config` in force for every question that comes from now on, and its ceilings for those
+    /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        let before = self.config.swap(Some(config));
-        if let (Some(leases), Some(now)) = (&self.leases, self.config.load().as_deref()) {
-            leases.follow(before.as_deref(), now);
+        let before = self.config.swap(Some(Arc::clone(&config)));
+        if let Some(leases) = &self.leases {
+            leases.follow(before.as_deref(), &config);
         }
+        self.reload_ceilings(&config);
     }
 
     /// The configuration in force.
@@ -200,7 +203,9 @@ impl Engine {
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(config, question, self.policy.planning, now);
+        drop(planning);
         self.count_hits(config, question, &mut plan);
         match &self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
@@ -220,7 +225,9 @@ impl Engine {
         // Whole, because it outlives waits: `load` lends from a few places per thread.
         let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(&config, question, self.policy.planning, now);
+        drop(planning);
         self.count_hits(&config, question, &mut plan);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
@@ -277,7 +284,12 @@ impl Engine {
     ) -> Outcomes {
         match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, charges, end).await,
+            Reply::Later(reply) => {
+                let waiting = trace::part(trace::Part::Backend);
+                let outcomes = self.wait(reply, charges, end).await;
+                drop(waiting);
+                outcomes
+            }
         }
     }
 

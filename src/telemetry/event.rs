@@ -157,8 +157,9 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Counts this in the process's metrics.
+    /// Counts this in the process's metrics, and says it of the question's span.
     pub fn emit(self) {
+        super::trace::outcome(self.outcome);
         self.count(&METRICS);
     }
 

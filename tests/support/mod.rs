@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod cluster;
+pub mod collector;
 pub mod dice;
 pub mod process;
 pub mod proxy;

@@ -24,8 +24,10 @@ use crate::waiting::until;
 
 const TRACE: &str = "80f198ee56343ba864fe8b2a57d3eff7";
 const SPAN: &str = "e457b5a2e4d86bd1";
-const QUESTION: &str = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "s3cret"}]}]}"#;
-const HOOKS: &str = r#"[{"name": "edge", "domain": "shop", "descriptors": [[{"remote_address": {}}]]}]"#;
+const QUESTION: &str =
+    r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "s3cret"}]}]}"#;
+const HOOKS: &str =
+    r#"[{"name": "edge", "domain": "shop", "descriptors": [[{"remote_address": {}}]]}]"#;
 
 fn limits() -> TempDir {
     let limits = tempfile::tempdir().unwrap();
@@ -90,10 +92,19 @@ fn a_question_is_a_child_of_its_callers_span_and_the_parent_of_its_parts() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
     let service = serve(limits.path(), &["--backend", &backend], &collector.endpoint());
+    // Until Redis is connected; who says not to sample leaves no span.
+    let connected = || match json(&service, &[("b3", "0")]) {
+        200 => Ok(()),
+        other => Err(other.to_string()),
+    };
+    until("Redis", connected).unwrap();
     grpc(&service, ("traceparent", &format!("00-{TRACE}-{SPAN}-01")));
     let spans = spans(&collector, 3);
     let question = named(&spans, "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
-    assert_eq!((hex(&question.trace_id), hex(&question.parent_span_id)), (TRACE.into(), SPAN.into()));
+    assert_eq!(
+        (hex(&question.trace_id), hex(&question.parent_span_id)),
+        (TRACE.into(), SPAN.into())
+    );
     assert_eq!(text(&question.attributes, "sluicegate.outcome").as_deref(), Some("admit"));
     assert_eq!(text(&question.attributes, "sluicegate.protocol").as_deref(), Some("grpc"));
     for part in ["plan", "backend"] {
@@ -175,9 +186,10 @@ fn counts_are_told_as_the_page_has_them() {
         let last = metrics.last()?.data.clone()?;
         let Data::Sum(sum) = last else { panic!("{last:?}") };
         assert!(sum.is_monotonic);
-        let point = sum.data_points.iter().find(|point| {
-            text(&point.attributes, "verdict").as_deref() == Some(verdict)
-        })?;
+        let point = sum
+            .data_points
+            .iter()
+            .find(|point| text(&point.attributes, "verdict").as_deref() == Some(verdict))?;
         match point.value? {
             Value::AsDouble(value) => Some(value),
             Value::AsInt(_) => None,

@@ -23,6 +23,7 @@ use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 use crate::telemetry::stats::Method;
+use crate::telemetry::trace;
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -160,19 +161,21 @@ impl RateLimitService for RateLimits {
     {
         let came = self.engine.clock().now();
         let (metadata, extensions, mut request) = request.into_parts();
+        let header = |name: &str| metadata.get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Grpc, &header);
         let call = reserved::take_off(&mut request);
         if call == Ok(Call::Plain)
-            && let Some(replied) = self.at_once(&request, came)
+            && let Some(told) = span.during(|| Some(self.told(self.at_once(&request, came)?, came)))
         {
-            return Box::pin(ready(self.told(replied, came)));
+            return Box::pin(ready(told));
         }
         let (source, patience) = (source(&extensions), patience(&metadata));
-        Box::pin(async move {
+        Box::pin(span.around(async move {
             let replied = match call {
                 Ok(call) => self.reply((call, &request), source, patience).await,
                 Err(refusal) => Err(refusal),
             };
             self.told(replied, came)
-        })
+        }))
     }
 }

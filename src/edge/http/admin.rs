@@ -5,6 +5,7 @@
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
 mod explain;
+mod permits;
 mod show;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::kernel::units::Hits;
 use crate::telemetry::stats::Sample;
 
 pub use explain::{Explain, explain};
+pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
 
 /// What the admin port shows.
@@ -42,7 +44,7 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 7] = [
+const PATHS: [(&str, &str); 8] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
@@ -50,14 +52,16 @@ const PATHS: [(&str, &str); 7] = [
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
     ("/reset", "POST: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
+    ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`; every other path lists them.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
+        .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
         .route("/reset", post(reset))
@@ -107,6 +111,10 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
     (JSON, shown.to_string()).into_response()
 }
 
+async fn show_permits(State(admin): State<Admin>) -> Response {
+    (JSON, permits(admin.engine.ceilings()).to_string()).into_response()
+}
+
 async fn show_rlconfig(State(admin): State<Admin>) -> Response {
     let lines = admin.engine.config().map_or_else(String::new, |config| rlconfig(&config));
     (PLAIN, lines).into_response()
@@ -121,7 +129,8 @@ async fn show_explain(
         (Err(why), _) => refused(why),
         (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
         (Ok(asked), Some(config)) => {
-            let explained = explain(&config, &asked, admin.engine.clock().now());
+            let mut explained = explain(&config, &asked, admin.engine.clock().now());
+            explain::look(&mut explained, &asked, &admin.engine);
             (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
         }
     }

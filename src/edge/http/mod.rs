@@ -26,6 +26,8 @@ use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::kernel::decision::Cause;
+use crate::telemetry::event::Protocol;
+use crate::telemetry::trace;
 
 use nginx::hold::Holds;
 pub use serve::serve;
@@ -72,11 +74,16 @@ pub fn router(ask: Ask) -> Router {
 }
 
 async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
-    json::answer(&ask, request.into_body()).await
+    let span = question(Protocol::Json, request.headers());
+    span.around(json::answer(&ask, request.into_body())).await
 }
 
 async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
-    nginx::answer(&ask, &headers).await
+    question(Protocol::Nginx, &headers).around(nginx::answer(&ask, &headers)).await
+}
+
+fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
+    trace::question(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
 /// As the reference answers: the state and nothing else.
