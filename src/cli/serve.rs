@@ -334,6 +334,9 @@ impl Service<'_> {
 
     /// Tells spans and counts to the collector that the environment names, if it does.
     fn tell(&self) -> Told {
+        if !self.settings.otlp {
+            return Told::default();
+        }
         let look = self.look();
         let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
