@@ -209,7 +209,7 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     let _second = super::hold(&engine, "second").await;
     let loads = Arc::new(Loads::default);
     let router =
-        router(Admin { token: None, debug_pages: true, engine: Arc::clone(&engine), loads });
+        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()
