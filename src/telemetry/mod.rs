@@ -6,5 +6,5 @@
 pub mod event;
 pub mod metrics;
 pub mod otlp;
-pub mod trace;
 pub mod stats;
+pub mod trace;
