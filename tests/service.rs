@@ -150,6 +150,12 @@ impl Service {
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
     }
 
+    /// Sends SIGKILL and returns at once.
+    pub fn kill(&self) {
+        let sent = Command::new("kill").arg("-KILL").arg(self.process.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIGKILL");
+    }
+
     /// Waits for the process to end by itself.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! Leaves out: what any of the parts does.
 
 mod drain;
+mod gauges;
 mod limits;
 mod listeners;
 mod log;
@@ -29,10 +30,10 @@ use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::{self, Tls};
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http, syslog};
-use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
+use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{self, Gauges, METRICS};
+use crate::telemetry::metrics::{Gauges, METRICS};
 use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
@@ -368,8 +369,9 @@ impl Service<'_> {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
-            ceilings: ceilings(&engine),
-            balances: balances(&engine),
+            ceilings: gauges::ceilings(&engine),
+            in_use: gauges::in_use(&engine),
+            balances: gauges::balances(&engine),
             started,
         })
     }
@@ -434,20 +436,6 @@ impl Parts {
             }
         }
     }
-}
-
-fn ceilings(engine: &Engine) -> metrics::Total {
-    let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
-    let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
-    let (early, most_early) = engine.early_releases();
-    let (early, most_early) = (count(early), most_early.into());
-    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
-}
-
-fn balances(engine: &Engine) -> metrics::Balances {
-    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
-    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

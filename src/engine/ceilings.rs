@@ -7,9 +7,11 @@
 //! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
 //! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
@@ -156,6 +158,37 @@ impl Engine {
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
     }
 
+    /// The bucket over a descriptor, if a ceiling covers it and somebody was there lately.
+    #[must_use]
+    pub fn look(&self, domain: &str, entries: &[(&str, &str)]) -> Option<Look> {
+        let config = self.config()?;
+        let tree = &config.domains.get(domain)?.tree;
+        let Covered { shared, .. } = tree.ceiling(entries.iter().copied())?;
+        let named = entries.iter().enumerate().map(|(position, &(key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
+    }
+
+    /// The ceilings in use, by path, each with its buckets added up; in no order.
+    #[must_use]
+    pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
+        let Some(config) = self.config() else { return HashMap::new() };
+        let mut in_use: HashMap<Box<str>, InUse> = HashMap::new();
+        for (name, look) in self.ceilings.looks() {
+            if let Some(ceiling) = ceiling_of(&config, &name) {
+                in_use.entry(ceiling.path.clone()).or_default().add(look);
+            }
+        }
+        in_use
+    }
+
+    /// Puts the ceilings of `config` in force for those who wait already.
+    pub(super) fn reload_ceilings(&self, config: &Config) {
+        self.ceilings.reload_all(|name| ceiling_of(config, name).map(|ceiling| ceiling.rules));
+    }
+
     /// Who is in flight.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
@@ -192,6 +225,41 @@ impl Engine {
         let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
         Err(Rejection { reject, reason: denied, path })
     }
+}
+
+/// One ceiling, all its buckets together.
+#[derive(Clone, Debug, Default)]
+pub struct InUse {
+    /// How many buckets.
+    pub buckets: u64,
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// How many may be in flight.
+    pub limit: u64,
+    /// The bucket with most in flight.
+    pub busiest: Option<Look>,
+}
+
+impl InUse {
+    fn add(&mut self, look: Look) {
+        let Load { in_flight, waiting, limit } = look.load;
+        self.buckets = self.buckets.saturating_add(1);
+        self.in_flight = self.in_flight.saturating_add(in_flight.into());
+        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
+        self.limit = self.limit.saturating_add(limit.into());
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
+            self.busiest = Some(look);
+        }
+    }
+}
+
+/// The ceiling of the bucket of that name.
+fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
+    let (domain, entries) = CounterKey::read_ceiling(name)?;
+    let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
+    Some(covered.ceiling)
 }
 
 const fn reason(denied: Denied) -> Reason {

@@ -142,12 +142,14 @@ impl Engine {
         self.backend.trouble()
     }
 
-    /// Puts `config` in force for every question that comes from now on.
+    /// Puts `config` in force for every question that comes from now on, and its ceilings for those
+    /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        let before = self.config.swap(Some(config));
-        if let (Some(leases), Some(now)) = (&self.leases, self.config.load().as_deref()) {
-            leases.follow(before.as_deref(), now);
+        let before = self.config.swap(Some(Arc::clone(&config)));
+        if let Some(leases) = &self.leases {
+            leases.follow(before.as_deref(), &config);
         }
+        self.reload_ceilings(&config);
     }
 
     /// The configuration in force.

@@ -5,6 +5,8 @@
 //! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
+mod in_use;
+
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,6 +17,8 @@ use super::event::{
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
+
+pub use in_use::{Ceiling, SHOWN};
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -113,7 +117,7 @@ pub struct Balances {
 }
 
 /// What is not counted but looked up when the page is asked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Gauges {
     /// Live keys of the memory backend.
     pub keys: u64,
@@ -125,6 +129,8 @@ pub struct Gauges {
     pub ceilings: Total,
     /// What is held of leased limits.
     pub balances: Balances,
+    /// Each ceiling in use.
+    pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
 }
@@ -320,7 +326,7 @@ impl Metrics {
 }
 
 /// What is counted, as text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Page<'m> {
     metrics: &'m Metrics,
     gauges: Gauges,
@@ -336,6 +342,7 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
         self.metrics.write_leases(f, self.gauges.balances)?;
         self.metrics.write_datagrams(f)?;
+        in_use::write(f, &self.gauges.in_use)?;
         write_process(f, &self.gauges)
     }
 }

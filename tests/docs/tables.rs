@@ -11,8 +11,9 @@ use sluicegate::config::settings::table;
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::Refusal;
 use sluicegate::kernel::decision::{Cause, Reason};
+use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::Outcome;
-use sluicegate::telemetry::metrics::{Gauges, Metrics};
+use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, SHOWN};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
@@ -36,8 +37,21 @@ fn every_metric_is_in_the_table_with_its_type_and_the_bound_of_its_labels() {
     let rows = rows(&page("docs/answers.md"), "metric");
     let told: BTreeSet<_> =
         rows.iter().map(|row| (bare(&row[0]).to_owned(), row[1].clone(), row[3].clone())).collect();
-    assert_eq!(told, families(&Metrics::new().page(Gauges::default()).to_string()));
+    assert_eq!(told, families(&Metrics::new().page(many_ceilings()).to_string()));
     assert_eq!(rows.len(), told.len(), "a metric twice");
+}
+
+/// More than have series of their own.
+fn many_ceilings() -> Gauges {
+    let some = Some(Nanos(1));
+    let ceiling = |number: usize| Ceiling {
+        path: format!("d.k{number}").into(),
+        rtt: some,
+        min_rtt: some,
+        gradient: Some(1),
+        ..Ceiling::default()
+    };
+    Gauges { in_use: (0..2 * SHOWN).map(ceiling).collect(), ..Gauges::default() }
 }
 
 /// Name, type and labels of every family: `` `protocol` 2 × `outcome` 14 ``.

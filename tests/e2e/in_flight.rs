@@ -96,7 +96,7 @@ pub(super) fn over_all(ceiling: &str) -> String {
     format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n")
 }
 
-fn gauge(metrics: SocketAddr, name: &str) -> u64 {
+pub(super) fn gauge(metrics: SocketAddr, name: &str) -> u64 {
     let page = http1::get(metrics, "/metrics", &[]).unwrap().text();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {page}"))

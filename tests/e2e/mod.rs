@@ -8,6 +8,7 @@ mod envoy;
 mod ext_authz;
 mod in_flight;
 mod in_nginx;
+mod leaving;
 mod nginx;
 mod rollout;
 mod upstream;

@@ -6,12 +6,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
+use sluicegate::clock::Clock;
 use sluicegate::config::raw;
 use sluicegate::config::settings::Secret;
 use sluicegate::edge::http::admin::{
     Admin, LastError, Loads, config as shown_config, rlconfig, router,
 };
 use sluicegate::engine::Engine;
+use sluicegate::kernel::concurrency::Outcome as Concluded;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tonic::codegen::Service as _;
@@ -53,7 +55,9 @@ async fn nothing_is_shown_without_the_token() {
         Some("Bearer open-sesame!"),
         Some("bearer open-sesame"),
     ];
-    for path in ["/", "/config", "/counter", "/rlconfig", "/explain", "/fleet", "/nothing"] {
+    for path in
+        ["/", "/config", "/counter", "/rlconfig", "/explain", "/fleet", "/permits", "/nothing"]
+    {
         for authorization in wrong {
             assert_eq!(get(&router, path, authorization).await.0, 401, "{path} {authorization:?}");
         }
@@ -98,6 +102,7 @@ async fn every_other_path_lists_what_there_is() {
                 "/explain",
                 "/fleet",
                 "/grant",
+                "/permits",
                 "/reset",
                 "/rlconfig",
                 "/stats"
@@ -280,4 +285,33 @@ async fn what_no_limit_counts_is_said() {
             "{query}: {body}"
         );
     }
+}
+
+#[tokio::test]
+async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
+    let engine = super::ceiling_of("limit: 3, adaptive: {policy: gradient2}");
+    let held = super::hold(&engine, "first").await;
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(7_000_000));
+    let _second = super::hold(&engine, "second").await;
+    let loads = Arc::new(Loads::default);
+    let router =
+        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });
+    let json = async |path| {
+        let (_, body) = get(&router, path, None).await;
+        serde_json::from_str::<Value>(&body).unwrap()
+    };
+    let shown = json("/permits").await;
+    assert_eq!((&shown["in_flight"], &shown["buckets"]), (&json!(2), &json!(2)));
+    let permit =
+        |descriptor, age_us| json!({"domain": "d", "descriptor": descriptor, "age_us": age_us});
+    assert_eq!(shown["oldest"], json!([permit("k=first", 7_000), permit("k=second", 0)]));
+    assert_eq!(shown["busiest"][0]["limit"], 3);
+    held.finish(Concluded::Success, None);
+    let shown = json("/explain?domain=d&descriptor=k=first").await;
+    let now = &shown["descriptors"][0]["ceiling"]["now"];
+    let want = json!({"in_flight": 0, "waiting": 0, "limit": 3, "rtt": "7ms", "min_rtt": "7ms"});
+    assert_eq!(*now, want);
+    let shown = json("/explain?domain=d&descriptor=k=nobody").await;
+    assert_eq!(shown["descriptors"][0]["ceiling"].get("now"), None);
 }

@@ -18,6 +18,7 @@ mod send;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use fred::bytes::Bytes;
 use smallvec::SmallVec;
@@ -101,13 +102,14 @@ impl Reference {
         self.options.quota_for_all
     }
 
-    /// Puts `charges`, all of them the reference's, to `redis` at `now`.
+    /// Puts `charges`, all of them the reference's, to `redis` at `now`; each call waits for `patience`.
     pub(super) async fn charge(
         &self,
         redis: &Redis,
         now: Nanos,
         charges: &Charges,
         decided: Decided,
+        patience: Duration,
     ) -> Outcomes {
         let counters: SmallVec<[Counter; 2]> =
             charges.list.iter().filter_map(|charge| self.counter(charge, now)).collect();
@@ -115,7 +117,8 @@ impl Reference {
             return super::failed(charges, Cause::NotUnderstood);
         }
         let counters = &counters[..];
-        let question = Question { reference: self, redis, now, charges, counters, decided };
+        let question =
+            Question { reference: self, redis, now, charges, counters, decided, patience };
         question.answer().await
     }
 

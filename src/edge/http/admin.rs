@@ -7,6 +7,7 @@
 
 mod counter;
 mod explain;
+mod permits;
 mod show;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::telemetry::stats::Sample;
 
 use counter::{Act, changed, counter};
 pub use explain::{Explain, explain};
+pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
 
 /// What the admin port shows.
@@ -45,7 +47,7 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 9] = [
+const PATHS: [(&str, &str); 10] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
@@ -58,9 +60,10 @@ const PATHS: [(&str, &str); 9] = [
     ),
     ("/reset", "POST: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
+    ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`; every other path lists them.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -68,6 +71,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/explain", get(show_explain))
         .route("/grant", post(grant))
         .route("/fleet", get(show_fleet))
+        .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
         .route("/reset", post(reset))
@@ -117,6 +121,10 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
     (JSON, shown.to_string()).into_response()
 }
 
+async fn show_permits(State(admin): State<Admin>) -> Response {
+    (JSON, permits(admin.engine.ceilings()).to_string()).into_response()
+}
+
 async fn show_rlconfig(State(admin): State<Admin>) -> Response {
     let lines = admin.engine.config().map_or_else(String::new, |config| rlconfig(&config));
     (PLAIN, lines).into_response()
@@ -131,7 +139,8 @@ async fn show_explain(
         (Err(why), _) => refused(why),
         (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
         (Ok(asked), Some(config)) => {
-            let explained = explain(&config, &asked, admin.engine.clock().now());
+            let mut explained = explain(&config, &asked, admin.engine.clock().now());
+            explain::look(&mut explained, &asked, &admin.engine);
             (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
         }
     }

@@ -4,6 +4,8 @@
 //! together, and slots at one time.
 //! Leaves out: putting it ([`super::send`]).
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
@@ -23,6 +25,7 @@ pub(super) struct Question<'q> {
     pub(super) charges: &'q Charges,
     pub(super) counters: &'q [Counter],
     pub(super) decided: Decided,
+    pub(super) patience: Duration,
 }
 
 /// Places of charges in the question.
