@@ -175,7 +175,7 @@ settings! {
     metrics_port: u16 = 9090, "TCP port";
     /// Address that admin listens on; anything but loopback needs `admin_token`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/fleet`. 0 takes a free port and prints it.
+    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/counter`, `/fleet`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
     /// Show `/`, `/stats` and `/rlconfig` on admin to anybody, as envoyproxy/ratelimit's debug port does, and the
     /// rest to those with the token alone.
