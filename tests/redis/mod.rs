@@ -12,6 +12,7 @@ mod holds;
 mod inspect;
 mod leases;
 mod load;
+mod network;
 mod owed;
 mod parts;
 mod places;

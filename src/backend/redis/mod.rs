@@ -148,7 +148,9 @@ impl Redis {
         let (tried, rest): (Vec<usize>, Vec<usize>) =
             all.iter().partition(|&&at| can_be_held(list, at));
         let mut holding = Holding::default();
-        tried.iter().for_each(|&at| holding.add(&self.holder, at, &list[at]));
+        for &at in &tried {
+            holding.add(&self.holder, at, &list[at]);
+        }
         let mut outcomes = failed(charges, Cause::Late);
         let rest: Picked = rest.into_iter().map(|at| (at, list[at].clone())).collect();
         let asked = self.ask_some(rest, Rule::Ask, patience);
@@ -159,9 +161,9 @@ impl Redis {
             holding.give_back(patience, &mut outcomes).await;
             return outcomes;
         }
-        let charged = self.ask_some(second, Rule::Each, patience);
-        let (charged, ()) = join(charged, holding.keep(patience, &mut outcomes)).await;
-        put(charged, &mut outcomes);
+        let rest = self.ask_some(second, Rule::Each, patience);
+        let (rest, ()) = join(rest, holding.keep(patience, &mut outcomes)).await;
+        put(rest, &mut outcomes);
         outcomes
     }
 
