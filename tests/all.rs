@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
 mod bad_input;
+mod chart;
 mod compat;
 mod concurrency;
 mod config;
@@ -13,17 +14,21 @@ mod conformance;
 mod coordinator;
 mod differential;
 mod docs;
+mod drop_in;
 mod e2e;
 mod edge;
 mod http1;
 mod law;
 mod lease;
+mod leased;
+mod monitoring;
 mod redis;
 mod service;
 mod settings;
 mod simulation;
 mod source;
 mod support;
+mod telemetry;
 mod tidy;
 mod twin;
 mod twin_coordinator;

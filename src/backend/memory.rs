@@ -11,6 +11,7 @@
 //! full; a log's arrivals come on top (see [`crate::kernel::rate::sliding_log`]).
 
 mod books;
+pub mod coordinators;
 mod counters;
 mod shapes;
 mod shard;
@@ -23,14 +24,16 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
+use super::heartbeat::{Heard, Round};
 use super::lease::{Lent, Message};
-use super::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::Answer;
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
+use coordinators::Coordinators;
 use counters::Counters;
 use shard::Shard;
 use table::KeyHash;
@@ -67,6 +70,8 @@ pub struct Memory {
     when_full: WhenFull,
     next_to_sweep: AtomicUsize,
     refused: AtomicU64,
+    /// Of ceilings that replicas in this process share.
+    coordinators: Mutex<Coordinators>,
 }
 
 /// A shard and its lock.
@@ -87,6 +92,7 @@ impl Memory {
             when_full,
             next_to_sweep: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            coordinators: Mutex::new(Coordinators::settled()),
         }
     }
 
@@ -278,6 +284,10 @@ impl Backend for Memory {
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         Reply::Now(self.lend(now, message))
+    }
+
+    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        Reply::Now(Ok(self.coordinators.lock().hear(now, "", round)))
     }
 }
 

@@ -5,6 +5,7 @@
 //! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
 
 pub mod fleet;
+pub mod heartbeat;
 pub mod lease;
 pub mod memory;
 pub mod redis;
@@ -21,6 +22,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{Beat, Fleet};
+use heartbeat::{Heard, Round};
 use lease::{Lent, Message};
 
 /// A place where counters live.
@@ -46,6 +48,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// The store did not answer.
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         Reply::Now(Ok(beat.alone()))
+    }
+
+    /// Hears what a replica says of some of its ceilings, in one step at the instant `now`.
+    ///
+    /// # Errors
+    /// The store did not answer, or keeps no ceilings.
+    fn heartbeat<'a>(&'a self, _now: Nanos, _round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        Reply::Now(Err(Cause::Failing))
     }
 
     /// Why charges are not answered just now, if they are not.
@@ -140,6 +150,8 @@ pub type Outcomes = SmallVec<[Outcome; 2]>;
 pub enum Outcome {
     /// The counter was asked.
     Stepped(Step),
+    /// The counter was asked, and what it holds is known.
+    Counted(Step, Held),
     /// Hits were given back.
     Refunded(Step),
     /// The key is new and there is no room for it; this verdict was chosen for that case.
@@ -151,12 +163,21 @@ pub enum Outcome {
     Failed(Cause),
 }
 
+/// What a counter under the reference's keys holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Hits after those of the charge, if these were put to it.
+    pub held: u64,
+    /// It was known to be over, and nobody was asked.
+    pub is_remembered: bool,
+}
+
 impl Outcome {
     /// Whether this charge says no, whatever its standing.
     #[must_use]
     pub const fn denies(&self) -> bool {
         match self {
-            Self::Stepped(step) => !matches!(step, Step::Admit(_)),
+            Self::Stepped(step) | Self::Counted(step, _) => !matches!(step, Step::Admit(_)),
             Self::Refunded(_) | Self::Failed(_) => false,
             Self::Stale(_) => true,
             Self::Full(verdict) => matches!(verdict, Verdict::Deny),

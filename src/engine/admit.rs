@@ -9,8 +9,11 @@
 //! Cost: two locks for an acquire (the map's for as long as a look-up takes), one for a release.
 
 mod bucket;
+pub mod fleet;
+mod leased;
+mod usage;
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +23,10 @@ use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Outcome, Permit};
 use crate::kernel::units::Nanos;
+use crate::telemetry::trace;
 use bucket::{Bucket, Place};
+use fleet::Fleet;
+pub use leased::{Shared, Shown};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -37,6 +43,7 @@ pub struct Admission {
     buckets: RwLock<HashMap<Name, Arc<Bucket>>>,
     most: usize,
     jitter: u64,
+    fleet: Option<Arc<Fleet>>,
 }
 
 /// What one asks for.
@@ -50,6 +57,8 @@ pub struct Ask<'a> {
     pub keep: Option<Nanos>,
     /// How long one can wait oneself; zero asks without a queue.
     pub patience: Nanos,
+    /// What the ceiling is to the fleet; nothing where this replica holds it alone.
+    pub shared: Option<Shared>,
 }
 
 /// Why one was turned away.
@@ -74,7 +83,19 @@ impl Admission {
     /// replica: it spreads the recalibrations of ceilings.
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
-        Self { clock, buckets: RwLock::default(), most, jitter }
+        Self { clock, buckets: RwLock::default(), most, jitter, fleet: None }
+    }
+
+    /// The same, one of a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { fleet: Some(fleet), ..self }
+    }
+
+    /// The fleet's voice, where there is a fleet.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Fleet> {
+        self.fleet.as_deref()
     }
 
     /// A permit of a bucket, at once or after waiting for it. Safe to cancel: a dropped future holds
@@ -83,19 +104,30 @@ impl Admission {
     /// # Errors
     /// Why there is none; nothing is held then.
     pub async fn acquire(&self, ask: Ask<'_>) -> Result<Held, Denied> {
+        let mut waited = false;
         loop {
             let bucket = self.bucket(&ask)?;
+            let fleet = self.fleet();
             // A bucket that was dropped meanwhile has a successor.
-            let Some(place) = bucket.arrive(&self.clock, &ask) else { continue };
+            let Some(place) = bucket.arrive(&self.clock, &ask, fleet, waited) else { continue };
             return match place {
-                Place::Passes(permit) => Ok(self.held(bucket, permit)),
+                Place::Cold(answers) => {
+                    waited = true;
+                    if let Some(fleet) = fleet {
+                        fleet.hears(answers).await;
+                    }
+                    continue;
+                }
+                Place::Passes(permit) => Ok(self.held(bucket, permit, ask.keep)),
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
                     let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
                     let patience = timeout.min(ask.patience);
+                    let queued = trace::part(trace::Part::Queue);
                     let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
-                    Ok(self.held(bucket, permit))
+                    drop(queued);
+                    Ok(self.held(bucket, permit, ask.keep))
                 }
             };
         }
@@ -106,7 +138,17 @@ impl Admission {
     pub fn reload(&self, bucket: &[u8], rules: &Rules) {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
-            bucket.reload(&self.clock, rules);
+            bucket.reload(&self.clock, rules, true);
+        }
+    }
+
+    /// Puts what `rules` says of each bucket in force, and whether the fleet shares it; no ceiling where
+    /// it says nothing. Those whom that lets pass are woken.
+    pub fn reload_all(&self, rules: impl Fn(&[u8]) -> Option<(Rules, bool)>) {
+        for (name, bucket) in self.all() {
+            let free = (Rules::fixed(u32::MAX), false);
+            let (rules, shared) = rules(&name).unwrap_or(free);
+            bucket.reload(&self.clock, &rules, shared);
         }
     }
 
@@ -147,6 +189,38 @@ impl Admission {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
     }
 
+    /// Every bucket with what it is at, each at an instant of its own.
+    #[must_use]
+    pub fn looks(&self) -> Vec<(Name, Look)> {
+        self.all().into_iter().map(|(name, bucket)| (name, bucket.look())).collect()
+    }
+
+    /// One bucket; `None` where it is idle.
+    #[must_use]
+    pub fn look(&self, bucket: &[u8]) -> Option<Look> {
+        let bucket = self.buckets.read().get(bucket).cloned();
+        bucket.map(|bucket| bucket.look())
+    }
+
+    /// The permits that have been out for longest, at most `most`: the bucket of each, and for how
+    /// long.
+    #[must_use]
+    pub fn oldest(&self, most: usize) -> Vec<(Name, Nanos)> {
+        // The youngest of them on top, to make room for an older one.
+        let mut oldest = BinaryHeap::new();
+        for (name, bucket) in self.all() {
+            for since in bucket.admitted() {
+                oldest.push((since, name.clone()));
+                if most < oldest.len() {
+                    oldest.pop();
+                }
+            }
+        }
+        let now = self.clock.now();
+        let age = |(since, name): (Nanos, Name)| (name, now.since(since));
+        oldest.into_sorted_vec().into_iter().map(age).collect()
+    }
+
     /// How much there is of everything together.
     #[must_use]
     pub fn total(&self) -> Total {
@@ -160,6 +234,11 @@ impl Admission {
         total
     }
 
+    fn all(&self) -> Vec<(Name, Arc<Bucket>)> {
+        let buckets = self.buckets.read();
+        buckets.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
+    }
+
     fn tell(&self, bucket: &[u8], event: Event) {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
@@ -167,8 +246,8 @@ impl Admission {
         }
     }
 
-    fn held(&self, bucket: Arc<Bucket>, permit: Permit) -> Held {
-        Held { bucket, permit, clock: Arc::clone(&self.clock), left: false }
+    fn held(&self, bucket: Arc<Bucket>, permit: Permit, keep: Option<Nanos>) -> Held {
+        Held { bucket, permit, keep, clock: Arc::clone(&self.clock), left: false }
     }
 
     fn bucket(&self, ask: &Ask<'_>) -> Result<Arc<Bucket>, Denied> {
@@ -196,6 +275,26 @@ pub struct Load {
     pub limit: u32,
 }
 
+/// One bucket at one instant, with what is known of its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Who is there.
+    pub load: Load,
+    /// The latency of those that succeeded, smoothed; `None` before the first.
+    pub rtt: Option<Nanos>,
+    /// The latency without a queue, as far as the ceiling's policy knows one.
+    pub min_rtt: Option<Nanos>,
+}
+
+impl Look {
+    /// minRTT over RTT, in millionths: 1,000,000 is no queue, and less is one.
+    #[must_use]
+    pub fn gradient(&self) -> Option<u64> {
+        let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
+        u64::try_from(min_rtt.saturating_mul(1_000_000).checked_div(rtt)?).ok()
+    }
+}
+
 /// All buckets at one instant, or nearly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
@@ -216,6 +315,7 @@ pub struct Total {
 pub struct Held {
     bucket: Arc<Bucket>,
     permit: Permit,
+    keep: Option<Nanos>,
     clock: Arc<Clock>,
     left: bool,
 }
@@ -228,9 +328,22 @@ impl Held {
         self.leave(outcome, rtt)
     }
 
-    /// The request was seen alive: `keep` counts from now. False when its deadline took it back.
+    /// When it was admitted; `None` where its deadline took it back.
     #[must_use]
-    pub fn renew(&self, keep: Nanos) -> bool {
+    pub fn since(&self) -> Option<Nanos> {
+        self.bucket.since(self.permit)
+    }
+
+    /// How long it may be out; `None` where its end is always seen.
+    #[must_use]
+    pub const fn keep(&self) -> Option<Nanos> {
+        self.keep
+    }
+
+    /// The request was seen alive: its time counts from now. False when its deadline took it back.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        let Some(keep) = self.keep else { return true };
         let event = Event::Renew { permit: self.permit, keep };
         !self.bucket.step(&self.clock, event).contains(&Effect::Unknown)
     }

@@ -7,15 +7,19 @@
 //! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
 //! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
 use crate::config::concurrency::{Ceiling, Reject};
 use crate::config::tree::Covered;
 use crate::kernel::concurrency::Outcome;
+use crate::kernel::concurrency::limiter::Rules;
+use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::decision::{Cost, Question, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
@@ -52,12 +56,29 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
-        for held in self.0 {
-            // One that its deadline took back is given back already.
-            let _given_back = held.release(outcome, rtt);
-        }
+    /// from admission to now. False where nothing was held any longer: deadlines took it back.
+    #[expect(clippy::must_use_candidate, reason = "it acts; most who call it need not know")]
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
+    }
+
+    /// The request was seen alive: the deadlines of what is held count from now. False where all of
+    /// it was taken back before.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        self.0.iter().filter(|held| held.renew()).count() != 0
+    }
+
+    /// When the last of it was admitted, as far as it is still held.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::since).max()
+    }
+
+    /// The longest time that anything held may be out.
+    #[must_use]
+    pub fn longest_keep(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::keep).max()
     }
 
     /// Whether nothing is held: no ceiling covers the question.
@@ -93,6 +114,19 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
     }
 
+    /// The same for one whose end may never be told: each permit is out for its ceiling's
+    /// `max_duration` at most, whatever is done with it, unless it is renewed.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`].
+    pub async fn admit_with_deadline(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Admitted, Refusal> {
+        self.admit_under(question, question, patience, Keep::MaxDuration).await
+    }
+
     /// The same, but only `covered` meets ceilings, and what `keep` says counts.
     pub(super) async fn admit_under(
         &self,
@@ -126,17 +160,50 @@ impl Engine {
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
     }
 
-    /// The longest `max_duration` of the question's ceilings.
-    pub(super) fn longest_keep(&self, question: &Question<'_>) -> Nanos {
-        let Some(config) = self.config() else { return Nanos(0) };
-        let asked = asked(&config, question);
-        asked.iter().map(|(_, ceiling)| ceiling.max_duration).max().unwrap_or_default()
+    /// The bucket over a descriptor, if a ceiling covers it and somebody was there lately.
+    #[must_use]
+    pub fn look(&self, domain: &str, entries: &[(&str, &str)]) -> Option<Look> {
+        let config = self.config()?;
+        let tree = &config.domains.get(domain)?.tree;
+        let Covered { shared, .. } = tree.ceiling(entries.iter().copied())?;
+        let named = entries.iter().enumerate().map(|(position, &(key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
+    }
+
+    /// The ceilings in use, by path, each with its buckets added up; in no order.
+    #[must_use]
+    pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
+        let Some(config) = self.config() else { return HashMap::new() };
+        let mut in_use: HashMap<Box<str>, InUse> = HashMap::new();
+        for (name, look) in self.ceilings.looks() {
+            if let Some(ceiling) = ceiling_of(&config, &name) {
+                in_use.entry(ceiling.path.clone()).or_default().add(look);
+            }
+        }
+        in_use
+    }
+
+    /// Puts the ceilings of `config` in force for those who wait already.
+    pub(super) fn reload_ceilings(&self, config: &Config) {
+        self.ceilings.reload_all(|name| {
+            let ceiling = ceiling_of(config, name)?;
+            let shared = self.shared(ceiling).is_some();
+            Some((rules(ceiling, shared), shared))
+        });
     }
 
     /// Who is in flight.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
         &self.ceilings
+    }
+
+    /// What `ceiling` is to the fleet, if this is one and it is shared.
+    fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
+        self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
     }
 
     /// A permit; none, and no wait, where one that is turned away passes all the same.
@@ -153,9 +220,11 @@ impl Engine {
             Some(end) => end.since(self.clock().now()),
             None => Nanos(u64::MAX),
         };
-        let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
+        let shared = self.shared(ceiling);
+        let rules = rules(ceiling, shared.is_some());
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, rules, keep, patience };
+        let ask = Ask { bucket, rules, keep, patience, shared };
         let denied = match self.ceilings.acquire(ask).await {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),
@@ -169,6 +238,47 @@ impl Engine {
         let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
         Err(Rejection { reject, reason: denied, path })
     }
+}
+
+/// One ceiling, all its buckets together.
+#[derive(Clone, Debug, Default)]
+pub struct InUse {
+    /// How many buckets.
+    pub buckets: u64,
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// How many may be in flight.
+    pub limit: u64,
+    /// The bucket with most in flight.
+    pub busiest: Option<Look>,
+}
+
+impl InUse {
+    fn add(&mut self, look: Look) {
+        let Load { in_flight, waiting, limit } = look.load;
+        self.buckets = self.buckets.saturating_add(1);
+        self.in_flight = self.in_flight.saturating_add(in_flight.into());
+        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
+        self.limit = self.limit.saturating_add(limit.into());
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
+            self.busiest = Some(look);
+        }
+    }
+}
+
+/// The ceiling of the bucket of that name.
+fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
+    let (domain, entries) = CounterKey::read_ceiling(name)?;
+    let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
+    Some(covered.ceiling)
+}
+
+/// By what one replica works. `min` is the whole fleet's, and one of many may need less.
+fn rules(ceiling: &Ceiling, shared: bool) -> Rules {
+    let own = |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
+    Rules { adaptive: ceiling.rules.adaptive.map(own), ..ceiling.rules }
 }
 
 const fn reason(denied: Denied) -> Reason {

@@ -11,12 +11,14 @@ mod decide;
 mod degrade;
 mod ids;
 pub mod leases;
+mod leasing;
 mod ledgers;
 mod local;
 pub mod membership;
 mod owed;
 pub mod parts;
 mod plan;
+mod tally;
 
 use std::sync::Arc;
 
@@ -27,6 +29,7 @@ use crate::kernel::units::{Nanos, Revision};
 
 pub use ceilings::{Admitted, Permits, Rejection};
 pub use decide::{Deciding, Engine, Policy};
+pub use ids::check_id;
 pub use local::Local;
 pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};

@@ -20,8 +20,10 @@
 
 mod admit;
 mod engine;
+mod fleet;
 mod latent;
 mod limiter;
 mod model;
 mod policy;
 mod register;
+mod seen;

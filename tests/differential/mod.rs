@@ -20,6 +20,7 @@
 //! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
+mod heartbeats;
 mod holding;
 mod lending;
 mod limits;

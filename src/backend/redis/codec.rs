@@ -10,6 +10,7 @@
 //! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
 
+pub mod heartbeat;
 pub mod holding;
 pub mod lending;
 

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use fred::bytes::Bytes;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::LuaInterface as _;
-use fred::types::{ClusterHash, CustomCommand, Value};
+use fred::types::{ClusterHash, CustomCommand, InfoKind, Value};
 use fred::{
     clients::{Client, Pipeline},
     interfaces::ClientLike as _,
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{BORROW, CHARGE, Cause, HOLD};
+use super::{BORROW, CHARGE, Cause, HEARTBEAT, HOLD};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -41,8 +41,12 @@ pub(super) struct Live {
     digest: String,
     /// What Redis calls [`BORROW`].
     borrow_digest: String,
+    /// What Redis calls [`HEARTBEAT`].
+    heartbeat_digest: String,
     /// What Redis calls [`HOLD`].
     hold_digest: String,
+    /// What the process calls this run of it; empty where it does not say.
+    run_id: String,
     cluster: Option<Weak<Cluster>>,
 }
 
@@ -116,8 +120,13 @@ impl Live {
     pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
         let digest = client.script_load(CHARGE).await?;
         let borrow_digest = client.script_load(BORROW).await?;
+        let heartbeat_digest = client.script_load(HEARTBEAT).await?;
+        // Not permitted everywhere: then a restart that lost nothing goes unnoticed, as it may.
+        let info: String = client.info(Some(InfoKind::Server)).await.unwrap_or_default();
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let run_id = run_id.unwrap_or_default().trim().to_owned();
         let hold_digest = client.script_load(HOLD).await?;
-        Ok(Self { client, digest, borrow_digest, hold_digest, cluster })
+        Ok(Self { client, digest, borrow_digest, heartbeat_digest, hold_digest, run_id, cluster })
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -141,6 +150,22 @@ impl Live {
         let script = Script { text: BORROW, digest: &self.borrow_digest };
         let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
         integers(self.script(script, keys, args).await?)
+    }
+
+    /// Runs [`HEARTBEAT`], as [`Live::call`] does.
+    pub(super) async fn heartbeat(
+        &self,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
+        let script = Script { text: HEARTBEAT, digest: &self.heartbeat_digest };
+        integers(self.script(script, shared(keys), shared(args)).await?)
+    }
+
+    /// What the process calls this run of it: another one after each restart.
+    pub(super) fn run_id(&self) -> &str {
+        &self.run_id
     }
 
     /// Runs [`HOLD`], as [`Live::call`] does.

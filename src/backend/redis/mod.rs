@@ -42,12 +42,13 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::fleet::{Beat, Fleet};
+use super::heartbeat::{Heard, Round};
 use super::lease::{Lent, Message};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
-use codec::{Answer, NotUnderstood, lending};
+use codec::{Answer, NotUnderstood, heartbeat, lending};
 use connection::Live;
 use holding::{Holder, Holding};
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
@@ -79,6 +80,8 @@ pub const BORROW: &str = concat!(
     include_str!("lua/borrow.lua"),
 );
 
+/// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
+pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
 /// The script that holds the hits of a question that several places decide together, and keeps them or
 /// gives them back; its protocol stands in `hold.lua`.
 pub const HOLD: &str = concat!(
@@ -199,13 +202,19 @@ impl Redis {
         message: &Message,
         call: lending::Packed,
     ) -> Lent {
-        let answered = timeout(self.deadline, live.borrow(call.keys, call.args));
-        let answered = answered.await.unwrap_or(Err(Cause::Late));
-        self.route.saw(slot, answered.as_ref().err().copied());
+        let borrowed = live.borrow(call.keys, call.args);
+        let answered = self.within(self.deadline, slot, borrowed).await;
         let lent = answered.and_then(|reply| {
             lending::read(message, &reply).map_err(|refused| not_understood(&refused))
         });
         lent.unwrap_or_else(Lent::Failed)
+    }
+
+    /// Sends a round, once, and waits for the answer until the deadline.
+    async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
+        let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
+        let reply = self.within(self.deadline, slot, live.heartbeat(call.keys, call.args)).await?;
+        heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 
     async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
@@ -282,6 +291,14 @@ impl Backend for Redis {
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
             Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Err(cause) => Reply::Now(Err(cause)),
+        }
+    }
+
+    fn heartbeat<'a>(&'a self, _now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        let slot = self.route.slot_of(&heartbeat::lives(self.key_prefix.as_bytes()));
+        match self.route.live(slot) {
+            Ok(live) => Reply::Later(Box::pin(self.hear(live, slot, round))),
             Err(cause) => Reply::Now(Err(cause)),
         }
     }

@@ -24,7 +24,7 @@ use fred::bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{Cause, Redis};
-use crate::backend::{Charge, Charges, Outcome, Outcomes};
+use crate::backend::{Charge, Charges, Held, Outcome, Outcomes};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
 use crate::kernel::rate::limit::EXACT;
@@ -171,7 +171,8 @@ impl Counter {
 
     /// What is known to be over, without being asked.
     fn over(&self, now: Nanos) -> Outcome {
-        Outcome::Stepped(self.step(u64::from(self.window.limit()) + 1, now, self.hits))
+        let held = u64::from(self.window.limit()) + 1;
+        Outcome::Counted(self.step(held, now, self.hits), Held { held, is_remembered: true })
     }
 
     /// What is left of a counter that holds `held`.

@@ -20,6 +20,7 @@ use super::reference::{self, Decided, Reference};
 use super::steps::{Spared, Together, can_be_held};
 use super::{Answered, Cause, Redis, put};
 use crate::backend::fleet::{Beat, Fleet};
+use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
@@ -200,7 +201,10 @@ impl Stores {
     ) -> Answered {
         let taken = charged.iter().filter_map(|(at, charge)| {
             // What denied was perhaps not charged: it is not asked when it is known to be over.
-            let is_taken = matches!(outcomes[*at], Outcome::Stepped(Step::Admit(_)));
+            let is_taken = matches!(
+                outcomes[*at],
+                Outcome::Stepped(Step::Admit(_)) | Outcome::Counted(Step::Admit(_), _)
+            );
             let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
             let cost = Cost::Refund(hits);
             let is_theirs = self.place(charge).reference;
@@ -275,6 +279,10 @@ impl Backend for Stores {
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         self.main.beat(beat)
+    }
+
+    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        self.main.heartbeat(now, round)
     }
 
     fn trouble(&self) -> Option<Cause> {

@@ -26,6 +26,7 @@ use gradient2::Gradient2;
 use level::Level;
 
 use super::Outcome;
+use crate::kernel::coordinator::aggregate;
 use crate::kernel::units::Nanos;
 
 /// How a ceiling is inferred.
@@ -120,6 +121,22 @@ impl Policy {
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.estimate.floor()
+    }
+
+    /// The latency without a queue (minRTT), as far as the policy knows one.
+    #[must_use]
+    pub fn ideal(&self) -> Option<Nanos> {
+        match &self.learnt {
+            Learnt::Static | Learnt::Aimd(_) => None,
+            Learnt::Gradient(gradient) => gradient.ideal(),
+            Learnt::Gradient2(gradient2) => gradient2.ideal(),
+        }
+    }
+
+    /// The same with its fraction, as a fleet's ceilings have theirs.
+    #[must_use]
+    pub fn estimate(&self) -> aggregate::Level {
+        self.estimate.fine()
     }
 
     /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy

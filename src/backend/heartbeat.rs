@@ -1,0 +1,48 @@
+//! Heartbeats of the ceilings that replicas share.
+//!
+//! Guarantees: one round of one replica is heard in one step; the store's clock rules.
+//! Leaves out: when a replica speaks and what it does with the answers, which is `engine::fleet`'s;
+//! what a ceiling's coordinator answers, which is [`crate::kernel::coordinator`]'s.
+
+use crate::kernel::coordinator::life::Record;
+use crate::kernel::coordinator::{self, Heartbeat, Law};
+use crate::kernel::units::{Incarnation, Nanos};
+
+/// The most ceilings in one round: one script must not keep the store from others for long.
+pub const MOST_BEATS: usize = 64;
+
+/// The name of a ceiling's bucket: whatever tells two ceilings apart, the same at every replica.
+pub type Name = Box<[u8]>;
+
+/// What one life of one replica says at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Its line in the fleet's table.
+    pub record: Record,
+    /// For how long from now something of it may be in use.
+    pub longest: Nanos,
+    /// It holds nothing, nothing of it is in flight, and it comes no more: its line is taken out.
+    pub leaves: bool,
+    /// Some of its ceilings, at most [`MOST_BEATS`].
+    pub beats: Vec<Beat>,
+}
+
+/// One heartbeat at one ceiling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beat {
+    /// Which ceiling.
+    pub bucket: Name,
+    /// By which law it is to be answered.
+    pub law: Law,
+    /// What is said.
+    pub said: Heartbeat,
+}
+
+/// What a round is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// The life of the store that heard it.
+    pub life: Incarnation,
+    /// One per heartbeat, in order.
+    pub replies: Vec<coordinator::Reply>,
+}

@@ -1,0 +1,100 @@
+//! The coordinators of ceilings, their common life, and the fleet's table, in this process.
+//!
+//! What Redis keeps in `heartbeat.lua`, by the kernel's own step. A replica alone shares with nobody,
+//! so this is what a fleet in one process shares, and what the script is compared with.
+//!
+//! Guarantees: a heartbeat is never passed on before its replica has a line in the table.
+//! Leaves out: forgetting ceilings that rest; they end with the process.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::backend::heartbeat::{Beat, Heard, Name, Round};
+use crate::kernel::coordinator::life::Record;
+use crate::kernel::coordinator::{Coordinator, Life, Reply};
+use crate::kernel::units::{Incarnation, MemberId, Nanos};
+
+/// All ceilings of one store.
+#[derive(Debug, Default)]
+pub struct Coordinators {
+    life: Option<Life>,
+    /// What the store was called when the life began.
+    store: String,
+    /// Since when there has been a table.
+    since: Nanos,
+    table: BTreeMap<(MemberId, Incarnation), Line>,
+    states: HashMap<Name, Coordinator>,
+}
+
+/// One life of one replica.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    heard: Nanos,
+    /// For how long after that something of it may be in use.
+    longest: Nanos,
+    under: Option<Incarnation>,
+}
+
+impl Coordinators {
+    /// A store that nobody can hold anything of: it began with the process that asks it.
+    #[must_use]
+    pub fn settled() -> Self {
+        let life = Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) };
+        Self { life: Some(life), ..Self::default() }
+    }
+
+    /// Hears `round` at `now`, in the store that is called `store`: another name is another store, or
+    /// the same after a restart.
+    pub fn hear(&mut self, now: Nanos, store: &str, round: &Round) -> Heard {
+        let mut life = self.life(now, store);
+        self.register(now, &mut life, round);
+        let replies = round.beats.iter().map(|beat| self.answer(now, &mut life, beat)).collect();
+        self.life = Some(life);
+        Heard { life: life.incarnation, replies }
+    }
+
+    fn life(&mut self, now: Nanos, store: &str) -> Life {
+        let known = self.life.filter(|_| self.store == store);
+        if self.life.is_none() {
+            self.since = now;
+        }
+        store.clone_into(&mut self.store);
+        known.unwrap_or_else(|| begin(self.life, now))
+    }
+
+    fn register(&mut self, now: Nanos, life: &mut Life, round: &Round) {
+        let Round { record: Record { member, life: own, under }, longest, .. } = *round;
+        let said = Line { heard: now, longest, under };
+        let is_new = self.table.insert((member, own), said).is_none();
+        if round.leaves {
+            self.table.remove(&(member, own));
+        }
+        if is_new || !life.settled {
+            self.table.retain(|_, line| now < line.heard.plus(line.longest));
+        }
+        if !life.settled {
+            let record = |((member, life), line): (&(MemberId, Incarnation), &Line)| Record {
+                member: *member,
+                life: *life,
+                under: line.under,
+            };
+            let records: Vec<Record> = self.table.iter().map(record).collect();
+            let longest = self.table.values().map(|line| line.longest).max().unwrap_or(longest);
+            life.settle(now, longest, self.since, &records);
+        }
+    }
+
+    fn answer(&mut self, now: Nanos, life: &mut Life, beat: &Beat) -> Reply {
+        let state = self.states.entry(beat.bucket.clone()).or_default();
+        let reply = state.on_heartbeat(now, life, &beat.law, &beat.said);
+        if reply == Reply::Lost {
+            *life = begin(Some(*life), now);
+        }
+        reply
+    }
+}
+
+/// A life after `before`: its number is the instant in microseconds, and larger than any before.
+fn begin(before: Option<Life>, now: Nanos) -> Life {
+    let after = before.map_or(0, |life| life.incarnation.0.saturating_add(1));
+    Life::begin(Incarnation(after.max(now.0 / Nanos::MICRO.0)), now)
+}

@@ -1,0 +1,351 @@
+//! Heartbeats of ceilings: what the script grants, against the kernel's own coordinator.
+
+use std::collections::HashMap;
+
+use sluicegate::backend::heartbeat::{Beat, Heard, Name, Round};
+use sluicegate::backend::memory::coordinators::Coordinators;
+use sluicegate::backend::redis::HEARTBEAT;
+use sluicegate::backend::redis::codec::heartbeat::{lives, pack, read, state};
+use sluicegate::kernel::coordinator::aggregate::{Aggregate, Ratio};
+use sluicegate::kernel::coordinator::life::Record;
+use sluicegate::kernel::coordinator::message::Holding;
+use sluicegate::kernel::coordinator::split::Split;
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Reply, Terms};
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+
+use super::store::micros;
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+use crate::support::resp::{Client, Value};
+
+const START: Nanos = Nanos(1_763_632_345_678_912_000);
+/// Together more than 100,000 heartbeats.
+const TRACES: usize = 250;
+const STEPS: usize = 290;
+const CEILINGS: u64 = 3;
+const REPLICAS: u64 = 5;
+
+/// A connection that has the script.
+struct Speaker {
+    client: Client,
+    sha: String,
+}
+
+impl Speaker {
+    fn new(redis: &Redis) -> Self {
+        let mut client = redis.connect();
+        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
+        Self { client, sha }
+    }
+
+    fn queue(&mut self, round: &Round, prefix: &str, store: &str, at: Option<Nanos>) {
+        let packed = pack(round, prefix.as_bytes(), store, at);
+        let count = packed.keys.len().to_string();
+        let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count.into_bytes()];
+        let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
+        self.client.queue(&parts);
+    }
+
+    fn heard(&mut self, round: &Round) -> Heard {
+        match self.client.receive() {
+            reply @ Value::Array(_) => read(round, &reply.ints()).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn say(&mut self, round: &Round) -> Heard {
+        self.queue(round, "test:", "a", None);
+        self.client.flush();
+        self.heard(round)
+    }
+}
+
+fn bucket(number: u64) -> Name {
+    let number = number.to_string();
+    CounterKey::ceiling("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
+}
+
+fn terms(max_duration: u64) -> Terms {
+    let [heartbeat, term] = [1, 5].map(Nanos::from_secs);
+    Terms::new(heartbeat, term, Nanos::from_secs(max_duration), 1_000).unwrap()
+}
+
+fn law(dice: &mut Dice) -> Law {
+    let terms = terms(dice.pick(&[0, 1, 10, 60]));
+    let max = dice.pick(&[1, 2, 4, 7, 64, 1_000, 1 << 24]);
+    let min = 1 + dice.up_to(max - 1) / dice.pick(&[1, 4, max]);
+    let start = min + dice.up_to(max - min);
+    Law {
+        aggregate: dice.pick(&[Aggregate::Median, Aggregate::Min]),
+        split: dice.pick(&[Split::Demand, Split::Demand, Split::Equal]),
+        ..Law::new(terms, Share(min), Share(start), Share(max)).unwrap()
+    }
+}
+
+/// What a replica remembers of a ceiling: the grants it got lately, and its last heartbeat.
+#[derive(Clone, Debug, Default)]
+struct Holder {
+    number: u64,
+    grants: Vec<Grant>,
+    last: Option<Heartbeat>,
+}
+
+/// Replicas of which none can be trusted, and their store.
+struct World {
+    dice: Dice,
+    now: Nanos,
+    store: &'static str,
+    laws: Vec<Law>,
+    coordinators: Coordinators,
+    lives: Vec<u64>,
+    holders: HashMap<(u64, u64, u64), Holder>,
+    life: Option<Incarnation>,
+}
+
+impl World {
+    fn new(mut dice: Dice) -> Self {
+        let laws = (0..CEILINGS).map(|_| law(&mut dice)).collect();
+        let lives = (1..=REPLICAS).collect();
+        let (coordinators, holders) = Default::default();
+        let (now, store, life) = (START, "a", None);
+        Self { dice, now, store, laws, coordinators, lives, holders, life }
+    }
+
+    fn wait(&mut self) {
+        let millis = match self.dice.up_to(20) {
+            0..=5 => 0,
+            6 => self.dice.pick(&[1_000, 2_000, 5_000, 15_000]),
+            7..=15 => self.dice.up_to(400),
+            16..=18 => self.dice.up_to(3_000),
+            19 => self.dice.up_to(9_000),
+            _ => self.dice.up_to(80_000),
+        };
+        let micros = if self.dice.once_in(2) { 0 } else { self.dice.up_to(9) };
+        self.now = self.now.plus(Nanos(millis * Nanos::MILLI.0 + micros * 1_000));
+        if self.dice.once_in(40) {
+            self.now = Nanos(self.now.0 - self.dice.up_to(3_000) * Nanos::MILLI.0);
+        }
+    }
+
+    fn change(&mut self) {
+        if self.dice.once_in(120) {
+            self.store = self.dice.pick(&["a", "b"]);
+        }
+        if self.dice.once_in(60) {
+            let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
+            self.laws[at] = law(&mut self.dice);
+        }
+        if self.dice.once_in(40) {
+            let at = usize::try_from(self.dice.up_to(REPLICAS - 1)).unwrap();
+            self.lives[at] += self.dice.up_to(2);
+        }
+    }
+
+    fn beat(&mut self, ceiling: u64, replica: u64, life: u64) -> Beat {
+        let law = self.laws[usize::try_from(ceiling).unwrap()];
+        let dice = &mut self.dice;
+        let holder = self.holders.entry((ceiling, replica, life)).or_default();
+        let bucket = bucket(ceiling);
+        if let Some(said) = holder.last.filter(|_| dice.once_in(10)) {
+            // Doubled.
+            return Beat { bucket, law, said };
+        }
+        holder.number += dice.up_to(3).min(1) + u64::from(dice.once_in(9));
+        let newest = holder.grants.len().saturating_sub(1);
+        let which = if dice.once_in(6) { dice.up_to(3) } else { 0 };
+        let which = newest.saturating_sub(usize::try_from(which).unwrap());
+        let mut holds = holder.grants.get(which).copied().map(Holding::from);
+        if dice.once_in(12) {
+            holds = None;
+        } else if let Some(holds) = holds.as_mut().filter(|_| dice.once_in(300)) {
+            holds.generation = Generation(holds.generation.0 + 1_000);
+        }
+        let most = law.max.0.min(40);
+        let any = |dice: &mut Dice| match dice.up_to(5) {
+            0 | 1 => 0,
+            2 => 1,
+            3 => most,
+            _ => dice.up_to(most),
+        };
+        let said = Heartbeat {
+            member: MemberId(replica + (1 << 52)),
+            life: Incarnation(life),
+            number: holder.number,
+            holds,
+            in_flight: Share(any(dice) / dice.pick(&[1, 4])),
+            wanted: Share(if dice.once_in(8) { 1 << 24 } else { any(dice) }),
+            vote: dice.once_in(2).then(|| {
+                Ratio(u32::try_from(dice.up_to(3 << 16)).unwrap() / dice.pick(&[1, 2, 100]))
+            }),
+            leaves: dice.once_in(25),
+        };
+        holder.last = Some(said);
+        Beat { bucket, law, said }
+    }
+
+    fn round(&mut self) -> Round {
+        let replica = self.dice.up_to(REPLICAS - 1);
+        let mut life = self.lives[usize::try_from(replica).unwrap()];
+        life -= u64::from(1 < life && self.dice.once_in(20));
+        let first = self.dice.up_to(CEILINGS - 1);
+        let count = self.dice.up_to(CEILINGS);
+        let beats: Vec<Beat> =
+            (0..count).map(|at| self.beat((first + at) % CEILINGS, replica, life)).collect();
+        let believes = self.life.filter(|_| !self.dice.once_in(10));
+        Round {
+            record: Record { member: MemberId(replica), life: Incarnation(life), under: believes },
+            longest: Nanos::from_secs(self.dice.pick(&[5, 6, 15, 65])),
+            leaves: self.dice.once_in(15),
+            beats,
+        }
+    }
+
+    fn step(&mut self) -> (Round, &'static str, Nanos, Heard) {
+        self.wait();
+        self.change();
+        let round = self.round();
+        let heard = self.coordinators.hear(self.now, self.store, &round);
+        self.life = Some(heard.life);
+        for (beat, reply) in round.beats.iter().zip(&heard.replies) {
+            let name = (beat.said.member.0 - (1 << 52), beat.said.life.0);
+            let ceiling = (0..CEILINGS).find(|at| bucket(*at) == beat.bucket).unwrap();
+            if let Reply::Grant(grant) = reply {
+                self.holders.entry((ceiling, name.0, name.1)).or_default().grants.push(*grant);
+            }
+        }
+        (round, self.store, self.now, heard)
+    }
+}
+
+/// How often what was said.
+#[derive(Debug, Default)]
+struct Tally([u32; 9]);
+
+impl Tally {
+    fn count(&mut self, reply: &Reply) {
+        self.0[match reply {
+            Reply::Grant(grant) if grant.share == Share(0) => 0,
+            Reply::Grant(grant) if grant.recovering => 1,
+            Reply::Grant(grant) if grant.share < grant.fair => 2,
+            Reply::Grant(_) => 3,
+            Reply::Left => 4,
+            Reply::Late => 5,
+            Reply::Superseded => 6,
+            Reply::Lost => 7,
+            Reply::Full => 8,
+        }] += 1;
+    }
+}
+
+#[test]
+fn heartbeats_are_answered_as_the_kernel_does() {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut speaker = Speaker::new(&redis);
+    let (mut tally, mut beats) = (Tally::default(), 0);
+    for number in 0..TRACES {
+        let mut world = World::new(Dice::new(seed ^ (number as u64) << 32));
+        let prefix = format!("{number}:");
+        let trace: Vec<_> = (0..STEPS).map(|_| world.step()).collect();
+        for (round, store, now, _) in &trace {
+            speaker.queue(round, &prefix, store, Some(*now));
+        }
+        speaker.client.flush();
+        for (step, (round, store, now, wanted)) in trace.iter().enumerate() {
+            let said = speaker.heard(round);
+            let place = format!("SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+            assert_eq!(said, *wanted, "{place}: {round:?} to {store} at {now}");
+            wanted.replies.iter().for_each(|reply| tally.count(reply));
+            beats += round.beats.len();
+        }
+    }
+    println!("{beats} heartbeats: {tally:?}");
+    assert!(100_000 <= beats, "{beats} heartbeats");
+    assert!(tally.0[..8].iter().all(|count| 100 < *count), "{tally:?}");
+}
+
+/// A replica that speaks for the first time, at one ceiling.
+fn joins(replica: u64) -> Round {
+    let member = MemberId(replica);
+    let life = Incarnation(1);
+    let said = Heartbeat {
+        member,
+        life,
+        number: 1,
+        holds: None,
+        in_flight: Share(0),
+        wanted: Share(1),
+        vote: None,
+        leaves: false,
+    };
+    let law = Law::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
+    Round {
+        record: Record { member, life, under: None },
+        longest: terms(10).longest(),
+        leaves: false,
+        beats: vec![Beat { bucket: bucket(0), law, said }],
+    }
+}
+
+#[test]
+fn a_new_store_is_in_doubt_and_grants_nothing_that_nobody_proves_to_hold() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let heard = speaker.say(&joins(1));
+    let [Reply::Grant(grant)] = heard.replies[..] else { panic!("{heard:?}") };
+    assert_eq!((grant.share, grant.recovering, grant.fair), (Share(0), true, Share(8)));
+    assert_eq!(grant.coordinator, heard.life);
+}
+
+#[test]
+fn a_state_is_kept_ten_minutes_longer_than_it_is_in_use_and_the_life_for_thirty_days() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let before = micros(&speaker.client.call(&["TIME"])) / 1_000;
+    speaker.say(&joins(1));
+    let after = micros(&speaker.client.call(&["TIME"])) / 1_000;
+    let mut expires = |key: Vec<u8>| {
+        let reply = speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]);
+        u64::try_from(reply.int()).unwrap()
+    };
+    let kept = 5_000 + 10_000 + 600_000;
+    let state = expires(state(&bucket(0), b"test:"));
+    assert!(before + kept <= state && state <= after + kept + 3, "{state}");
+    let month = 30 * 86_400 * 1_000;
+    let life = expires(lives(b"test:"));
+    assert!(before + month <= life && life <= after + month + 3, "{life}");
+}
+
+#[test]
+fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let key = state(&bucket(0), b"test:");
+    speaker.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
+    let round = joins(1);
+    speaker.queue(&round, "test:", "a", None);
+    speaker.client.flush();
+    assert!(read(&round, &speaker.client.receive().ints()).is_err());
+    assert_eq!(speaker.client.call(&[b"GET".to_vec(), key]).text(), "x");
+}
+
+#[test]
+fn a_reply_that_the_script_does_not_give_is_refused() {
+    let round = joins(1);
+    for reply in [[7, 0, 7, 1, 0, 8, 8, 1, 1], [7, 1, 0, 0, 0, 0, 0, 0, 0]] {
+        assert!(read(&round, &reply).is_ok(), "{reply:?}");
+    }
+    for reply in [
+        &[][..],
+        &[7],
+        &[7, 0, 7, 1, 0, 8, 8, 1],
+        &[7, 0, 7, 1, 0, 8, 8, 1, 1, 0],
+        &[7, 0, 7, 1, -1, 8, 8, 1, 1],
+        &[7, 0, 7, 1, 0, 8, 8, 1, 2],
+        &[7, 1, 0, 1, 0, 0, 0, 0, 0],
+        &[7, 6, 0, 0, 0, 0, 0, 0, 0],
+        &[7, 0, 7, 1, (1 << 53) + 1, 8, 8, 1, 1],
+    ] {
+        assert!(read(&round, reply).is_err(), "{reply:?}");
+    }
+}
