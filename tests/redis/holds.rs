@@ -109,7 +109,7 @@ fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_ter
             keys => Err(keys.to_string()),
         };
         until("all is held in the first store", held).unwrap();
-        first.kill();
+        first.signal("KILL");
     });
     let died = now();
     two.proxy.pass();
