@@ -47,7 +47,7 @@ const UPSTREAM: &str = "    - name: upstream
       type: STATIC";
 
 /// A cluster where nobody listens: port 1 is nobody's.
-const NOBODY: &str = r#"    - name: nobody
+const NOBODY: &str = r"    - name: nobody
       type: STATIC
       connect_timeout: 1s
       load_assignment:
@@ -56,7 +56,7 @@ const NOBODY: &str = r#"    - name: nobody
           - lb_endpoints:
               - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 1}}}
 
-"#;
+";
 
 fn with_endings(text: &mut String) {
     let upgrades = "use_remote_address: true
