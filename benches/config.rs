@@ -13,6 +13,13 @@ use divan::{AllocProfiler, Bencher, black_box};
 use sluicegate::config::{Config, load};
 use sluicegate::kernel::units::Revision;
 
+/// Over the allocator that the service has: where a table's pages are is part of what a lookup costs.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOC: AllocProfiler<tikv_jemallocator::Jemalloc> =
+    AllocProfiler::new(tikv_jemallocator::Jemalloc);
+
+#[cfg(not(target_os = "linux"))]
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
 

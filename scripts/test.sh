@@ -2,7 +2,7 @@
 # Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
 #
 #   scripts/test.sh            all of it
-#   scripts/test.sh --quick    without Envoy and the tests that drive proxies, and without the models of spec/
+#   scripts/test.sh --quick    without the tests that drive proxies, Helm and Prometheus, and without the models of spec/
 #
 # The runs that take longer than a coffee are in scripts/long.sh.
 set -Eeuo pipefail
@@ -35,15 +35,27 @@ redis-server --version
 command -v nginx >/dev/null ||
     install_packages "no nginx here: install 1.22 or later; the tests start it themselves" nginx
 nginx -v
+# Debian's place; the shipped configuration names it.
+[ -e /usr/lib/nginx/modules/ngx_http_lua_module.so ] ||
+    install_packages "no Lua module for nginx here: install libnginx-mod-http-lua" libnginx-mod-http-lua
+command -v promtool >/dev/null ||
+    install_packages "no prometheus and promtool here: install 2.42 or later; the tests start it themselves" prometheus
+promtool --version 2>&1 | head -n 1
 cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
 quick=()
 if [ "${1:-}" = --quick ]; then
-    quick=(--skip e2e::)
+    quick=(--skip e2e:: --skip chart:: --skip monitoring::)
 elif [ -z "${SLUICEGATE_ENVOY:-}" ]; then
     step "Envoy"
     scripts/envoy.sh
+fi
+
+if [ "${1:-}" != --quick ]; then
+    # Compiles for six minutes, once.
+    step "Helm and what judges charts"
+    scripts/chart.sh
 fi
 
 # Compiles for two to three minutes, once.

@@ -52,8 +52,9 @@
 //! all of them ([`kernel::coordinator`], [`Backend::heartbeat`](backend::Backend::heartbeat)), and no request
 //! waits for it but the first.
 //!
-//! Leases have theirs, which step 4 does not take yet: [`engine::leases`] spends from a balance that it
-//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
+//! Leased limits are asked of [`engine::leases`] where others are charged: it spends from a balance that it
+//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]). A question that balances
+//! answer whole is answered in the first poll, between 3 and 7.
 
 pub mod backend;
 pub mod cli;

@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
 mod bad_input;
+mod chart;
 mod compat;
 mod concurrency;
 mod config;
@@ -18,6 +19,8 @@ mod edge;
 mod http1;
 mod law;
 mod lease;
+mod leased;
+mod monitoring;
 mod redis;
 mod service;
 mod settings;

@@ -61,6 +61,17 @@ impl Service {
         Ok(Self { process, log, said: said.lines, grpc, http, admin, metrics })
     }
 
+    /// Where releases by datagrams are received, if anywhere.
+    pub fn syslog(&self) -> Option<SocketAddr> {
+        listening(&self.said, "syslog")
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
     /// Asks `/config` what was loaded.
     ///
     /// # Errors
@@ -125,7 +136,10 @@ fn spawn(limits: &Path, flags: &[String], stderr: File) -> std::io::Result<Child
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.arg("serve").arg("--limits").arg(limits);
     for port in ["grpc", "http", "admin", "metrics"] {
-        command.arg(format!("--{port}-port")).arg("0");
+        let flag = format!("--{port}-port");
+        if !flags.contains(&flag) {
+            command.arg(flag).arg("0");
+        }
     }
     command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()
 }

@@ -24,7 +24,7 @@ use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
 use crate::edge::health::{Health, Ready};
-use crate::edge::{Reporting, grpc, headers, http};
+use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy, admit};
 use crate::kernel::units::Nanos;
 use crate::source::file::FileSource;
@@ -36,6 +36,9 @@ use listeners::Listeners;
 
 /// How long a full round of sweeps over the memory backend takes.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
+
+/// How long what is held of leased limits is given back at the end, at most.
+const GIVING_BACK: Duration = Duration::from_secs(2);
 
 /// The most domains that are listed at the start: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
@@ -131,6 +134,9 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         parts.lasting(async move { speaking.speak_on().await });
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
+        if let Some(leases) = engine.leases().cloned() {
+            parts.lasting(leases.tend_on());
+        }
         let told = doctor::tell_all(settings.clone());
         parts.lasting(async move {
             told.await;
@@ -144,6 +150,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         ended = parts.all_end() => ended,
         () = drain::lead(ends, health, phase, times) => Ok(()),
     };
+    if let Some(leases) = engine.leases() {
+        // What does not go back now is void when its lease ends.
+        drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
+    }
     engine.leave().await;
     ended
 }
@@ -219,6 +229,10 @@ impl Service<'_> {
         });
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
+        if let Some(socket) = listeners.syslog {
+            let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
+            parts.lasting(syslog::serve(socket, engine, from));
+        }
         let ceilings = Arc::clone(&self.engine);
         parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
@@ -240,13 +254,23 @@ impl Service<'_> {
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
+        let (leave, leaving) = watch::channel(false);
         let ask = http::Ask {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
+            leaving,
         };
-        self.start_pages(listener, http::router(ask), parts);
+        let finishing = drain::finishing(self.finishing.clone());
+        let served = http::serve(listener, http::router(ask), async move {
+            finishing.await;
+            leave.send_replace(true);
+        });
+        parts.finishing(async move {
+            served.await;
+            Ok(())
+        });
     }
 
     fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {
@@ -257,7 +281,8 @@ impl Service<'_> {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
-            ceilings: ceilings(engine.ceilings().total()),
+            ceilings: ceilings(&engine),
+            balances: balances(&engine),
             started,
         };
         self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
@@ -321,11 +346,18 @@ impl Parts {
     }
 }
 
-fn ceilings(total: admit::Total) -> metrics::Total {
+fn ceilings(engine: &Engine) -> metrics::Total {
     let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = total;
+    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
     let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
-    metrics::Total { in_flight, waiting, limit, buckets, most }
+    let (early, most_early) = engine.early_releases();
+    let (early, most_early) = (count(early), most_early.into());
+    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
+}
+
+fn balances(engine: &Engine) -> metrics::Balances {
+    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
+    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }
 
 fn memory_of(settings: &Settings) -> Memory {

@@ -297,6 +297,7 @@ codes! {
     LongExposure = W30 "a fleet's ceiling whose requests may last long, or nobody said how long",
 
     SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
+    LeaseForecast = N41 "how often a leased limit is expected to ask the store",
 }
 
 impl Code {

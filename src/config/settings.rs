@@ -12,6 +12,7 @@ mod file;
 mod hooks;
 mod named;
 mod nearest;
+mod network;
 mod print;
 mod read;
 mod reference;
@@ -26,6 +27,7 @@ use std::sync::LazyLock;
 pub use backend::{Address, Backend, Place, RedisUrl};
 pub use named::HostName;
 pub use nearest::nearest;
+pub use network::Networks;
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Origin, Problem, read};
 pub use reference::ReferencePrefix;
@@ -91,6 +93,12 @@ settings! {
     admin_port: u16 = 6070, "TCP port";
     /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
     admin_token: Option<Secret> = None, "text";
+    /// Releases from NGINX's `access_log`, as datagrams; empty for none. 0 takes a free port and prints it.
+    syslog_port: Option<u16> = None, "UDP port";
+    /// Address that releases are received on.
+    syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+    /// Whose releases are heeded, separated by commas; those of all others are dropped.
+    syslog_from: Networks = Networks::loopback(), "networks";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
     /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
@@ -190,8 +198,7 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] =
-    &["peer_port", "peer_secret", "syslog_from", "syslog_host", "syslog_port"];
+pub const LATER: &[&str] = &["peer_port", "peer_secret"];
 
 /// One row of the table.
 #[derive(Debug)]

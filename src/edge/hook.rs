@@ -1,9 +1,10 @@
 //! What a hook without descriptors asks about a request: the message that Envoy's rate limit filter
-//! would have sent. Pure.
+//! would have sent.
 //!
 //! Guarantees: every such hook asks in the same way and so is answered by the same tables; a hook
 //! that does not exist is refused in words; a request of which no descriptor can be made is not
 //! asked about, as in Envoy.
+//! Ceilings are asked where an id can tell of the request's end, and only there.
 //! Leaves out: where a request's attributes come from, and how each protocol says what is here.
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
@@ -12,9 +13,15 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
 
+use super::Reporting;
+use super::grpc::convert;
 use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
-use crate::engine::{Answer, Refusal};
+use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
+use crate::kernel::units::Nanos;
 use crate::telemetry::event::Outcome;
+
+/// The header that carries a request's id. The proxy mints it and overwrites what a client sent.
+pub const ID: &str = "x-sluicegate-id";
 
 /// Why a request that a hook brings has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,9 +40,42 @@ pub enum Unanswered {
         /// What could have been.
         known: String,
     },
+    /// The id is none, or is in flight already.
+    #[error("{ID}: {0}")]
+    BadId(&'static str),
     /// Asked, and refused.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Unanswered {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::BadId { why, .. } => Self::BadId(why),
+            other => Self::Refused(other),
+        }
+    }
+}
+
+/// Asks `request`, within `patience`: under its ceilings, whose permits `id` holds until it is
+/// released, or the rate limits alone where no id could give anything back. Safe to cancel.
+///
+/// # Errors
+/// [`Unanswered::BadId`] and [`Unanswered::Refused`]; nothing is held then.
+pub async fn ask(
+    engine: &Engine,
+    reporting: &Reporting,
+    request: &RateLimitRequest,
+    id: Option<&str>,
+    patience: Option<Nanos>,
+) -> Result<Admitted, Unanswered> {
+    let question = convert::question(request, reporting)?;
+    let Some(id) = id else {
+        let answer = engine.decide_within(&question, patience).await?;
+        return Ok(Admitted::Decided(answer, Permits::default()));
+    };
+    check_id(id).map_err(Unanswered::BadId)?;
+    Ok(engine.acquire((id, 0), &question, &question, patience).await?)
 }
 
 /// The question of the hook of that name, or of the first where none is named.
@@ -91,8 +131,12 @@ pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<
 }
 
 /// What telemetry calls it.
-pub(super) fn outcome(answer: &Result<Answer, Unanswered>) -> Outcome {
-    answer.as_ref().map_or_else(unanswered, |answer| super::admitted(answer.verdict))
+pub(super) const fn counted(admitted: &Result<Admitted, Unanswered>) -> Outcome {
+    match admitted {
+        Ok(Admitted::Decided(answer, _)) => super::admitted(answer.verdict),
+        Ok(Admitted::Rejected(_)) => Outcome::Deny,
+        Err(why) => unanswered(why),
+    }
 }
 
 /// What telemetry calls a request without an answer.
@@ -101,6 +145,7 @@ pub(super) const fn unanswered(why: &Unanswered) -> Outcome {
         Unanswered::NothingToAsk => Outcome::NothingToAsk,
         Unanswered::NoHooks => Outcome::NoHooks,
         Unanswered::UnknownHook { .. } => Outcome::UnknownHook,
+        Unanswered::BadId(_) => Outcome::BadId,
         Unanswered::Refused(refusal) => super::refused(refusal),
     }
 }

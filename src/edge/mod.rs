@@ -10,6 +10,7 @@ pub mod headers;
 pub mod health;
 pub mod hook;
 pub mod http;
+pub mod syslog;
 
 use crate::engine::{Answer, Refusal};
 use crate::kernel::decision::Verdict;

@@ -117,14 +117,14 @@ impl Admission {
                     }
                     continue;
                 }
-                Place::Passes(permit) => Ok(self.held(bucket, permit)),
+                Place::Passes(permit) => Ok(self.held(bucket, permit, ask.keep)),
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
                     let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
                     let patience = timeout.min(ask.patience);
                     let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
-                    Ok(self.held(bucket, permit))
+                    Ok(self.held(bucket, permit, ask.keep))
                 }
             };
         }
@@ -196,8 +196,8 @@ impl Admission {
         }
     }
 
-    fn held(&self, bucket: Arc<Bucket>, permit: Permit) -> Held {
-        Held { bucket, permit, clock: Arc::clone(&self.clock), left: false }
+    fn held(&self, bucket: Arc<Bucket>, permit: Permit, keep: Option<Nanos>) -> Held {
+        Held { bucket, permit, keep, clock: Arc::clone(&self.clock), left: false }
     }
 
     fn bucket(&self, ask: &Ask<'_>) -> Result<Arc<Bucket>, Denied> {
@@ -245,6 +245,7 @@ pub struct Total {
 pub struct Held {
     bucket: Arc<Bucket>,
     permit: Permit,
+    keep: Option<Nanos>,
     clock: Arc<Clock>,
     left: bool,
 }
@@ -257,9 +258,22 @@ impl Held {
         self.leave(outcome, rtt)
     }
 
-    /// The request was seen alive: `keep` counts from now. False when its deadline took it back.
+    /// When it was admitted; `None` where its deadline took it back.
     #[must_use]
-    pub fn renew(&self, keep: Nanos) -> bool {
+    pub fn since(&self) -> Option<Nanos> {
+        self.bucket.since(self.permit)
+    }
+
+    /// How long it may be out; `None` where its end is always seen.
+    #[must_use]
+    pub const fn keep(&self) -> Option<Nanos> {
+        self.keep
+    }
+
+    /// The request was seen alive: its time counts from now. False when its deadline took it back.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        let Some(keep) = self.keep else { return true };
         let event = Event::Renew { permit: self.permit, keep };
         !self.bucket.step(&self.clock, event).contains(&Effect::Unknown)
     }

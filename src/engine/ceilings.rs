@@ -54,12 +54,29 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
-        for held in self.0 {
-            // One that its deadline took back is given back already.
-            let _given_back = held.release(outcome, rtt);
-        }
+    /// from admission to now. False where nothing was held any longer: deadlines took it back.
+    #[expect(clippy::must_use_candidate, reason = "it acts; most who call it need not know")]
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
+    }
+
+    /// The request was seen alive: the deadlines of what is held count from now. False where all of
+    /// it was taken back before.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        self.0.iter().filter(|held| held.renew()).count() != 0
+    }
+
+    /// When the last of it was admitted, as far as it is still held.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::since).max()
+    }
+
+    /// The longest time that anything held may be out.
+    #[must_use]
+    pub fn longest_keep(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::keep).max()
     }
 
     /// Whether nothing is held: no ceiling covers the question.
@@ -95,6 +112,19 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
     }
 
+    /// The same for one whose end may never be told: each permit is out for its ceiling's
+    /// `max_duration` at most, whatever is done with it, unless it is renewed.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`].
+    pub async fn admit_with_deadline(
+        &self,
+        question: &Question<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<Admitted, Refusal> {
+        self.admit_under(question, question, patience, Keep::MaxDuration).await
+    }
+
     /// The same, but only `covered` meets ceilings, and what `keep` says counts.
     pub(super) async fn admit_under(
         &self,
@@ -126,13 +156,6 @@ impl Engine {
         let asked = asked(&config, question);
         let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
-    }
-
-    /// The longest `max_duration` of the question's ceilings.
-    pub(super) fn longest_keep(&self, question: &Question<'_>) -> Nanos {
-        let Some(config) = self.config() else { return Nanos(0) };
-        let asked = asked(&config, question);
-        asked.iter().map(|(_, ceiling)| ceiling.max_duration).max().unwrap_or_default()
     }
 
     /// Who is in flight.

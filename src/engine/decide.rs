@@ -11,7 +11,8 @@ use super::admit::Admission;
 use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
-use super::ids::Ids;
+use super::ids::{BOUNDS, Ids};
+use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
@@ -19,6 +20,7 @@ use super::{Answer, Membership, Refusal, Status, Statuses, again};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
@@ -35,6 +37,8 @@ pub struct Engine {
     pub(super) policy: Policy,
     /// What is known without asking the backend.
     ledgers: Ledgers,
+    /// What is held of leased limits, where the backend is one that replicas share.
+    pub(super) leases: Option<Arc<Leases>>,
     /// What counts when the backend does not.
     local: Option<Local>,
     /// Who is in flight.
@@ -76,7 +80,10 @@ impl Engine {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
         let clock = Arc::new(clock);
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        Self { clock, config, backend, policy, ledgers, local: None, ceilings, ids: Ids::new() }
+        let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
+        let leases = (!backend.is_at_hand()).then(shared);
+        let (local, ids) = (None, Ids::new(BOUNDS));
+        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -84,6 +91,12 @@ impl Engine {
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }
+    }
+
+    /// The same, remembering so many releases that come before their acquire.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
+        Self { ids: Ids::new(bounds), ..self }
     }
 
     /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one
@@ -132,7 +145,10 @@ impl Engine {
 
     /// Puts `config` in force for every question that comes from now on.
     pub fn publish(&self, config: Arc<Config>) {
-        self.config.store(Some(config));
+        let before = self.config.swap(Some(config));
+        if let (Some(leases), Some(now)) = (&self.leases, self.config.load().as_deref()) {
+            leases.follow(before.as_deref(), now);
+        }
     }
 
     /// The configuration in force.
@@ -169,6 +185,18 @@ impl Engine {
         Deciding { engine: self, question, patience, later: None }
     }
 
+    /// Answers `question`, asked at `now`, where nothing need be waited for.
+    ///
+    /// # Errors
+    /// As [`Engine::decide`].
+    pub fn decide_at_hand(
+        &self,
+        question: &Question<'_>,
+        now: Nanos,
+    ) -> Option<Result<Answer, Refusal>> {
+        self.backend.is_at_hand().then(|| self.decide_at_once(question, now))
+    }
+
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
         check(question)?;
         let config = self.config.load();
@@ -196,7 +224,7 @@ impl Engine {
         plan.fill(&config, question, self.policy.planning, now);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
-        if self.ledgers.concern(&plan) {
+        if self.ledgers.concern(&plan) || self.leases_concern(&plan) {
             // Boxed: a question of strict limits does not carry about what this takes.
             return Box::pin(self.decide_with_ledgers(plan, asking)).await;
         }
@@ -219,7 +247,7 @@ impl Engine {
             Spent::Rest(rest) => rest,
         };
         if !rest.missing.charges.list.is_empty() {
-            let answered = self.charge(now, &rest.missing.charges, end).await;
+            let answered = self.charge_missing(&plan, &rest.missing, now, end).await;
             rest.missing.put(answered, &mut rest.outcomes);
             self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
             let call = Call { sent: now, answered: self.clock.now(), revision };
@@ -229,7 +257,12 @@ impl Engine {
     }
 
     /// Asks the backend, until `end` if there is one.
-    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+    pub(super) async fn charge(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        end: Option<Nanos>,
+    ) -> Outcomes {
         match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
             Reply::Later(reply) => self.wait(reply, charges, end).await,
@@ -237,7 +270,7 @@ impl Engine {
     }
 
     /// From outcomes to the answer, and what is told of it.
-    fn finish(
+    pub(super) fn finish(
         &self,
         plan: &Plan<'_>,
         outcomes: &[Outcome],
@@ -254,7 +287,7 @@ impl Engine {
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
     /// backend's, which is why the backend is not told.
-    async fn wait(
+    pub(super) async fn wait(
         &self,
         reply: impl Future<Output = Outcomes>,
         charges: &Charges,
@@ -346,8 +379,11 @@ impl Future for Deciding<'_, '_> {
             return later.as_mut().poll(cx);
         }
         let now = engine.clock.now();
-        if engine.backend.is_at_hand() {
-            return Poll::Ready(engine.decide_at_once(question, now));
+        if let Some(answer) = engine.decide_at_hand(question, now) {
+            return Poll::Ready(answer);
+        }
+        if let Some(answer) = engine.decide_from_balances(question, now) {
+            return Poll::Ready(answer);
         }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
     }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: an id holds what it was given once; a release that comes before its acquire is
 //! remembered for a while, and what the acquire then takes is given back at once. What is remembered
-//! is bounded for each source.
+//! is bounded for each source, and a full memory refuses, it never evicts.
 //! Leaves out: how a call says what it is, which is the edge's.
 
 use std::net::IpAddr;
@@ -16,13 +16,18 @@ use crate::kernel::concurrency::register::{Acquired, Bounds, Released};
 use crate::kernel::concurrency::{Outcome, Register};
 use crate::kernel::decision::Question;
 use crate::kernel::units::Nanos;
+use crate::telemetry::event::{IdEvent, IdSeen};
 
 /// How long after its deadline at most an id is forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Early releases that are remembered: ten seconds' worth of one busy proxy's denials, whose
-/// releases come as well and find nothing.
-const BOUNDS: Bounds = Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
+/// Early releases that are remembered, and how long: longer than a release overtakes its acquire by,
+/// and as many as a proxy's clients can be made to leave in that time.
+pub(super) const BOUNDS: Bounds =
+    Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
+
+/// Ids up to which those that hold nothing are kept as well.
+const MOST: usize = 200_000;
 
 /// Where a release comes from; nobody can tell apart those without an address.
 type Source = Option<IpAddr>;
@@ -32,9 +37,37 @@ type Source = Option<IpAddr>;
 pub(super) struct Ids(Mutex<Register<Box<str>, Source, Permits>>);
 
 impl Ids {
-    pub(super) const fn new() -> Self {
-        Self(Mutex::new(Register::new(BOUNDS)))
+    pub(super) const fn new(bounds: Bounds) -> Self {
+        Self(Mutex::new(Register::new(bounds)))
     }
+
+    /// Forgets that `id` holds nothing: whoever was turned away may ask again.
+    fn forget_nothing(&self, now: Nanos, id: &str) {
+        let mut ids = self.0.lock();
+        let id = id.into();
+        if ids.held(&id).is_some_and(|permits| permits.is_empty()) {
+            ids.release(now, &id, &None);
+        }
+    }
+
+    /// Notes that `id` holds nothing, for as long as an early release would be noted: the release of
+    /// a request that was turned away comes as well, and must not take an early one's place.
+    fn note_nothing(&self, now: Nanos, id: &str) {
+        let mut ids = self.0.lock();
+        if ids.len() < MOST {
+            ids.acquire(now, id.into(), now.plus(BOUNDS.keep), Permits::default());
+        }
+    }
+}
+
+/// Whether `id` can be one.
+///
+/// # Errors
+/// What one is.
+pub fn check_id(id: &str) -> Result<(), &'static str> {
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_one = (16..=128).contains(&id.len()) && id.bytes().all(sound);
+    if is_one { Ok(()) } else { Err("an id is 16 to 128 of 0-9A-Za-z._-") }
 }
 
 impl Engine {
@@ -52,30 +85,88 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
         let admitted = self.admit_under(covered, question, patience, Keep::MaxDuration).await?;
-        let (id, descriptor) = id;
+        let ((id, descriptor), now) = (id, self.clock().now());
         let (answer, permits) = match admitted {
             Admitted::Decided(answer, permits) if !permits.is_empty() => (answer, permits),
-            other => return Ok(other),
-        };
-        let now = self.clock().now();
-        let until = now.plus(self.longest_keep(covered));
-        match self.ids.0.lock().acquire(now, id.into(), until, permits) {
-            // Whose release came first is over: what it took is given back here.
-            Acquired::Held | Acquired::Over(_) => Ok(Admitted::Decided(answer, Permits::default())),
-            Acquired::Taken(_) => {
-                let why = "this id is in flight already: one id is for one request";
-                Err(Refusal::BadId { descriptor, why })
+            other => {
+                self.ids.note_nothing(now, id);
+                return Ok(other);
             }
+        };
+        if !self.hold(id, now, permits) {
+            let why = "this id is in flight already: one id is for one request";
+            return Err(Refusal::BadId { descriptor, why });
         }
+        Ok(Admitted::Decided(answer, Permits::default()))
+    }
+
+    /// Puts `permits` in the hands of `id`; false, and they are given back, where it has others. Whose
+    /// release came first is over: what it took is given back here.
+    fn hold(&self, id: &str, now: Nanos, permits: Permits) -> bool {
+        let until = now.plus(permits.longest_keep().unwrap_or_default());
+        self.ids.forget_nothing(now, id);
+        let acquired = self.ids.0.lock().acquire(now, id.into(), until, permits);
+        IdSeen(match acquired {
+            Acquired::Held => IdEvent::Acquired,
+            Acquired::Over(_) => IdEvent::Over,
+            Acquired::Taken(_) => IdEvent::Taken,
+        })
+        .emit();
+        !matches!(acquired, Acquired::Taken(_))
     }
 
     /// Gives back what `id` holds, or remembers that it is over. `rtt` is the request's latency where
-    /// the proxy measured it.
-    pub fn release(&self, id: &str, source: Option<IpAddr>, outcome: Outcome, rtt: Option<Nanos>) {
+    /// the proxy measured it. False where it held nothing, or its deadline was before.
+    pub fn release(
+        &self,
+        id: &str,
+        source: Option<IpAddr>,
+        outcome: Outcome,
+        rtt: Option<Nanos>,
+    ) -> bool {
         let released = self.ids.0.lock().release(self.clock().now(), &id.into(), &source);
-        if let Released::Held(permits) = released {
-            permits.finish(outcome, rtt);
+        IdSeen(match &released {
+            Released::Held(permits) if permits.is_empty() => IdEvent::HeldNothing,
+            Released::Held(_) => IdEvent::Released,
+            Released::Early => IdEvent::Early,
+            Released::Refused => IdEvent::Refused,
+        })
+        .emit();
+        let Released::Held(permits) = released else { return false };
+        permits.finish(outcome, rtt)
+    }
+
+    /// For how long `id` holds permits without a renewal, if it holds any.
+    #[must_use]
+    pub fn held_by(&self, id: &str) -> Option<Nanos> {
+        self.ids.0.lock().held(&id.into())?.longest_keep()
+    }
+
+    /// The request of `id` was seen alive: `max_duration` counts from now. False where it holds
+    /// nothing, or its deadline was before.
+    pub fn renew(&self, id: &str) -> bool {
+        let (mut ids, id) = (self.ids.0.lock(), id.into());
+        let keep = ids.held(&id).filter(|permits| permits.renew()).map(|held| held.longest_keep());
+        // Read under the lock, as whoever else moves the deadline of an id does.
+        let renewed = keep
+            .is_some_and(|keep| ids.renew(&id, self.clock().now().plus(keep.unwrap_or_default())));
+        if renewed {
+            IdSeen(IdEvent::Renewed).emit();
         }
+        renewed
+    }
+
+    /// How long `id` has been in flight; `None` where it holds nothing.
+    #[must_use]
+    pub fn held_for(&self, id: &str) -> Option<Nanos> {
+        let since = self.ids.0.lock().held(&id.into()).and_then(|permits| permits.since())?;
+        Some(self.clock().now().since(since))
+    }
+
+    /// How many early releases are remembered, and how many may be.
+    #[must_use]
+    pub fn early_releases(&self) -> (usize, u32) {
+        (self.ids.0.lock().tombstones(), BOUNDS.total)
     }
 
     /// Takes back for ever what is over its deadline.
@@ -88,7 +179,16 @@ impl Engine {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            while self.ids.0.lock().expire(self.clock().now()).is_some() {}
+            while self.forget_id() {}
         }
+    }
+
+    /// Takes back what the next id over its deadline holds, if there is one.
+    fn forget_id(&self) -> bool {
+        let Some((_, permits)) = self.ids.0.lock().expire(self.clock().now()) else { return false };
+        if !permits.is_empty() {
+            IdSeen(IdEvent::Expired).emit();
+        }
+        true
     }
 }

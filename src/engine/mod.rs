@@ -11,6 +11,7 @@ mod decide;
 mod degrade;
 mod ids;
 pub mod leases;
+mod leasing;
 mod ledgers;
 mod local;
 pub mod membership;
@@ -27,6 +28,7 @@ use crate::kernel::units::{Nanos, Revision};
 
 pub use ceilings::{Admitted, Permits, Rejection};
 pub use decide::{Deciding, Engine, Policy};
+pub use ids::check_id;
 pub use local::Local;
 pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};

@@ -58,6 +58,76 @@ impl CeilingReached {
     }
 }
 
+/// Something became of what a request's id holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdSeen(pub IdEvent);
+
+/// What became of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdEvent {
+    /// It holds permits from now on.
+    Acquired,
+    /// It held permits already, and got no others.
+    Taken,
+    /// Its release had come first: what it would have held was given back.
+    Over,
+    /// It was seen alive.
+    Renewed,
+    /// It gave back what it held.
+    Released,
+    /// It was released, and had been turned away or met no ceiling.
+    HeldNothing,
+    /// It was released before it held anything, which is remembered.
+    Early,
+    /// The same, and there was no room to remember it.
+    Refused,
+    /// Its deadline took back what it held.
+    Expired,
+}
+
+impl IdEvent {
+    /// Every event, in the order of their discriminants.
+    pub const ALL: [Self; 9] = [
+        Self::Acquired,
+        Self::Taken,
+        Self::Over,
+        Self::Renewed,
+        Self::Released,
+        Self::HeldNothing,
+        Self::Early,
+        Self::Refused,
+        Self::Expired,
+    ];
+
+    /// The event as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Acquired => "acquired",
+            Self::Taken => "taken",
+            Self::Over => "over",
+            Self::Renewed => "renewed",
+            Self::Released => "released",
+            Self::HeldNothing => "held_nothing",
+            Self::Early => "early",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl IdSeen {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.id_seen(self);
+    }
+}
+
 /// A question that was read was answered or refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
@@ -111,11 +181,23 @@ pub enum Protocol {
     Nginx,
     /// Streams of `ext_proc`.
     ExtProc,
+    /// Entries of Envoy's access log.
+    AccessLog,
+    /// Our own service, `sluicegate.v1.Permits`.
+    Permits,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 5] = [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc];
+    pub const ALL: [Self; 7] = [
+        Self::Grpc,
+        Self::Json,
+        Self::ExtAuthz,
+        Self::Nginx,
+        Self::ExtProc,
+        Self::AccessLog,
+        Self::Permits,
+    ];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -126,6 +208,8 @@ impl Protocol {
             Self::ExtAuthz => "ext_authz",
             Self::Nginx => "nginx",
             Self::ExtProc => "ext_proc",
+            Self::AccessLog => "access_log",
+            Self::Permits => "permits",
         }
     }
 }
@@ -167,6 +251,8 @@ pub enum Outcome {
     Malformed,
     /// Refused: above 4 MiB.
     TooLarge,
+    /// Refused: as many requests are held by connections as may be.
+    TooMany,
     /// Refused: did not arrive in time.
     Late,
     /// Decided, but the protocol cannot express the answer.
@@ -175,7 +261,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -193,6 +279,7 @@ impl Outcome {
         Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
+        Self::TooMany,
         Self::Late,
         Self::Inexpressible,
     ];
@@ -218,6 +305,7 @@ impl Outcome {
             Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
+            Self::TooMany => "too_many",
             Self::Late => "late",
             Self::Inexpressible => "inexpressible",
         }
@@ -346,6 +434,69 @@ impl HitsOwed {
     }
 }
 
+/// Hits of leases began or ended to be held here.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedHits {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub end: LeaseEnd,
+}
+
+/// What became of hits of leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// The store lent them.
+    Borrowed,
+    /// They went back unspent.
+    GivenBack,
+    /// Their lease ended with them unspent.
+    Expired,
+}
+
+impl LeaseEnd {
+    /// Every one, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
+
+    /// As metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Borrowed => "borrowed",
+            Self::GivenBack => "given_back",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl LeasedHits {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.leased_hits(self);
+    }
+}
+
+/// A message about a lease was sent to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseCalled;
+
+impl LeaseCalled {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.lease_called();
+    }
+}
+
 /// The store of counters did not answer a charge.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {
@@ -383,5 +534,53 @@ impl Called {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.called(self);
+    }
+}
+
+/// A datagram came to the port for releases.
+#[derive(Clone, Copy, Debug)]
+pub struct DatagramCame {
+    /// What it was.
+    pub outcome: Datagram,
+}
+
+/// What a datagram was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datagram {
+    /// A release.
+    Read,
+    /// From an address that is not in `syslog_from`; not looked at.
+    Foreign,
+    /// Longer than any release.
+    TooLong,
+    /// Anything else.
+    Malformed,
+}
+
+impl Datagram {
+    /// Every outcome, in the order of their discriminants.
+    pub const ALL: [Self; 4] = [Self::Read, Self::Foreign, Self::TooLong, Self::Malformed];
+
+    /// The outcome as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Foreign => "foreign",
+            Self::TooLong => "too_long",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl DatagramCame {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.datagram_came(self.outcome);
     }
 }

@@ -133,7 +133,7 @@ fn a_deadline_takes_back_what_is_not_renewed() {
     let keep = Ask { keep: Some(LONG), ..ask(&rules) };
     let (lost, alive) = (at_once(&admission, keep).unwrap(), at_once(&admission, keep).unwrap());
     pass(&clock, Nanos::from_secs(40));
-    assert!(alive.renew(LONG));
+    assert!(alive.renew());
     pass(&clock, Nanos::from_secs(20));
     admission.sweep();
     assert_eq!(load(&admission).in_flight, 1);

@@ -9,6 +9,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
 use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::register::Bounds;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
@@ -255,6 +256,27 @@ fn a_release_that_overtakes_its_acquire_leaves_nothing_behind() {
 }
 
 #[test]
+fn without_room_for_early_releases_an_overtaken_acquire_keeps_its_place() {
+    let bounds = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n").with_early_releases(bounds);
+    engine.release(ID, None, Outcome::Ignored, None);
+    assert!(acquire(&engine, ID).is_ok());
+    assert_eq!(in_flight(&engine), 1);
+}
+
+#[test]
+fn an_id_tells_how_long_it_has_been_in_flight() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    assert_eq!(engine.held_for(ID), None);
+    assert!(acquire(&engine, ID).is_ok());
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(7));
+    assert_eq!(engine.held_for(ID), Some(Nanos(7)));
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(engine.held_for(ID), None);
+}
+
+#[test]
 fn a_place_whose_release_never_comes_is_free_after_max_duration() {
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
     assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
@@ -267,6 +289,84 @@ fn a_place_whose_release_never_comes_is_free_after_max_duration() {
     assert_eq!(in_flight(&engine), 0);
     engine.release(ID, None, Outcome::Success, None);
     assert_eq!(in_flight(&engine), 0, "given back once");
+}
+
+#[test]
+fn a_place_that_is_renewed_is_kept_for_max_duration_from_then() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
+    assert!(!engine.renew(ID), "nothing is held");
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    for _ in 0..5 {
+        pass(&engine, 2_000);
+        assert!(engine.renew(ID));
+        assert_eq!(in_flight(&engine), 1);
+    }
+    pass(&engine, 3_000);
+    assert!(!engine.renew(ID), "its deadline was before");
+    assert_eq!(in_flight(&engine), 0);
+}
+
+fn pass(engine: &Engine, ms: u64) {
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(ms * Nanos::MILLI.0));
+    engine.ceilings().sweep();
+}
+
+#[test]
+fn the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    let other = "fedcba9876543210";
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    for _ in 0..2 {
+        assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
+    }
+    assert!(!engine.release(other, None, Outcome::Ignored, None));
+    assert_eq!(engine.early_releases().0, 0);
+    assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
+    assert!(engine.release(ID, None, Outcome::Success, None));
+    assert!(matches!(acquire(&engine, other), Ok(Admitted::Decided(..))), "it may ask again");
+    assert_eq!(in_flight(&engine), 1);
+    assert!(engine.release(other, None, Outcome::Success, None));
+}
+
+#[test]
+fn early_releases_are_bounded_for_each_source_and_the_first_are_never_forgotten_for_the_last() {
+    const MOST: usize = 50_000;
+    let engine = engine("- key: k\n  concurrency: {limit: 9}\n");
+    let source = |last| Some(std::net::IpAddr::from([192, 0, 2, last]));
+    let early = |id: String, from| {
+        engine.release(&id, source(from), Outcome::Ignored, None);
+        engine.early_releases().0
+    };
+    for number in 0..MOST {
+        assert_eq!(early(format!("release-{number:016}"), 1), number + 1);
+    }
+    assert_eq!(early("one-more-of-the-same".into(), 1), MOST, "refused");
+    assert_eq!(early(ID.into(), 2), MOST + 1, "another's are remembered");
+    for id in ["release-0000000000000000", ID] {
+        assert!(matches!(acquire(&engine, id), Ok(Admitted::Decided(..))));
+        assert_eq!(in_flight(&engine), 0, "{id} was over");
+    }
+    assert!(matches!(acquire(&engine, "one-more-of-the-same"), Ok(Admitted::Decided(..))));
+    assert_eq!(in_flight(&engine), 1, "forgotten, and max_duration frees it");
+}
+
+#[test]
+fn a_hundred_thousand_places_that_nobody_gives_back_are_bounded_by_their_ceiling_and_end() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1000, max_duration: 30s}\n");
+    let asked = question(&[("k", "v")]);
+    let held = block_on(async {
+        let mut held = 0;
+        for number in 0..100_000 {
+            let id = format!("never-given-back-{number}");
+            let admitted = engine.acquire((&id, 0), &asked, &asked, None).await;
+            held += usize::from(matches!(admitted, Ok(Admitted::Decided(..))));
+        }
+        held
+    });
+    assert_eq!((held, in_flight(&engine)), (1000, 1000));
+    pass(&engine, 30_000);
+    assert_eq!(in_flight(&engine), 0);
 }
 
 #[test]

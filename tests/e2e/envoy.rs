@@ -16,6 +16,7 @@ use crate::waiting::until;
 pub enum Shipped {
     Rls,
     ExtAuthz,
+    ExtAuthzConcurrency,
     ExtProc,
     RlsConcurrency,
 }
@@ -25,6 +26,9 @@ impl Shipped {
         match self {
             Self::Rls => include_str!("../../config/envoy/rls.yaml"),
             Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),
+            Self::ExtAuthzConcurrency => {
+                include_str!("../../config/envoy/ext_authz_concurrency.yaml")
+            }
             Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
             Self::RlsConcurrency => include_str!("../../config/envoy/rls_concurrency.yaml"),
         }
@@ -36,7 +40,7 @@ impl Shipped {
             Self::Rls | Self::RlsConcurrency => {
                 ("failure_mode_deny: false", "failure_mode_deny: true")
             }
-            Self::ExtAuthz | Self::ExtProc => {
+            Self::ExtAuthz | Self::ExtAuthzConcurrency | Self::ExtProc => {
                 ("failure_mode_allow: true", "failure_mode_allow: false")
             }
         }

@@ -1,4 +1,4 @@
-//! Ceilings on requests in flight, held by `ext_proc` or two rate limit filters: a place is taken once and comes back, however the request ends.
+//! Ceilings on requests in flight, held by `ext_proc`, two rate limit filters, or `ext_authz` with the access log: a place is taken once and comes back, however the request ends.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 
 use tempfile::TempDir;
 
-use super::envoy::{Envoy, Shipped, WhenDown, configured};
+use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
 use crate::service::Service;
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
-const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
+pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},
                         {"name": "edge", "domain": "edge", "descriptors": [
                          [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}],
@@ -33,13 +33,19 @@ impl Scene {
     }
 
     fn of(shipped: Shipped, descriptors: &str) -> Self {
+        Self::changed(shipped, descriptors, |_| {})
+    }
+
+    /// With something changed in the shipped configuration.
+    fn changed(shipped: Shipped, descriptors: &str, change: impl FnOnce(&mut String)) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
         let service = Service::start(limits.path(), &flags.map(str::to_owned)).unwrap();
         let upstream = Visits::listen();
-        let text = configured(shipped, upstream.address, &[service.grpc], WhenDown::Allow);
+        let mut text = configured(shipped, upstream.address, &[service.grpc], WhenDown::Allow);
+        change(&mut text);
         let envoy = Envoy::start_with(text, 1);
         Self { _limits: limits, service, envoy, upstream }
     }
@@ -52,6 +58,11 @@ impl Scene {
     /// The same where only RLS asks.
     fn split_under(ceiling: &str) -> Self {
         Self::of(Shipped::RlsConcurrency, &over_all(ceiling))
+    }
+
+    /// The same where `ext_authz` asks and the access log tells.
+    fn logged_under(ceiling: &str) -> Self {
+        Self::of(Shipped::ExtAuthzConcurrency, &over_all(ceiling))
     }
 
     /// Sends a request whose answer is waited for elsewhere.
@@ -81,7 +92,7 @@ impl Scene {
     }
 }
 
-fn over_all(ceiling: &str) -> String {
+pub(super) fn over_all(ceiling: &str) -> String {
     format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n")
 }
 
@@ -91,7 +102,7 @@ fn gauge(metrics: SocketAddr, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
-fn shows(metrics: SocketAddr, name: &str, value: u64) {
+pub(super) fn shows(metrics: SocketAddr, name: &str, value: u64) {
     until(name, || match gauge(metrics, name) {
         found if found == value => Ok(()),
         found => Err(format!("{found}, wanted {value}")),
@@ -314,7 +325,12 @@ fn with_rls_alone_a_proxy_that_is_killed_keeps_its_places_no_longer_than_max_dur
 /// The client names another's id, and Envoy does not pass it on.
 #[test]
 fn an_id_that_a_client_sends_is_overwritten() {
-    let scene = Scene::split_under("limit: 2");
+    for scene in [Scene::split_under("limit: 2"), Scene::logged_under("limit: 2")] {
+        forged_ids_have_no_effect(&scene);
+    }
+}
+
+fn forged_ids_have_no_effect(scene: &Scene) {
     let ids = [("x-sluicegate-id", "0123456789abcdef")];
     let (ingress, ask) = (scene.envoy.ingress, http1::get);
     let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &ids)));
@@ -326,3 +342,84 @@ fn an_id_that_a_client_sends_is_overwritten() {
     }
     scene.holds(0);
 }
+
+#[test]
+fn with_ext_authz_a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
+    let reject = "reject: {status: 503, retry_after: 1500ms, body: busy}";
+    let scene = Scene::logged_under(&format!("limit: 2, {reject}"));
+    let clients = [scene.send(), scene.send()];
+    let [first, second] = [scene.upstream.next(), scene.upstream.next()];
+    scene.holds(2);
+    for _ in 0..5 {
+        let turned_away = scene.get();
+        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
+        assert_eq!(turned_away.header("retry-after"), Some("2"));
+    }
+    first.answer();
+    scene.holds(1);
+    second.answer();
+    scene.holds(0);
+    for client in clients {
+        assert_eq!(client.join().unwrap().unwrap().status, 200);
+    }
+    let nothing = r#"sluicegate_permit_ids_total{event="held_nothing"}"#;
+    scene.shows(nothing, 5);
+    scene.shows("sluicegate_early_releases", 0);
+}
+
+#[test]
+fn with_ext_authz_clients_and_upstreams_that_go_free_their_places_and_queues_hold_requests() {
+    let scene = Scene::logged_under("limit: 1, queue: {size: 1, timeout: 9s}");
+    let client = scene.connect();
+    let visit = scene.upstream.next();
+    let waits = scene.connect();
+    scene.shows("sluicegate_requests_queued", 1);
+    drop(waits);
+    scene.shows("sluicegate_requests_queued", 0);
+    scene.holds(1);
+    let waits = scene.send();
+    scene.shows("sluicegate_requests_queued", 1);
+    drop(client);
+    let second = scene.upstream.next();
+    scene.holds(1);
+    second.answer();
+    assert_eq!(waits.join().unwrap().unwrap().status, 200);
+    scene.holds(0);
+    visit.reset();
+    for begun in [false, true] {
+        let client = scene.send();
+        let mut visit = scene.upstream.next();
+        if begun {
+            visit.begin();
+        }
+        scene.holds(1);
+        visit.reset();
+        scene.holds(0);
+        let reply = client.join().unwrap();
+        assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
+    }
+}
+
+/// Three times as long as the place may be out unseen.
+#[test]
+fn with_ext_authz_a_request_that_goes_on_keeps_its_place_as_long_as_the_log_says_so() {
+    let ceiling = over_all("limit: 1, max_duration: 1s");
+    let scene = Scene::changed(Shipped::ExtAuthzConcurrency, &ceiling, |text| {
+        replace_once(text, "access_log_flush_interval: 10s", "access_log_flush_interval: 0.1s");
+    });
+    let client = scene.send();
+    let visit = scene.upstream.next();
+    let renewed = || match gauge(scene.service.metrics, RENEWED) {
+        few @ 0..30 => Err(few.to_string()),
+        _ => Ok(()),
+    };
+    until("thirty entries of a request that goes on", renewed).unwrap();
+    scene.holds(1);
+    assert_eq!(gauge(scene.service.metrics, EXPIRED), 0);
+    visit.answer();
+    assert_eq!(client.join().unwrap().unwrap().status, 200);
+    scene.holds(0);
+}
+
+const RENEWED: &str = r#"sluicegate_permit_ids_total{event="renewed"}"#;
+const EXPIRED: &str = r#"sluicegate_permit_ids_total{event="expired"}"#;

@@ -6,6 +6,7 @@ mod auth_request;
 mod envoy;
 mod ext_authz;
 mod in_flight;
+mod in_nginx;
 mod nginx;
 mod upstream;
 mod visits;

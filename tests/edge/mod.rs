@@ -1,5 +1,6 @@
 //! Protocols in, protocols out.
 
+mod access_log;
 mod admin;
 mod check;
 mod convert;
@@ -11,7 +12,10 @@ mod http;
 mod json;
 mod metadata;
 mod metrics;
+mod permits;
+mod permits_code;
 mod reflection;
+mod syslog;
 
 use std::sync::Arc;
 
@@ -100,6 +104,12 @@ fn engine(config: Config) -> Arc<Engine> {
     let engine = empty_engine();
     engine.publish(Arc::new(config));
     engine
+}
+
+/// An engine whose domain `d` has this ceiling for each `k`.
+fn ceiling_of(words: &str) -> Arc<Engine> {
+    let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{{words}}}\n");
+    engine(sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0)
 }
 
 /// Domain `d`: `k` has two hits a minute and is named `lim`, `u` is unlimited.

@@ -1,16 +1,18 @@
 //! From the source of limits to the engine, and what admin shows of it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::diagnostic::{Diagnostic, Severity};
-use crate::config::load;
-use crate::config::settings::Settings;
+use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::settings::{CounterKeys, Settings};
+use crate::config::{Config, Mode, Rule, Window, load};
 use crate::edge::health::{Health, Ready};
 use crate::edge::http::admin::{LastError, Loads};
 use crate::engine::Engine;
+use crate::kernel::rate::Strategy;
 use crate::source::file::{self, FileSource, Options};
 use crate::source::{Load, Published, Refused, Why};
 use crate::telemetry::event;
@@ -18,15 +20,50 @@ use crate::telemetry::event;
 /// Starts watching the limits; the first load is done when this returns.
 pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> FileSource {
     let merge_domains = settings.merge_domains;
+    let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
     let loader: Arc<Load> = Arc::new(move |texts, revision| {
         let texts = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
         let (config, mut warnings) = load(texts, revision, merge_domains)?;
+        let refused = if shared_keys { not_leased(&config, &warnings) } else { Vec::new() };
+        if !refused.is_empty() {
+            return Err(refused);
+        }
         warnings.retain(|one| one.severity() != Severity::Note);
         Ok((config, warnings))
     });
     let options = Options::new(settings.limits.clone(), settings.reload_debounce);
     let engine = Arc::clone(engine);
     file::start(options, loader, move || engine.clock().now()).await
+}
+
+/// The leased limits that cannot be: the reference service asks the same counters, and knows of no
+/// leases. Each has a note of its forecast, which stands where the rule does.
+fn not_leased(config: &Config, notes: &[Diagnostic]) -> Vec<Diagnostic> {
+    let is_shared = |rule: &&Rule| {
+        rule.limit.as_ref().is_some_and(|limit| {
+            let in_units = matches!(limit.window, Window::Unit(_));
+            in_units
+                && matches!(
+                    (limit.strategy, limit.mode),
+                    (Strategy::FixedWindow(_), Mode::Leased(_))
+                )
+        })
+    };
+    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
+    let places: HashSet<&str> = rules.filter(is_shared).map(|rule| &*rule.place).collect();
+    let forecasts = notes.iter().filter(|note| note.code == Code::LeaseForecast);
+    let shared = forecasts
+        .filter(|note| places.contains(&*format!("{}:{}", note.place.file, note.place.line)));
+    let refusal = |note: &Diagnostic| {
+        Diagnostic {
+        code: Code::Contradiction,
+        message: "`mode: leased` while `counter_keys` is `envoyproxy`, whose counters are asked for each hit"
+            .to_owned(),
+        help: Some("`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased".to_owned()),
+        ..note.clone()
+    }
+    };
+    shared.map(refusal).collect()
 }
 
 /// Puts every accepted load in force, and only then shows it: whoever reads on admin that a load was

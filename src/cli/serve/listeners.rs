@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UdpSocket};
 
 use crate::config::settings::Settings;
 
@@ -15,7 +15,12 @@ pub(super) struct Listeners {
     pub(super) http: TcpListener,
     pub(super) metrics: TcpListener,
     pub(super) admin: TcpListener,
+    pub(super) syslog: Option<UdpSocket>,
 }
+
+/// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
+/// its `net.core.rmem_max` allows.
+const DATAGRAMS_KEPT: usize = 4 << 20;
 
 impl Listeners {
     /// Binds all of them.
@@ -28,13 +33,17 @@ impl Listeners {
         let http = bind("http", host, settings.http_port).await;
         let metrics = bind("metrics", host, settings.metrics_port).await;
         let admin = bind("admin", admin_host, settings.admin_port).await;
-        match (grpc, http, metrics, admin) {
-            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin)) => Ok(Self { grpc, http, metrics, admin }),
-            (grpc, http, metrics, admin) => {
-                Err([grpc.err(), http.err(), metrics.err(), admin.err()]
-                    .into_iter()
-                    .flatten()
-                    .collect())
+        let syslog = match settings.syslog_port {
+            Some(port) => datagrams(settings.syslog_host, port).await.map(Some),
+            None => Ok(None),
+        };
+        match (grpc, http, metrics, admin, syslog) {
+            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog)) => {
+                Ok(Self { grpc, http, metrics, admin, syslog })
+            }
+            (grpc, http, metrics, admin, syslog) => {
+                let all = [grpc.err(), http.err(), metrics.err(), admin.err(), syslog.err()];
+                Err(all.into_iter().flatten().collect())
             }
         }
     }
@@ -51,16 +60,34 @@ impl Listeners {
             let address = listener.local_addr().ok()?;
             Some(format!("{name} listening on {address}"))
         };
-        named.into_iter().filter_map(line).collect()
+        let syslog = self.syslog.as_ref().and_then(|socket| socket.local_addr().ok());
+        let syslog = syslog.map(|address| format!("syslog listening on {address}"));
+        named.into_iter().filter_map(line).chain(syslog).collect()
     }
 }
 
 async fn bind(name: &str, host: IpAddr, port: u16) -> Result<TcpListener, String> {
-    TcpListener::bind(SocketAddr::new(host, port)).await.map_err(|error| {
-        let host_setting = if name == "admin" { "admin-host" } else { "host" };
-        format!(
-            "{name} cannot listen on {host}:{port}: {error}; \
-             choose another with --{name}-port (0 takes a free one) or --{host_setting}"
-        )
-    })
+    let bound = TcpListener::bind(SocketAddr::new(host, port)).await;
+    bound.map_err(|error| cannot(name, SocketAddr::new(host, port), &error))
+}
+
+async fn datagrams(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
+    let bound = UdpSocket::bind(SocketAddr::new(host, port)).await.and_then(|socket| {
+        socket2::SockRef::from(&socket).set_recv_buffer_size(DATAGRAMS_KEPT)?;
+        Ok(socket)
+    });
+    bound.map_err(|error| cannot("syslog", SocketAddr::new(host, port), &error))
+}
+
+fn cannot(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
+    let (host, port) = (address.ip(), address.port());
+    let host_setting = match name {
+        "admin" => "admin-host",
+        "syslog" => "syslog-host",
+        _ => "host",
+    };
+    format!(
+        "{name} cannot listen on {host}:{port}: {error}; \
+         choose another with --{name}-port (0 takes a free one) or --{host_setting}"
+    )
 }

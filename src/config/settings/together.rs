@@ -26,7 +26,7 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
         jitter(settings),
     ];
     let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
-    found.chain(sentinels(settings)).chain(reference(settings)).collect()
+    found.chain(sentinels(settings)).chain(reference(settings)).chain(syslog(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -121,6 +121,22 @@ fn reference(settings: &Settings) -> Vec<Clash> {
             let message =
                 format!("`{name}` is about the reference's keys in a Redis, and there are none");
             clash(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
+        })
+        .collect()
+}
+
+/// Settings of releases where none are received.
+fn syslog(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    let given = [
+        ("syslog_host", settings.syslog_host != defaults.syslog_host),
+        ("syslog_from", settings.syslog_from != defaults.syslog_from),
+    ];
+    let given = given.into_iter().filter(|(_, given)| *given && settings.syslog_port.is_none());
+    given
+        .map(|(name, _)| {
+            let message = format!("`{name}` is about releases by datagrams, and there is no port");
+            clash(name, message, "set syslog_port, or leave this out")
         })
         .collect()
 }

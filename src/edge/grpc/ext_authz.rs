@@ -1,8 +1,9 @@
 //! `envoy.service.auth.v3.Authorization`: Envoy's `ext_authz` filter asks about a request.
 //!
-//! Guarantees: the route says which hook and where the address is (`context_extensions`), never the request; a denial is a
-//! 429 with the headers of all protocols; an error carries no answer and has the code that
-//! `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept.
+//! Guarantees: the route says which hook and where the address is (`context_extensions`), never the request; a denial by a
+//! rate limit is a 429 with the headers of all protocols, one by a ceiling what its `reject` says; an error carries no
+//! answer and has the code that `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept, in queues as well.
+//! Ceilings are asked where the request has an id ([`hook::ID`]), which the access log gives back.
 //! Leaves out: the request's body, and what to do when nobody answers, which is the filter's.
 
 use std::borrow::Cow;
@@ -24,10 +25,11 @@ use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
+use crate::config::concurrency::Reject;
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
-use crate::engine::{Answer, Engine};
+use crate::engine::{Admitted, Answer, Engine};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Protocol};
@@ -38,6 +40,9 @@ const HOOK: &str = "hook";
 /// What of `context_extensions` names the request header that holds the client's address. Without it the
 /// address is that of Envoy's peer, which behind a load balancer is the balancer's.
 const ADDRESS_HEADER: &str = "remote_address_header";
+
+/// When a client that a ceiling turned away may try again, in seconds.
+const RETRY_AFTER: &str = "Retry-After";
 
 /// What a denied client reads.
 const DENIED: &str = "rate limited\n";
@@ -60,14 +65,24 @@ impl Authorizations {
     async fn answer(
         &self,
         request: &Result<RateLimitRequest, Unanswered>,
+        id: Option<&str>,
         patience: Option<Nanos>,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<Admitted, Unanswered> {
         let request = request.as_ref().map_err(Unanswered::clone)?;
-        let question = convert::question(request, &self.reporting)?;
-        Ok(self.engine.decide_within(&question, patience).await?)
+        hook::ask(&self.engine, &self.reporting, request, id, patience).await
     }
 
-    fn reply(&self, request: &RateLimitRequest, answer: &Answer) -> CheckResponse {
+    fn reply(&self, request: &RateLimitRequest, admitted: Admitted) -> CheckResponse {
+        match admitted {
+            // The id holds the permits, or there are none.
+            Admitted::Decided(answer, _) => self.decided(request, &answer),
+            Admitted::Rejected(rejection) => {
+                response_of(Code::ResourceExhausted, rejected(&rejection.reject))
+            }
+        }
+    }
+
+    fn decided(&self, request: &RateLimitRequest, answer: &Answer) -> CheckResponse {
         let headers = self.reporting.headers.of(answer).into_iter().map(header).collect();
         let (code, response) = match answer.verdict {
             Verdict::Admit => (Code::Ok, passed(headers)),
@@ -91,11 +106,12 @@ impl Authorization for Authorizations {
     ) -> Result<Response<CheckResponse>, Status> {
         let patience = rls::patience(request.metadata());
         let (check, decoded) = (request.into_inner(), self.engine.clock().now());
-        let request = asked(&self.hooks, &check.attributes.unwrap_or_default());
-        let answer = self.answer(&request, patience).await;
-        Asked { protocol: Protocol::ExtAuthz, outcome: hook::outcome(&answer) }.emit();
+        let context = check.attributes.unwrap_or_default();
+        let (request, id) = (asked(&self.hooks, &context), id_of(&context));
+        let answer = self.answer(&request, id.as_deref(), patience).await;
+        Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
         let reply = match (request, answer) {
-            (Ok(request), Ok(answer)) => Ok(self.reply(&request, &answer)),
+            (Ok(request), Ok(admitted)) => Ok(self.reply(&request, admitted)),
             (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
             (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
         };
@@ -110,7 +126,7 @@ pub fn refusal(why: &Unanswered) -> Status {
     match why {
         Unanswered::Refused(refused) => convert::refusal(refused),
         Unanswered::NoHooks => Status::failed_precondition(why.to_string()),
-        Unanswered::UnknownHook { .. } | Unanswered::NothingToAsk => {
+        Unanswered::UnknownHook { .. } | Unanswered::NothingToAsk | Unanswered::BadId(_) => {
             Status::invalid_argument(why.to_string())
         }
     }
@@ -132,6 +148,11 @@ pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitReque
         metadata: &|key| hook::text_at(context.metadata_context.as_ref(), key),
     };
     hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
+}
+
+/// The id that Envoy minted for the request, where it did.
+fn id_of(context: &AttributeContext) -> Option<Cow<'_, str>> {
+    header_of(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
 /// `encode_raw_headers` moves all headers from the first to the second, where they stand one by one.
@@ -176,6 +197,15 @@ fn passed(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse {
 fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
     let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
     HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
+}
+
+fn rejected(reject: &Reject) -> HttpResponse {
+    let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
+    HttpResponse::DeniedResponse(DeniedHttpResponse {
+        status: Some(HttpStatus { code: reject.status.into() }),
+        headers: wait.map(|wait| header((RETRY_AFTER, wait))).into_iter().collect(),
+        body: reject.body.to_string(),
+    })
 }
 
 /// Takes the place of the upstream's header of that name: two would be read as two limits.

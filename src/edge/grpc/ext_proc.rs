@@ -38,7 +38,7 @@ use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, Rejection};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Outcome as Counted, Protocol};
+use crate::telemetry::event::{Answered, Asked, Protocol};
 
 /// The gRPC header that names a hook; Envoy's configuration sets it, for a filter or for a route.
 pub const HOOK: &str = "x-sluicegate-hook";
@@ -133,7 +133,7 @@ impl Processor {
     ) -> Result<(Said, Permits), Status> {
         let request = self.asked(hook, first)?;
         let admitted = self.admitted(&request, replies).await;
-        Asked { protocol: Protocol::ExtProc, outcome: counted(&admitted) }.emit();
+        Asked { protocol: Protocol::ExtProc, outcome: hook::counted(&admitted) }.emit();
         let passes = Said::RequestHeaders(HeadersResponse::default());
         match admitted {
             Ok(Admitted::Rejected(rejection)) => Ok((rejected(rejection), Permits::default())),
@@ -203,7 +203,10 @@ impl Processor {
                 _ = leaving.wait_for(|leaving| *leaving) => return,
             };
             match message {
-                Ok(None) => return permits.finish(outcome, None),
+                Ok(None) => {
+                    permits.finish(outcome, None);
+                    return;
+                }
                 Err(_) => return,
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
@@ -266,15 +269,6 @@ fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r str> 
 fn without_port(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
-}
-
-/// What telemetry calls it.
-const fn counted(admitted: &Result<Admitted, Unanswered>) -> Counted {
-    match admitted {
-        Ok(Admitted::Decided(answer, _)) => crate::edge::admitted(answer.verdict),
-        Ok(Admitted::Rejected(_)) => Counted::Deny,
-        Err(why) => hook::unanswered(why),
-    }
 }
 
 fn rejected(rejection: Rejection) -> Said {

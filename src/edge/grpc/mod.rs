@@ -1,13 +1,15 @@
-//! The gRPC port: rate limits, `ext_authz`, requests in flight, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, requests in flight and their ends, health, reflection.
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
+pub mod access_log;
 pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
 pub mod metadata;
+pub mod permits;
 mod reserved;
 pub mod rls;
 pub mod surface;
@@ -16,6 +18,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
     AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
 };
@@ -36,8 +39,11 @@ use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
+use access_log::AccessLogs;
 use ext_authz::Authorizations;
 use ext_proc::Processor;
+use permits::Places;
+use permits::api::permits_server::PermitsServer;
 use rls::RateLimits;
 use surface::Surface;
 
@@ -55,6 +61,9 @@ const NAMED: [&str; 3] = [PROCESS, RATE_LIMITS, AUTHORIZATION];
 /// The descriptors of the services, which `envoy-types` does not export.
 /// `tests/edge/reflection.rs` makes them, and compares them with that crate's.
 const SERVICES: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
+
+/// The descriptors of our own service.
+const OURS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
 /// What the gRPC port serves.
 #[derive(Clone, Debug)]
@@ -87,6 +96,8 @@ pub async fn serve(
     report(&reporter, grpc.health.ready()).await;
     let (leave, leaving) = watch::channel(false);
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
+    let places = Places::new(Arc::clone(&engine), grpc.reporting.clone(), leaving.clone());
+    let ended = AccessLogs::new(Arc::clone(&engine), leaving.clone());
     let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
     let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
     let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
@@ -96,6 +107,8 @@ pub async fn serve(
         .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
         .add_service(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
+        .add_service(AccessLogServiceServer::new(ended))
+        .add_service(Surface(PermitsServer::new(places), Protocol::Permits))
         .add_service(health)
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
         .serve_with_incoming_shutdown(
@@ -155,6 +168,7 @@ async fn report(reporter: &HealthReporter, ready: Ready) {
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(SERVICES)
+        .register_encoded_file_descriptor_set(OURS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

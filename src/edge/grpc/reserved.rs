@@ -8,7 +8,7 @@
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
-use crate::engine::Refusal;
+use crate::engine::{Refusal, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 
@@ -119,11 +119,10 @@ fn id(found: &[Found], first: &Found) -> Result<String, Refusal> {
     if let Some(other) = ids.find(|other| other.value != one.value) {
         return refuse(other.descriptor, "a second id: one question is about one request");
     }
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if !(16..=128).contains(&one.value.len()) || !one.value.bytes().all(sound) {
-        return refuse(one.descriptor, "an id is 16 to 128 of 0-9A-Za-z._-");
+    match check_id(&one.value) {
+        Ok(()) => Ok(one.value.clone()),
+        Err(why) => refuse(one.descriptor, why),
     }
-    Ok(one.value.clone())
 }
 
 /// A status of 0 is a client that left before there was one; without any status a latency tells

@@ -4,13 +4,16 @@
 //! how long it waits (`grpc-timeout`), the answer leaves before that.
 //! Leaves out: everything but the order of its four steps.
 
+use std::future::ready;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Response, Status};
+use tonic::transport::server::TcpConnectInfo;
+use tonic::{Extensions, Request, Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
@@ -22,6 +25,9 @@ use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
+
+/// A reply and what telemetry calls it, or why there is none.
+type Replied = Result<(RateLimitResponse, Outcome), Refusal>;
 
 /// The service.
 #[derive(Debug)]
@@ -37,25 +43,27 @@ impl RateLimits {
         Self { engine, reporting }
     }
 
-    async fn answer(
-        &self,
-        request: &RateLimitRequest,
-        patience: Option<Nanos>,
-    ) -> Result<Answer, Refusal> {
-        let question = convert::question(request, &self.reporting)?;
-        self.engine.decide_within(&question, patience).await
+    /// The reply to a plain question that came at `now`, where it needs no waiting.
+    fn at_once(&self, request: &RateLimitRequest, now: Nanos) -> Option<Replied> {
+        let question = match convert::question(request, &self.reporting) {
+            Ok(question) => question,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        let answer = self.engine.decide_at_hand(&question, now)?;
+        Some(answer.map(|answer| self.shown(request, &answer)))
     }
 
     /// A reply, and what telemetry calls it.
     async fn reply(
         &self,
-        request: &mut RateLimitRequest,
+        (call, request): (Call, &RateLimitRequest),
         source: Option<IpAddr>,
         patience: Option<Nanos>,
-    ) -> Result<(RateLimitResponse, Outcome), Refusal> {
-        match reserved::take_off(request)? {
+    ) -> Replied {
+        match call {
             Call::Plain => {
-                let answer = self.answer(request, patience).await?;
+                let question = convert::question(request, &self.reporting)?;
+                let answer = self.engine.decide_within(&question, patience).await?;
                 Ok(self.shown(request, &answer))
             }
             Call::Acquire { id, covered } => self.acquire(request, (&id, &covered), patience).await,
@@ -71,7 +79,7 @@ impl RateLimits {
         request: &RateLimitRequest,
         (id, covered): (&str, &[usize]),
         patience: Option<Nanos>,
-    ) -> Result<(RateLimitResponse, Outcome), Refusal> {
+    ) -> Replied {
         let question = convert::question(request, &self.reporting)?;
         let under = covered.iter().filter_map(|&at| question.descriptors.get(at).cloned());
         let under = Question { domain: question.domain, descriptors: under.collect() };
@@ -91,6 +99,21 @@ impl RateLimits {
         };
         (convert::reply(request, answer, &self.reporting), outcome)
     }
+
+    /// The reply on the wire to a question that came at `came`; counted.
+    fn told(&self, replied: Replied, came: Nanos) -> Result<Response<RateLimitResponse>, Status> {
+        let (reply, outcome) = match replied {
+            Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
+            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
+        };
+        Asked { protocol: Protocol::Grpc, outcome }.emit();
+        Answered { took: self.engine.clock().now().since(came) }.emit();
+        reply
+    }
+}
+
+fn source(extensions: &Extensions) -> Option<IpAddr> {
+    Some(extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())
 }
 
 /// How long the caller waits, less the margin or, where that is longer, half of it.
@@ -116,21 +139,32 @@ fn timeout(text: &str) -> Option<Nanos> {
     value.checked_mul(unit).map(Nanos)
 }
 
-#[tonic::async_trait]
 impl RateLimitService for RateLimits {
-    async fn should_rate_limit(
-        &self,
+    // By hand: an `async fn` has room for everything that any call may wait for, and most wait for
+    // nothing.
+    fn should_rate_limit<'s, 'f>(
+        &'s self,
         request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        let patience = patience(request.metadata());
-        let source = request.remote_addr().map(|address| address.ip());
-        let (mut request, decoded) = (request.into_inner(), self.engine.clock().now());
-        let (reply, outcome) = match self.reply(&mut request, source, patience).await {
-            Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
-            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
-        };
-        Asked { protocol: Protocol::Grpc, outcome }.emit();
-        Answered { took: self.engine.clock().now().since(decoded) }.emit();
-        reply
+    ) -> Pin<Box<dyn Future<Output = Result<Response<RateLimitResponse>, Status>> + Send + 'f>>
+    where
+        's: 'f,
+        Self: 'f,
+    {
+        let came = self.engine.clock().now();
+        let (metadata, extensions, mut request) = request.into_parts();
+        let call = reserved::take_off(&mut request);
+        if call == Ok(Call::Plain)
+            && let Some(replied) = self.at_once(&request, came)
+        {
+            return Box::pin(ready(self.told(replied, came)));
+        }
+        let (source, patience) = (source(&extensions), patience(&metadata));
+        Box::pin(async move {
+            let replied = match call {
+                Ok(call) => self.reply((call, &request), source, patience).await,
+                Err(refusal) => Err(refusal),
+            };
+            self.told(replied, came)
+        })
     }
 }

@@ -19,6 +19,7 @@ use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use tokio::sync::watch;
 
 use super::Reporting;
 use super::health::{Health, Ready};
@@ -26,6 +27,7 @@ use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::kernel::decision::Cause;
 
+use nginx::hold::Holds;
 pub use serve::serve;
 
 /// What the port for questions and health serves.
@@ -37,8 +39,10 @@ pub struct Ask {
     pub reporting: Reporting,
     /// What health checks show.
     pub health: Health,
-    /// What `/check` asks about.
+    /// What `/check` and `/hold` ask about.
     pub hooks: Arc<Hooks>,
+    /// Becomes true when what is held must end.
+    pub leaving: watch::Receiver<bool>,
 }
 
 /// One header of a response.
@@ -49,11 +53,17 @@ const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Browsers must not take an error's text for a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-/// `/json`, `/check`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
+/// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
 pub fn router(ask: Ask) -> Router {
+    let holds = Holds::default();
+    let hold = move |State(ask): State<Arc<Ask>>, headers: HeaderMap| {
+        let holds = holds.clone();
+        async move { nginx::hold::answer(&ask, &holds, &headers).await }
+    };
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
+        .route("/hold", any(hold))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))

@@ -103,6 +103,10 @@ impl Bucket {
         state.reload(clock.now(), rules);
     }
 
+    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
+        self.0.lock().limiter.since(permit)
+    }
+
     /// Takes back what is over; since when the bucket has been idle, if it is.
     pub(super) fn sweep(&self, now: Nanos) -> Option<Nanos> {
         let mut state = self.0.lock();

@@ -209,6 +209,12 @@ impl Limiter {
         &self.policy
     }
 
+    /// When `permit` was admitted; `None` when it is not out.
+    #[must_use]
+    pub fn since(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.since(permit)
+    }
+
     /// The permits that are out, each with the instant it was admitted.
     pub fn permits(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         self.in_flight.all()

@@ -1,0 +1,40 @@
+{{/* The container that fetches limits from git: (dict "root" $ "once" true). */}}
+{{- define "sluicegate.gitSync" -}}
+{{- $git := .root.Values.limits.gitSync -}}
+image: {{ $git.image }}
+args:
+  - --repo={{ $git.repository }}
+  - --ref={{ $git.ref }}
+  - --depth=1
+  - --root=/limits
+  # What is published is one link that is swapped: to the service a new revision is one change.
+  - --link=current
+  {{- if .once }}
+  - --one-time
+  {{- else }}
+  - --period={{ $git.period }}
+  {{- end }}
+  {{- if $git.existingSecret }}
+  {{- if eq $git.secretKind "ssh" }}
+  - --ssh-key-file=/etc/git-secret/ssh
+  - --ssh-known-hosts-file=/etc/git-secret/known_hosts
+  {{- else }}
+  - --password-file=/etc/git-secret/password
+  {{- end }}
+  {{- end }}
+env:
+  - {name: HOME, value: /tmp}
+  {{- if and $git.existingSecret (eq $git.secretKind "basic") }}
+  - name: GITSYNC_USERNAME
+    valueFrom: {secretKeyRef: {name: {{ $git.existingSecret }}, key: username}}
+  {{- end }}
+# As whom the image is made: git asks the system who it is.
+securityContext: {{- toYaml (merge (dict "runAsUser" 65533) .root.Values.securityContext) | nindent 2 }}
+resources: {{- toYaml $git.resources | nindent 2 }}
+volumeMounts:
+  - {name: limits, mountPath: /limits}
+  - {name: git-tmp, mountPath: /tmp}
+  {{- if $git.existingSecret }}
+  - {name: git-secret, mountPath: /etc/git-secret, readOnly: true}
+  {{- end }}
+{{- end -}}

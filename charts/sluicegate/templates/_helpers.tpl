@@ -1,0 +1,158 @@
+{{/* Names and labels. */}}
+{{- define "sluicegate.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "sluicegate.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "sluicegate.selector" -}}
+app.kubernetes.io/name: {{ include "sluicegate.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: service
+{{- end -}}
+
+{{- define "sluicegate.redis.selector" -}}
+app.kubernetes.io/name: {{ include "sluicegate.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: redis
+{{- end -}}
+
+{{/* Labels besides a selector. */}}
+{{- define "sluicegate.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: sluicegate
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of an object: (dict "root" $ "suffix" "-limits"). */}}
+{{- define "sluicegate.metadata" -}}
+name: {{ include "sluicegate.fullname" .root }}{{ .suffix }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include (default "sluicegate.selector" .selector) .root | nindent 2 }}
+  {{- include "sluicegate.labels" .root | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "sluicegate.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "sluicegate.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sluicegate.image" -}}
+{{- with .Values.image -}}
+{{- with .registry }}{{ . }}/{{ end -}}
+{{- .repository -}}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ default $.Chart.AppVersion .tag }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a Redis is named, and which. */}}
+{{- define "sluicegate.backend" -}}
+{{- if .Values.redis.enabled -}}
+redis://{{ include "sluicegate.fullname" . }}-redis:6379
+{{- else -}}
+{{- .Values.redis.external.url -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where the limits are, in the container. */}}
+{{- define "sluicegate.limits.directory" -}}
+{{- if .Values.limits.gitSync.enabled -}}
+{{- printf "/limits/current/%s" (trimAll "/" .Values.limits.gitSync.path) | trimSuffix "/" -}}
+{{- else -}}
+/limits
+{{- end -}}
+{{- end -}}
+
+{{/* The service's settings: server.yaml. Each value as JSON, which is YAML and writes large numbers out. */}}
+{{- define "sluicegate.settings" -}}
+{{- $all := dict "limits" (list (include "sluicegate.limits.directory" .)) -}}
+{{- with include "sluicegate.backend" . }}{{ $_ := set $all "backend" . }}{{ end -}}
+{{- with .Values.redis -}}
+{{- with .external.perSecondUrl }}{{ $_ := set $all "backend_per_second" . }}{{ end -}}
+{{- if .existingSecret }}{{ $_ := set $all "backend_password_file" "/etc/redis-password/password" }}{{ end -}}
+{{- with .sentinel.user }}{{ $_ := set $all "backend_sentinel_user" . }}{{ end -}}
+{{- if .sentinel.existingSecret }}{{ $_ := set $all "backend_sentinel_password_file" "/etc/sentinel-password/password" }}{{ end -}}
+{{- if .tls.existingSecret }}{{ $_ := set $all "backend_tls_ca_file" "/etc/redis-tls/ca.crt" }}{{ end -}}
+{{- if .tls.clientCertificate }}
+{{- $_ := set $all "backend_tls_cert_file" "/etc/redis-tls/tls.crt" }}{{ $_ := set $all "backend_tls_key_file" "/etc/redis-tls/tls.key" -}}
+{{- end -}}
+{{- with .tls.serverName }}{{ $_ := set $all "backend_tls_server_name" . }}{{ end -}}
+{{- end -}}
+{{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" "0.0.0.0" }}{{ end -}}
+{{- $lines := list -}}
+{{- range $name, $value := merge $all .Values.settings }}{{ $lines = append $lines (printf "%s: %s" $name (toJson $value)) }}{{ end -}}
+{{- join "\n" $lines -}}
+{{- end -}}
+
+{{/* A duration in whole seconds, rounded up. */}}
+{{- define "sluicegate.seconds" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- if eq $unit "d" }}{{ mul $number 86400 }}
+{{- else if eq $unit "h" }}{{ mul $number 3600 }}
+{{- else if eq $unit "m" }}{{ mul $number 60 }}
+{{- else if eq $unit "ms" }}{{ div (add $number 999) 1000 }}
+{{- else if eq $unit "us" }}{{ div (add $number 999999) 1000000 }}
+{{- else if eq $unit "ns" }}{{ div (add $number 999999999) 1000000000 }}
+{{- else }}{{ $number }}
+{{- end -}}
+{{- end -}}
+
+{{/* Longer than the drain, or a sentence. */}}
+{{- define "sluicegate.grace" -}}
+{{- $delay := include "sluicegate.seconds" (default "5s" .Values.settings.drain_delay) | int64 -}}
+{{- $timeout := include "sluicegate.seconds" (default "20s" .Values.settings.drain_timeout) | int64 -}}
+{{- $drain := add $delay $timeout -}}
+{{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
+{{- add $drain 5 -}}
+{{- else -}}
+{{- $grace := int64 .Values.terminationGracePeriodSeconds -}}
+{{- if le $grace $drain -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, and draining may take %d s (settings.drain_delay and drain_timeout): a pod would be killed with requests in flight" $grace $drain) -}}
+{{- end -}}
+{{- $grace -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What no single value can be refused for. */}}
+{{- define "sluicegate.check" -}}
+{{- $redis := .Values.redis -}}
+{{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name -}}
+{{- $many := or (gt (int .Values.replicaCount) 1) (and .Values.autoscaling.enabled (gt (int .Values.autoscaling.maxReplicas) 1)) -}}
+{{- if and $many (not $named) (not $redis.countApart) -}}
+{{- fail "several replicas and no Redis: each would admit as much as a limit says. Set redis.external.url (or redis.enabled=true to try things out), or redis.countApart=true if that is what you want" -}}
+{{- end -}}
+{{- $sources := list -}}
+{{- if $redis.enabled }}{{ $sources = append $sources "redis.enabled" }}{{ end -}}
+{{- if $redis.external.url }}{{ $sources = append $sources "redis.external.url" }}{{ end -}}
+{{- if $redis.external.urlSecret.name }}{{ $sources = append $sources "redis.external.urlSecret" }}{{ end -}}
+{{- if gt (len $sources) 1 }}{{ fail (printf "%s are set: only one can be the Redis" (join " and " $sources)) }}{{ end -}}
+{{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
+{{- if regexMatch "://[^/@]*:[^/@]*@" $url -}}
+{{- fail (printf "redis.external.%s holds a password, which would stand in a ConfigMap: leave the user, and put the password into redis.existingSecret (or the URL into redis.external.urlSecret)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it takes redis.external.url or redis.external.urlSecret" }}{{ end -}}
+{{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate takes redis.tls.existingSecret" }}{{ end -}}
+{{- $limits := list -}}
+{{- if .Values.limits.inline }}{{ $limits = append $limits "limits.inline" }}{{ end -}}
+{{- if .Values.limits.existingConfigMap }}{{ $limits = append $limits "limits.existingConfigMap" }}{{ end -}}
+{{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
+{{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
+{{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}
+{{- end -}}

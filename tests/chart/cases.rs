@@ -1,0 +1,30 @@
+//! The presets, and a matrix of values in which every value of the chart is used at least once.
+
+/// A name and Helm's flags.
+pub struct Case {
+    pub name: &'static str,
+    pub flags: &'static [&'static str],
+}
+
+const REDIS: &str = "redis.external.url=redis://redis.data:6379/0";
+
+macro_rules! preset {
+    ($name:literal) => {
+        concat!("--values=charts/sluicegate/values/", $name, ".yaml")
+    };
+}
+
+/// Every case, each with a golden render.
+pub const CASES: &[Case] = &[
+    Case { name: "default", flags: &[] },
+    Case { name: "standalone", flags: &[preset!("standalone")] },
+    Case { name: "envoy-gateway", flags: &[preset!("envoy-gateway"), "--set", REDIS] },
+    Case { name: "istio", flags: &[preset!("istio"), "--set", REDIS] },
+    Case { name: "nginx", flags: &[preset!("nginx"), "--set", REDIS] },
+    Case { name: "trial", flags: &["--values=tests/chart/values/trial.yaml"] },
+    Case { name: "everything", flags: &["--values=tests/chart/values/everything.yaml"] },
+    Case { name: "git", flags: &["--values=tests/chart/values/git.yaml"] },
+    Case { name: "sentinel", flags: &["--values=tests/chart/values/sentinel.yaml"] },
+    Case { name: "cluster", flags: &["--values=tests/chart/values/cluster.yaml"] },
+    Case { name: "bare", flags: &["--values=tests/chart/values/bare.yaml"] },
+];

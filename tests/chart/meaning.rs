@@ -1,0 +1,145 @@
+//! What is rendered means to the service what it says; what cannot be meant is refused.
+
+use std::fs;
+
+use serde_json::Value;
+use sluicegate::cli::{self, Outcome, Terminal};
+use sluicegate::config::settings::{self, Backend, Doors, Loaded};
+
+use super::cases::CASES;
+use super::{Objects, chart, rendered, template};
+
+fn settings_of(objects: &Objects) -> Loaded {
+    let file = Some(("server.yaml".to_owned(), objects.server_yaml().to_owned()));
+    let doors = Doors { file, environment: secrets_of(objects), ..Doors::default() };
+    let loaded = settings::read(&doors)
+        .unwrap_or_else(|problems| panic!("{problems:?}\n{}", objects.server_yaml()));
+    assert_eq!(loaded.warnings, []);
+    loaded
+}
+
+/// The variables that come from secrets, with something that may stand in one.
+fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
+    let variables = objects.container()["env"].as_array().into_iter().flatten();
+    let secret = |variable: &Value| {
+        variable.pointer("/valueFrom/secretKeyRef")?;
+        let name = variable["name"].as_str()?;
+        let value = if name == "SLUICEGATE_BACKEND" { "redis://user:word@redis" } else { "word" };
+        Some((name.to_owned(), value.to_owned()))
+    };
+    variables.filter_map(secret).collect()
+}
+
+#[test]
+fn the_service_accepts_the_settings_of_every_case() {
+    for case in CASES {
+        let objects = rendered(case.flags);
+        let loaded = settings_of(&objects);
+        assert!(!loaded.settings.limits.is_empty(), "{}", case.name);
+    }
+}
+
+#[test]
+fn sluicegate_check_finds_no_fault_with_the_limits_of_every_case() {
+    let mut checked = 0;
+    for case in CASES {
+        let objects = rendered(case.flags);
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in objects.limits() {
+            fs::write(directory.path().join(name), text).unwrap();
+            checked += 1;
+        }
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let argv = ["sluicegate".into(), "check".into(), directory.path().into()];
+        let outcome = cli::run(argv.into(), [], &mut Terminal { out: &mut out, err: &mut err });
+        let said = String::from_utf8([out, err].concat()).unwrap();
+        assert_eq!(outcome, Outcome::Yes, "{}: {said}", case.name);
+        assert!(said.contains("0 errors, 0 warnings"), "{}: {said}", case.name);
+    }
+    assert_eq!(checked, 4, "one for each preset");
+}
+
+#[test]
+fn large_numbers_and_signs_arrive_as_they_were_written() {
+    let everything = CASES.iter().find(|case| case.name == "everything").unwrap();
+    let loaded = settings_of(&rendered(everything.flags));
+    assert_eq!(loaded.settings.max_keys, 20_000_000);
+    assert!(format!("{:?}", loaded.settings.hooks).contains("a<b&c"));
+}
+
+#[test]
+fn the_bundled_redis_is_the_one_that_is_asked() {
+    let objects = rendered(&["--set", "redis.enabled=true"]);
+    let Backend::Redis(url) = settings_of(&objects).settings.backend else { panic!("memory") };
+    assert_eq!(url.to_string(), "redis://edge-sluicegate-redis:6379");
+    assert_eq!(objects.one("Service", "-redis")["spec"]["ports"][0]["port"], 6379);
+}
+
+/// Everything the settings name in the container's file system is mounted there.
+#[test]
+fn every_file_that_the_settings_name_is_mounted() {
+    for case in CASES {
+        let objects = rendered(case.flags);
+        let settings = settings_of(&objects).settings;
+        let files = [
+            settings.backend_password_file,
+            settings.backend_tls_ca_file,
+            settings.backend_tls_cert_file,
+            settings.backend_tls_key_file,
+            settings.backend_sentinel_password_file,
+        ];
+        let mounts = objects.container()["volumeMounts"].as_array().unwrap();
+        for path in files.into_iter().flatten().chain(settings.limits) {
+            let mount = mounts.iter().find(|m| path.starts_with(m["mountPath"].as_str().unwrap()));
+            let mount = mount.unwrap_or_else(|| panic!("{}: {}", case.name, path.display()));
+            let volumes = objects.pod()["volumes"].as_array().unwrap();
+            assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{}", case.name);
+        }
+    }
+}
+
+#[test]
+fn a_pod_has_longer_to_go_than_it_may_take_to_drain() {
+    for (delay, timeout, least) in
+        [("5s", "20s", 25), ("1m", "1500ms", 62), ("0s", "1us", 1), ("1h", "2m", 3720)]
+    {
+        let set = format!("settings.drain_delay={delay},settings.drain_timeout={timeout}");
+        let objects = rendered(&["--set", &set]);
+        let grace = objects.pod()["terminationGracePeriodSeconds"].as_u64().unwrap();
+        assert!(least < grace && grace <= least + 5, "{set}: {grace}");
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_in_words() {
+    for (set, words) in [
+        ("replicaCount=2", "several replicas and no Redis"),
+        ("autoscaling.enabled=true", "several replicas and no Redis"),
+        ("terminationGracePeriodSeconds=25", "would be killed with requests in flight"),
+        ("redis.enabled=true,redis.external.url=redis://a", "only one can be the Redis"),
+        ("redis.external.url=redis://u:secret@a", "holds a password"),
+        ("redis.external.perSecondUrl=redis://:secret@a", "holds a password"),
+        ("redis.tls.clientCertificate=true", "takes redis.tls.existingSecret"),
+        ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
+        ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "limits come from one place"),
+        ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
+        // By the schema.
+        ("replicas=3", "'replicas' not allowed"),
+        ("image.name=a", "'name' not allowed"),
+        ("settings.max_kyes=1", "'max_kyes' not allowed"),
+        ("settings.max_keys=many", "/settings/max_keys"),
+        ("settings.backend=memory", "'backend' not allowed"),
+        ("redis.external.url=http://a", "/redis/external/url"),
+        ("limits.inline.a/b=x", "a/b"),
+    ] {
+        let said = template(&chart(), &["--set", set]).expect_err(set);
+        assert!(said.contains(words), "{set}: {said}");
+        assert!(!said.contains("secret@"), "{said}");
+    }
+}
+
+#[test]
+fn a_service_beside_it_sets_no_setting() {
+    // Kubernetes would set SLUICEGATE_GRPC_PORT for a service named sluicegate-grpc.
+    assert_eq!(rendered(&[]).pod()["enableServiceLinks"], false);
+}

@@ -1,0 +1,91 @@
+//! A real process with what the chart renders.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::rendered;
+use crate::http1;
+use crate::service::Service;
+use crate::waiting::until;
+
+const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
+
+/// Starts the service with the rendered settings; its ports and the place of its limits are the test's.
+fn serve(settings: &str, limits: &Path, home: &Path) -> Service {
+    let file = home.join("server.yaml");
+    fs::write(&file, settings).unwrap();
+    Service::start(limits, &["--settings".to_owned(), file.display().to_string()]).unwrap()
+}
+
+#[test]
+fn a_replica_answers_its_probes_and_limits_what_the_preset_says() {
+    let objects = rendered(&[PRESET]);
+    let (home, limits) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (name, text) in objects.limits() {
+        fs::write(limits.path().join(name), text).unwrap();
+    }
+    let service = serve(objects.server_yaml(), limits.path(), home.path());
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        let get = &objects.container()[probe]["httpGet"];
+        assert_eq!(get["port"], "http");
+        let reply = http1::get(service.http, get["path"].as_str().unwrap(), &[]).unwrap();
+        assert_eq!(reply.status, 200, "{probe}");
+    }
+    let asked = |hits: u32| {
+        let body = format!(
+            r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "api_key", "value": "me"}}], "hitsAddend": "{hits}"}}]}}"#
+        );
+        http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
+    };
+    assert_eq!((asked(11), asked(10), asked(1)), (429, 200, 429), "a burst of 10");
+}
+
+/// What `helm test` sends.
+#[test]
+fn the_question_of_helm_test_is_answered() {
+    let objects = rendered(&[PRESET]);
+    let script = objects.one("Pod", "-test")["spec"]["containers"][0]["args"][0].as_str().unwrap();
+    let body = script.split('\'').find(|part| part.starts_with("{\"domain\"")).unwrap();
+    let (home, limits) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let service = serve(objects.server_yaml(), limits.path(), home.path());
+    let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
+
+/// git-sync writes a new revision beside the old and swaps one link.
+#[test]
+fn a_revision_that_git_sync_publishes_is_one_reload() {
+    let objects = rendered(&["--values=tests/chart/values/git.yaml"]);
+    let settings: Value = serde_saphyr::from_str(objects.server_yaml()).unwrap();
+    let named = settings["limits"][0].as_str().unwrap().strip_prefix("/limits/").unwrap();
+    assert_eq!(named, "current/edge/limits");
+    let volume = tempfile::tempdir().unwrap();
+    let publish = |revision: &str, requests: u32| {
+        let tree = volume.path().join(".worktrees").join(revision).join("edge/limits");
+        fs::create_dir_all(&tree).unwrap();
+        for name in ["a", "b"] {
+            let text = format!(
+                "domain: {name}\ndescriptors:\n- {{key: k, rate_limit: {{unit: day, requests_per_unit: {requests}}}}}\n"
+            );
+            fs::write(tree.join(format!("{name}.yaml")), text).unwrap();
+        }
+        let link = volume.path().join("next");
+        symlink(Path::new(".worktrees").join(revision), &link).unwrap();
+        fs::rename(link, volume.path().join("current")).unwrap();
+    };
+    publish("one", 1);
+    let service = Service::start(&volume.path().join(named), &[]).unwrap();
+    assert_eq!(service.loads().unwrap().loaded, 1);
+    publish("two", 2);
+    until("the next revision", || match service.loads()?.loaded {
+        2 => Ok(()),
+        few => Err(few.to_string()),
+    })
+    .unwrap();
+    let shown = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
+    assert_eq!(shown.matches("requests_per_unit=2").count(), 2, "{shown}");
+    assert_eq!(service.loads().unwrap().refused, 0);
+}

@@ -1,0 +1,86 @@
+//! Every case renders as its golden file says, and is what Kubernetes and the Prometheus operator take.
+
+use std::fs;
+use std::path::Path;
+
+use super::cases::CASES;
+use super::{chart, root, template, tool};
+
+/// With `BLESS` set the golden files are written, to be looked at as a change.
+#[test]
+fn every_case_renders_as_its_golden_file() {
+    let bless = std::env::var_os("BLESS").is_some();
+    for case in CASES {
+        let text = template(&chart(), case.flags).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        // What a dashboard holds is compared nowhere: it would be here a second time.
+        let kept = without_dashboards(&text);
+        let golden = root().join("tests/golden/chart").join(format!("{}.yaml", case.name));
+        if bless {
+            fs::create_dir_all(golden.parent().unwrap()).unwrap();
+            fs::write(&golden, &kept).unwrap();
+        }
+        let wanted = fs::read_to_string(&golden).unwrap_or_default();
+        let at = kept.lines().zip(wanted.lines()).find(|(found, wanted)| found != wanted);
+        assert!(
+            kept == wanted,
+            "{} differs, first {at:?}: see `BLESS=1 cargo test golden_file` and git diff",
+            case.name
+        );
+    }
+}
+
+fn without_dashboards(text: &str) -> String {
+    let documents = text.split("---\n").filter(|one| !one.contains("-dashboard-"));
+    documents.filter(|one| !one.contains("kind: PrometheusRule")).collect::<Vec<_>>().join("---\n")
+}
+
+/// Kubernetes' own schemas, those of the Prometheus operator's objects beside them.
+#[test]
+fn every_case_is_valid_to_kubernetes() {
+    let rendered = tempfile::tempdir().unwrap();
+    for case in CASES {
+        let text = template(&chart(), case.flags).unwrap();
+        fs::write(rendered.path().join(format!("{}.yaml", case.name)), text).unwrap();
+    }
+    let said = validate(rendered.path());
+    assert_eq!(said.matches("OK").count(), CASES.len(), "{said}");
+}
+
+#[test]
+fn the_validator_bites() {
+    let broken = tempfile::tempdir().unwrap();
+    let text = template(&chart(), CASES[0].flags).unwrap();
+    for (number, (from, to)) in [
+        ("containerPort: 8081", "containerPort: many"),
+        ("readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"),
+        ("maxUnavailable: 1\n", "maxUnavailable: 1\n  minimum: 2\n"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert!(text.contains(from), "{from}");
+        fs::write(broken.path().join(format!("{number}.yaml")), text.replace(from, to)).unwrap();
+    }
+    let said = validate(broken.path());
+    assert_eq!((said.matches("OK").count(), said.matches("ERROR").count()), (0, 3), "{said}");
+}
+
+/// What the validator says of the files of a directory.
+fn validate(directory: &Path) -> String {
+    let schemas = root().join(".tools/crds");
+    assert!(schemas.is_dir(), "no .tools/crds: run scripts/chart.sh, which puts them there");
+    let mut validator = tool("kubectl-validate");
+    validator.args(["--version", "1.30", "--local-crds"]).arg(schemas).arg(directory);
+    let out = validator.output().unwrap();
+    [out.stdout, out.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
+}
+
+#[test]
+fn helm_finds_no_fault_with_the_chart() {
+    let out = tool("helm")
+        .args(["lint", "--strict", "--kube-version", "1.30.0"])
+        .arg(chart())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}

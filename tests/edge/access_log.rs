@@ -1,0 +1,175 @@
+//! What entries of Envoy's access log say, and what the service makes of them over a real connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::data::accesslog::v3::{
+    AccessLogCommon, AccessLogType, HttpAccessLogEntry, HttpRequestProperties,
+    HttpResponseProperties, ResponseFlags,
+};
+use envoy_types::pb::envoy::service::accesslog::v3::StreamAccessLogsMessage;
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_client::AccessLogServiceClient;
+use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::{
+    HttpAccessLogEntries, LogEntries,
+};
+use envoy_types::pb::google::protobuf::{Duration, UInt32Value};
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::grpc::access_log::{Says, says};
+use sluicegate::edge::health::Ready;
+use sluicegate::engine::Engine;
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Question};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::grpc::served_with;
+use super::{ceiling_of, empty_engine};
+
+const ID: &str = "0123456789abcdef";
+
+fn millis(ms: i32) -> Duration {
+    Duration { seconds: 1, nanos: ms * 1_000_000 }
+}
+
+/// An entry of a request that the upstream answered with `code` within 5 ms.
+fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
+    let common_properties = Some(AccessLogCommon {
+        access_log_type: kind.into(),
+        time_to_first_upstream_tx_byte: Some(millis(2)),
+        time_to_last_upstream_rx_byte: Some(millis(7)),
+        response_flags: Some(ResponseFlags::default()),
+        ..AccessLogCommon::default()
+    });
+    let response_code = Some(UInt32Value { value: code });
+    let response = Some(HttpResponseProperties { response_code, ..Default::default() });
+    HttpAccessLogEntry { common_properties, response, ..HttpAccessLogEntry::default() }
+}
+
+fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (Outcome, Option<Nanos>) {
+    let mut entry = entry(AccessLogType::DownstreamEnd, code);
+    change(entry.common_properties.as_mut().unwrap());
+    match says(&entry) {
+        Says::Ended { outcome, rtt } => (outcome, rtt),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn flagged(code: u32, set: impl FnOnce(&mut ResponseFlags)) -> Outcome {
+    ended(code, |common| set(common.response_flags.as_mut().unwrap())).0
+}
+
+#[test]
+fn an_end_tells_the_upstreams_latency_and_how_it_went() {
+    let rtt = Some(Nanos(5_000_000));
+    assert_eq!(ended(200, |_| {}), (Outcome::Success, rtt));
+    assert_eq!(ended(404, |_| {}), (Outcome::Success, rtt));
+    assert_eq!(ended(503, |_| {}), (Outcome::Dropped, rtt));
+    assert_eq!(ended(0, |_| {}), (Outcome::Ignored, rtt));
+}
+
+#[test]
+fn what_the_upstream_did_not_answer_tells_nothing_of_it() {
+    let local = |common: &mut AccessLogCommon| {
+        common.time_to_first_upstream_tx_byte = None;
+        common.time_to_last_upstream_rx_byte = None;
+    };
+    assert_eq!(ended(200, local), (Outcome::Ignored, None), "a direct response");
+    assert_eq!(ended(403, local), (Outcome::Ignored, None), "another filter's denial");
+    assert_eq!(ended(503, local), (Outcome::Ignored, None), "a ceiling's denial");
+    assert_eq!(
+        flagged(200, |flags| flags.downstream_connection_termination = true),
+        Outcome::Ignored
+    );
+    assert_eq!(flagged(200, |flags| flags.downstream_remote_reset = true), Outcome::Ignored);
+    let backwards =
+        |common: &mut AccessLogCommon| common.time_to_last_upstream_rx_byte = Some(millis(1));
+    assert_eq!(ended(200, backwards), (Outcome::Ignored, None));
+    let negative = |common: &mut AccessLogCommon| {
+        common.time_to_last_upstream_rx_byte = Some(Duration { seconds: -1, nanos: 0 });
+    };
+    assert_eq!(ended(200, negative), (Outcome::Ignored, None));
+}
+
+#[test]
+fn an_upstream_that_failed_counts_as_a_failure_whatever_the_client_got() {
+    let failures: [fn(&mut ResponseFlags); 6] = [
+        |flags| flags.upstream_connection_failure = true,
+        |flags| flags.upstream_connection_termination = true,
+        |flags| flags.upstream_remote_reset = true,
+        |flags| flags.upstream_request_timeout = true,
+        |flags| flags.upstream_overflow = true,
+        |flags| flags.no_healthy_upstream = true,
+    ];
+    for fail in failures {
+        assert_eq!(flagged(200, fail), Outcome::Dropped);
+    }
+}
+
+#[test]
+fn only_an_end_is_an_end() {
+    let kind = |kind| says(&entry(kind, 200));
+    assert!(matches!(kind(AccessLogType::NotSet), Says::Ended { .. }), "an Envoy that names none");
+    assert_eq!(kind(AccessLogType::DownstreamPeriodic), Says::GoesOn);
+    for other in [
+        AccessLogType::DownstreamStart,
+        AccessLogType::UpstreamPoolReady,
+        AccessLogType::UpstreamEnd,
+        AccessLogType::TcpConnectionEnd,
+        AccessLogType::DownstreamTunnelSuccessfullyEstablished,
+    ] {
+        assert_eq!(kind(other), Says::Nothing, "{other:?}");
+    }
+    assert!(matches!(says(&HttpAccessLogEntry::default()), Says::Ended { rtt: None, .. }));
+}
+
+fn of(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {
+    let request_headers = HashMap::from([("x-sluicegate-id".to_owned(), id.to_owned())]);
+    entry.request = Some(HttpRequestProperties { request_headers, ..Default::default() });
+    entry
+}
+
+async fn acquire(engine: &Engine) {
+    let descriptors = [Descriptor {
+        entries: [("k", "v")].into_iter().collect(),
+        cost: Cost::Charge(Hits(1)),
+        limit: None,
+    }];
+    let asked = Question { domain: "d", descriptors: descriptors.into_iter().collect() };
+    engine.acquire((ID, 0), &asked, &asked, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_end_gives_back_and_whatever_else_comes_does_not() {
+    let engine = ceiling_of("limit: 1");
+    let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
+    let tell = async |entries: Vec<HttpAccessLogEntry>| {
+        let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry: entries }));
+        let message = StreamAccessLogsMessage { identifier: None, log_entries };
+        let mut client = AccessLogServiceClient::new(served.channel.clone());
+        client.stream_access_logs(tokio_stream::iter([message])).await.unwrap();
+        engine.ceilings().total().in_flight
+    };
+    acquire(&engine).await;
+    let end = entry(AccessLogType::DownstreamEnd, 200);
+    let others = vec![
+        end.clone(),
+        of("no id", end.clone()),
+        of("fedcba9876543210", end.clone()),
+        of(ID, entry(AccessLogType::DownstreamStart, 200)),
+        of(ID, entry(AccessLogType::DownstreamPeriodic, 200)),
+    ];
+    assert_eq!(tell(others).await, 1);
+    assert_eq!(tell(vec![of(ID, end.clone()), of(ID, end)]).await, 0);
+}
+
+#[tokio::test]
+async fn a_log_that_does_not_end_holds_no_shutdown_up() {
+    let served = served_with(empty_engine(), Ready::Yes, Hooks::default()).await;
+    let mut client = AccessLogServiceClient::new(served.channel.clone());
+    let open = tokio::spawn(async move {
+        client.stream_access_logs(tokio_stream::pending::<StreamAccessLogsMessage>()).await
+    });
+    tokio::task::yield_now().await;
+    served.left().await.unwrap();
+    // Ended in order, or never begun.
+    let _ended = open.await.unwrap();
+}
