@@ -89,7 +89,6 @@ fn visit(ingress: SocketAddr, dice: &mut Dice) {
     let _answered = stream.read(&mut [0; 64]);
 }
 
-#[expect(clippy::print_stdout, reason = "the seed, and what was seen")]
 fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
     let limits = tempfile::tempdir().unwrap();
     let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 100000"));
