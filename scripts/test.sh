@@ -75,6 +75,9 @@ step "cargo clippy"
 cargo clippy --locked --all-targets -- -D warnings
 
 if [ "${1:-}" != --quick ]; then
+    step "Dockerfile"
+    scripts/image.sh
+
     # The checker compiles for three minutes, once.
     step "TLA+"
     scripts/specs.sh

@@ -48,8 +48,9 @@
 //! which the ceiling is inferred. [`engine::ceilings`] leads a question through its ceilings to 2;
 //! `edge::grpc::ext_proc` asks it.
 //!
-//! Leases have theirs, which step 4 does not take yet: [`engine::leases`] spends from a balance that it
-//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
+//! Leased limits are asked of [`engine::leases`] where others are charged: it spends from a balance that it
+//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]). A question that balances
+//! answer whole is answered in the first poll, between 3 and 7.
 
 pub mod backend;
 pub mod cli;

@@ -10,7 +10,7 @@ use super::args::{Explain, Form};
 use super::{Outcome, Terminal, remote};
 use crate::clock::Clock;
 use crate::config::explain::{
-    Candidate, Explained, Explanation, Looked, Met, explain as explained,
+    Candidate, Explained, Explanation, Looked, Met, Now, Under, explain as explained,
 };
 use crate::config::{self, Config};
 use crate::kernel::units::{Hits, Nanos, Revision};
@@ -84,9 +84,23 @@ fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
         }
         if let Some(ceiling) = &one.ceiling {
             writeln!(out, "    ceiling   {} ({})", ceiling.says, ceiling.place)?;
+            now(ceiling, out)?;
         }
     }
     Ok(())
+}
+
+fn now(ceiling: &Under, out: &mut dyn io::Write) -> io::Result<()> {
+    let Some(now) = &ceiling.now else { return Ok(()) };
+    let Now { in_flight, waiting, limit, rtt, min_rtt } = now;
+    write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
+    if let Some(rtt) = rtt {
+        write!(out, ", latency {rtt}")?;
+    }
+    if let Some(min_rtt) = min_rtt {
+        write!(out, ", {min_rtt} without a queue")?;
+    }
+    writeln!(out)
 }
 
 fn steps(one: &Explained, out: &mut dyn io::Write) -> io::Result<()> {

@@ -296,6 +296,7 @@ codes! {
     UnknownColocate = W29 "`colocate` names a key that the domain does not have",
 
     SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
+    LeaseForecast = N41 "how often a leased limit is expected to ask the store",
 }
 
 impl Code {

@@ -58,6 +58,24 @@ pub struct Under {
     pub place: String,
     /// The ceiling in words.
     pub says: String,
+    /// Who is there, where a running service was asked and somebody was there lately.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<Now>,
+}
+
+/// A ceiling's bucket at one instant.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Now {
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// How many may be in flight.
+    pub limit: u64,
+    /// The latency of those that succeeded, smoothed.
+    pub rtt: Option<String>,
+    /// The latency without a queue.
+    pub min_rtt: Option<String>,
 }
 
 /// One entry at its level.
@@ -143,7 +161,7 @@ pub fn explain(
 
 fn under(ceiling: &Ceiling) -> Under {
     let (path, place) = (ceiling.path.to_string(), ceiling.place.to_string());
-    Under { path, place, says: ceiling.to_string() }
+    Under { path, place, says: ceiling.to_string(), now: None }
 }
 
 fn found<'t>(walk: &'t Trace<'_>) -> Option<&'t Rule> {

@@ -10,6 +10,7 @@ mod ceiling;
 pub(crate) mod duration;
 pub(crate) mod findings;
 mod limit;
+pub(crate) mod overshoot;
 pub(crate) mod words;
 
 use std::collections::{HashMap, VecDeque};
@@ -298,8 +299,17 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let defaults = self.defaults;
         let block = Block { file, raw: rate_limit, defaults, findings: self.findings };
         if let Ok(limit) = block.read() {
+            self.forecast(node, limit.as_ref());
             let rule = self.assemble(node, raw, rate_limit, limit, replaces);
             self.builder.impose(node, rule);
+        }
+    }
+
+    /// How often a leased limit is expected to ask.
+    fn forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
+        if let Some((said, bound)) = limit.and_then(overshoot::forecast) {
+            let at = self.origins[node.index()].key;
+            self.findings.add(Code::LeaseForecast, at, said, bound);
         }
     }
 

@@ -10,7 +10,7 @@
 
 mod bucket;
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Outcome, Permit};
 use crate::kernel::units::Nanos;
+use crate::telemetry::trace;
 use bucket::{Bucket, Place};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
@@ -94,7 +95,9 @@ impl Admission {
                 Place::Waits(waiting) => {
                     let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
                     let patience = timeout.min(ask.patience);
+                    let queued = trace::part(trace::Part::Queue);
                     let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
+                    drop(queued);
                     Ok(self.held(bucket, permit, ask.keep))
                 }
             };
@@ -107,6 +110,15 @@ impl Admission {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
             bucket.reload(&self.clock, rules);
+        }
+    }
+
+    /// Puts what `rules` says of each bucket in force, and no ceiling where it says nothing. Those whom
+    /// that lets pass are woken.
+    pub fn reload_all(&self, rules: impl Fn(&[u8]) -> Option<Rules>) {
+        for (name, bucket) in self.all() {
+            let free = Rules::fixed(u32::MAX);
+            bucket.reload(&self.clock, &rules(&name).unwrap_or(free));
         }
     }
 
@@ -147,6 +159,38 @@ impl Admission {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
     }
 
+    /// Every bucket with what it is at, each at an instant of its own.
+    #[must_use]
+    pub fn looks(&self) -> Vec<(Name, Look)> {
+        self.all().into_iter().map(|(name, bucket)| (name, bucket.look())).collect()
+    }
+
+    /// One bucket; `None` where it is idle.
+    #[must_use]
+    pub fn look(&self, bucket: &[u8]) -> Option<Look> {
+        let bucket = self.buckets.read().get(bucket).cloned();
+        bucket.map(|bucket| bucket.look())
+    }
+
+    /// The permits that have been out for longest, at most `most`: the bucket of each, and for how
+    /// long.
+    #[must_use]
+    pub fn oldest(&self, most: usize) -> Vec<(Name, Nanos)> {
+        // The youngest of them on top, to make room for an older one.
+        let mut oldest = BinaryHeap::new();
+        for (name, bucket) in self.all() {
+            for since in bucket.admitted() {
+                oldest.push((since, name.clone()));
+                if most < oldest.len() {
+                    oldest.pop();
+                }
+            }
+        }
+        let now = self.clock.now();
+        let age = |(since, name): (Nanos, Name)| (name, now.since(since));
+        oldest.into_sorted_vec().into_iter().map(age).collect()
+    }
+
     /// How much there is of everything together.
     #[must_use]
     pub fn total(&self) -> Total {
@@ -158,6 +202,11 @@ impl Admission {
             total.limit = total.limit.saturating_add(load.limit.into());
         }
         total
+    }
+
+    fn all(&self) -> Vec<(Name, Arc<Bucket>)> {
+        let buckets = self.buckets.read();
+        buckets.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
     }
 
     fn tell(&self, bucket: &[u8], event: Event) {
@@ -194,6 +243,26 @@ pub struct Load {
     pub waiting: usize,
     /// How many may be in flight.
     pub limit: u32,
+}
+
+/// One bucket at one instant, with what is known of its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Who is there.
+    pub load: Load,
+    /// The latency of those that succeeded, smoothed; `None` before the first.
+    pub rtt: Option<Nanos>,
+    /// The latency without a queue, as far as the ceiling's policy knows one.
+    pub min_rtt: Option<Nanos>,
+}
+
+impl Look {
+    /// minRTT over RTT, in millionths: 1,000,000 is no queue, and less is one.
+    #[must_use]
+    pub fn gradient(&self) -> Option<u64> {
+        let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
+        u64::try_from(min_rtt.saturating_mul(1_000_000).checked_div(rtt)?).ok()
+    }
 }
 
 /// All buckets at one instant, or nearly.

@@ -7,9 +7,11 @@
 //! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
 //! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
@@ -52,12 +54,10 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
-        for held in self.0 {
-            // One that its deadline took back is given back already.
-            let _given_back = held.release(outcome, rtt);
-        }
+    /// from admission to now. False where nothing was held any longer: deadlines took it back.
+    #[expect(clippy::must_use_candidate, reason = "it acts; most who call it need not know")]
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
     /// The request was seen alive: the deadlines of what is held count from now. False where all of
@@ -112,12 +112,12 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
     }
 
-    /// The same where the end may never be seen: when `max_duration` is over, what is held comes back
-    /// whatever is done with it.
+    /// The same for one whose end may never be told: each permit is out for its ceiling's
+    /// `max_duration` at most, whatever is done with it, unless it is renewed.
     ///
     /// # Errors
     /// As [`Engine::admit`].
-    pub async fn admit_for_a_time(
+    pub async fn admit_with_deadline(
         &self,
         question: &Question<'_>,
         patience: Option<Nanos>,
@@ -125,7 +125,7 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::MaxDuration).await
     }
 
-    /// As [`Engine::admit`], but only `covered` meets ceilings, and what `keep` says counts.
+    /// The same, but only `covered` meets ceilings, and what `keep` says counts.
     pub(super) async fn admit_under(
         &self,
         covered: &Question<'_>,
@@ -156,6 +156,37 @@ impl Engine {
         let asked = asked(&config, question);
         let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
         waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
+    }
+
+    /// The bucket over a descriptor, if a ceiling covers it and somebody was there lately.
+    #[must_use]
+    pub fn look(&self, domain: &str, entries: &[(&str, &str)]) -> Option<Look> {
+        let config = self.config()?;
+        let tree = &config.domains.get(domain)?.tree;
+        let Covered { shared, .. } = tree.ceiling(entries.iter().copied())?;
+        let named = entries.iter().enumerate().map(|(position, &(key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
+    }
+
+    /// The ceilings in use, by path, each with its buckets added up; in no order.
+    #[must_use]
+    pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
+        let Some(config) = self.config() else { return HashMap::new() };
+        let mut in_use: HashMap<Box<str>, InUse> = HashMap::new();
+        for (name, look) in self.ceilings.looks() {
+            if let Some(ceiling) = ceiling_of(&config, &name) {
+                in_use.entry(ceiling.path.clone()).or_default().add(look);
+            }
+        }
+        in_use
+    }
+
+    /// Puts the ceilings of `config` in force for those who wait already.
+    pub(super) fn reload_ceilings(&self, config: &Config) {
+        self.ceilings.reload_all(|name| ceiling_of(config, name).map(|ceiling| ceiling.rules));
     }
 
     /// Who is in flight.
@@ -194,6 +225,41 @@ impl Engine {
         let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
         Err(Rejection { reject, reason: denied, path })
     }
+}
+
+/// One ceiling, all its buckets together.
+#[derive(Clone, Debug, Default)]
+pub struct InUse {
+    /// How many buckets.
+    pub buckets: u64,
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// How many may be in flight.
+    pub limit: u64,
+    /// The bucket with most in flight.
+    pub busiest: Option<Look>,
+}
+
+impl InUse {
+    fn add(&mut self, look: Look) {
+        let Load { in_flight, waiting, limit } = look.load;
+        self.buckets = self.buckets.saturating_add(1);
+        self.in_flight = self.in_flight.saturating_add(in_flight.into());
+        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
+        self.limit = self.limit.saturating_add(limit.into());
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
+            self.busiest = Some(look);
+        }
+    }
+}
+
+/// The ceiling of the bucket of that name.
+fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
+    let (domain, entries) = CounterKey::read_ceiling(name)?;
+    let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
+    Some(covered.ceiling)
 }
 
 const fn reason(denied: Denied) -> Reason {

@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Gives back what `id` holds, or remembers that it is over. `rtt` is the request's latency where
-    /// the proxy measured it. True where it held something.
+    /// the proxy measured it. False where it held nothing, or its deadline was before.
     pub fn release(
         &self,
         id: &str,
@@ -133,9 +133,13 @@ impl Engine {
         })
         .emit();
         let Released::Held(permits) = released else { return false };
-        let held = !permits.is_empty();
-        permits.finish(outcome, rtt);
-        held
+        permits.finish(outcome, rtt)
+    }
+
+    /// For how long `id` holds permits without a renewal, if it holds any.
+    #[must_use]
+    pub fn held_by(&self, id: &str) -> Option<Nanos> {
+        self.ids.0.lock().held(&id.into())?.longest_keep()
     }
 
     /// The request of `id` was seen alive: `max_duration` counts from now. False where it holds

@@ -57,6 +57,9 @@ type Head = [u8; HEAD];
 /// The bytes of a head.
 const HEAD: usize = 10;
 
+/// The head of a ceiling's bucket.
+const CEILING: Head = [b'b', 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 impl CounterKey {
     /// A key no other domain, entries or counting can have.
     ///
@@ -72,7 +75,28 @@ impl CounterKey {
 
     /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
     pub fn ceiling<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
-        Self::lengths([b'b', 0, 0, 0, 0, 0, 0, 0, 0, 0], domain, entries)
+        Self::lengths(CEILING, domain, entries)
+    }
+
+    /// The domain and the entries of a ceiling's bucket, as they were written into its name; `None`
+    /// for bytes that are no such name.
+    #[must_use]
+    pub fn read_ceiling(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
+        let (head, rest) = name.split_first_chunk::<HEAD>()?;
+        if *head != CEILING {
+            return None;
+        }
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let (domain, mut rest) = rest.split_at_checked(length)?;
+        let mut entries = Vec::new();
+        while !rest.is_empty() {
+            let (key, more) = piece(rest)?;
+            let (value, more) = piece(more)?;
+            entries.push((key, value));
+            rest = more;
+        }
+        Some((std::str::from_utf8(domain).ok()?, entries))
     }
 
     fn lengths<'a>(
@@ -162,6 +186,13 @@ impl Bytes {
             Self::Long(bytes) => bytes.extend_from_slice(piece),
         }
     }
+}
+
+/// The first key or value of an injective key's rest, and what comes after it.
+fn piece(bytes: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<2>()?;
+    let (piece, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+    Some((std::str::from_utf8(piece).ok()?, rest))
 }
 
 fn head(form: u8, counting: Counting) -> Head {

@@ -157,8 +157,9 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Counts this in the process's metrics.
+    /// Counts this in the process's metrics, and says it of the question's span.
     pub fn emit(self) {
+        super::trace::outcome(self.outcome);
         self.count(&METRICS);
     }
 
@@ -183,12 +184,21 @@ pub enum Protocol {
     ExtProc,
     /// Entries of Envoy's access log.
     AccessLog,
+    /// Our own service, `sluicegate.v1.Permits`.
+    Permits,
 }
 
 impl Protocol {
     /// Every protocol, in the order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Grpc, Self::Json, Self::ExtAuthz, Self::Nginx, Self::ExtProc, Self::AccessLog];
+    pub const ALL: [Self; 7] = [
+        Self::Grpc,
+        Self::Json,
+        Self::ExtAuthz,
+        Self::Nginx,
+        Self::ExtProc,
+        Self::AccessLog,
+        Self::Permits,
+    ];
 
     /// The protocol as metrics spell it.
     #[must_use]
@@ -200,6 +210,7 @@ impl Protocol {
             Self::Nginx => "nginx",
             Self::ExtProc => "ext_proc",
             Self::AccessLog => "access_log",
+            Self::Permits => "permits",
         }
     }
 }
@@ -421,6 +432,69 @@ impl HitsOwed {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.hits_owed(self);
+    }
+}
+
+/// Hits of leases began or ended to be held here.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedHits {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub end: LeaseEnd,
+}
+
+/// What became of hits of leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// The store lent them.
+    Borrowed,
+    /// They went back unspent.
+    GivenBack,
+    /// Their lease ended with them unspent.
+    Expired,
+}
+
+impl LeaseEnd {
+    /// Every one, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
+
+    /// As metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Borrowed => "borrowed",
+            Self::GivenBack => "given_back",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl LeasedHits {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.leased_hits(self);
+    }
+}
+
+/// A message about a lease was sent to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseCalled;
+
+impl LeaseCalled {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.lease_called();
     }
 }
 

@@ -23,13 +23,13 @@ fn engine_of(descriptors: &str, shadow: bool, most: usize) -> Engine {
     engine
 }
 
-fn publish(engine: &Engine, descriptors: &str) {
+pub(super) fn publish(engine: &Engine, descriptors: &str) {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
 }
 
-fn engine(descriptors: &str) -> Engine {
+pub(super) fn engine(descriptors: &str) -> Engine {
     engine_of(descriptors, false, 100)
 }
 
@@ -38,12 +38,12 @@ fn descriptor<'a>(entries: &[(&'a str, &'a str)], hits: u64) -> Descriptor<'a> {
     Descriptor { entries, cost: Cost::Charge(Hits(hits)), limit: None }
 }
 
-fn question<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
+pub(super) fn question<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
     let descriptors = entries.iter().map(|&entry| descriptor(&[entry], 1)).collect();
     Question { domain: "d", descriptors }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 

@@ -25,3 +25,4 @@ mod limiter;
 mod model;
 mod policy;
 mod register;
+mod seen;

@@ -3,12 +3,14 @@
 //! Nothing here looks inside: what is held is what the client sees, and that the process ends as it should.
 
 mod auth_request;
+mod compose;
 mod envoy;
 mod ext_authz;
 mod in_flight;
 mod in_nginx;
 mod leaving;
 mod nginx;
+mod rollout;
 mod upstream;
 mod visits;
 

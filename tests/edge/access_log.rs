@@ -26,16 +26,16 @@ use super::{ceiling_of, empty_engine};
 
 const ID: &str = "0123456789abcdef";
 
-fn millis(ms: i32) -> Option<Duration> {
-    Some(Duration { seconds: 1, nanos: ms * 1_000_000 })
+fn millis(ms: i32) -> Duration {
+    Duration { seconds: 1, nanos: ms * 1_000_000 }
 }
 
 /// An entry of a request that the upstream answered with `code` within 5 ms.
 fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
     let common_properties = Some(AccessLogCommon {
         access_log_type: kind.into(),
-        time_to_first_upstream_tx_byte: millis(2),
-        time_to_last_upstream_rx_byte: millis(7),
+        time_to_first_upstream_tx_byte: Some(millis(2)),
+        time_to_last_upstream_rx_byte: Some(millis(7)),
         response_flags: Some(ResponseFlags::default()),
         ..AccessLogCommon::default()
     });
@@ -80,7 +80,8 @@ fn what_the_upstream_did_not_answer_tells_nothing_of_it() {
         Outcome::Ignored
     );
     assert_eq!(flagged(200, |flags| flags.downstream_remote_reset = true), Outcome::Ignored);
-    let backwards = |common: &mut AccessLogCommon| common.time_to_last_upstream_rx_byte = millis(1);
+    let backwards =
+        |common: &mut AccessLogCommon| common.time_to_last_upstream_rx_byte = Some(millis(1));
     assert_eq!(ended(200, backwards), (Outcome::Ignored, None));
     let negative = |common: &mut AccessLogCommon| {
         common.time_to_last_upstream_rx_byte = Some(Duration { seconds: -1, nanos: 0 });

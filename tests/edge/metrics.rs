@@ -12,7 +12,7 @@ use sluicegate::telemetry::event::{
     Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol,
     StoreFull,
 };
-use sluicegate::telemetry::metrics::{Gauges, Metrics};
+use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
@@ -191,7 +191,7 @@ fn threads_that_count_at_once_lose_nothing() {
 
 #[tokio::test]
 async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
-    let router = router(Arc::new(Gauges::default));
+    let router = router("/metrics", Arc::new(|| page(&Metrics::new())));
     let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
     let Ok(reply) = router.clone().call(get("/metrics")).await;
     assert_eq!(reply.status(), 200);
@@ -201,4 +201,37 @@ async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
     assert!(!samples(str::from_utf8(&body).unwrap()).is_empty());
     let Ok(reply) = router.clone().call(get("/debug/vars")).await;
     assert_eq!(reply.status(), 404);
+}
+
+#[test]
+fn a_hundred_ceilings_have_series_of_their_own_and_the_rest_are_one() {
+    let ceiling = |number: u64| Ceiling {
+        path: format!("d.k{number:03}").into(),
+        in_flight: number,
+        waiting: 1,
+        limit: 1_000,
+        rtt: Some(Nanos(4_000_000)),
+        min_rtt: Some(Nanos(1_000_000)),
+        gradient: Some(250_000),
+    };
+    let gauges = Gauges { in_use: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
+    let samples = samples(&Metrics::new().page(gauges).to_string());
+    let of = |name: &str, ceiling: &str| {
+        samples.get(&format!("sluicegate_ceiling_{name}{{ceiling=\"{ceiling}\"}}")).copied()
+    };
+    assert_eq!(of("requests_in_flight", "d.k099"), Some(99.0));
+    assert_eq!(of("requests_in_flight", "d.k100"), None);
+    assert_eq!(of("requests_in_flight", "other"), Some((100..150).sum::<u32>().into()));
+    assert_eq!(
+        (of("requests_queued", "other"), of("limit", "other")),
+        (Some(50.0), Some(50_000.0))
+    );
+    assert_eq!(
+        (of("rtt_seconds", "d.k007"), of("min_rtt_seconds", "d.k007")),
+        (Some(0.004), Some(0.001))
+    );
+    assert_eq!((of("gradient", "d.k007"), of("gradient", "other")), (Some(0.25), None));
+    let odd = Ceiling { path: "d.\"\\\n".into(), ..Ceiling::default() };
+    let page = Metrics::new().page(Gauges { in_use: vec![odd], ..Gauges::default() }).to_string();
+    assert!(page.contains(r#"{ceiling="d.\"\\\n"} 0"#), "{page}");
 }

@@ -12,6 +12,8 @@ mod http;
 mod json;
 mod metadata;
 mod metrics;
+mod permits;
+mod permits_code;
 mod reflection;
 mod syslog;
 
@@ -108,6 +110,19 @@ fn engine(config: Config) -> Arc<Engine> {
 fn ceiling_of(words: &str) -> Arc<Engine> {
     let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{{words}}}\n");
     engine(sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0)
+}
+
+/// What a request of `k` with this value holds.
+async fn hold(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
+    let entries = [("k", value)].into_iter().collect();
+    let cost = sluicegate::kernel::decision::Cost::Charge(Hits(1));
+    let descriptor = sluicegate::kernel::decision::Descriptor { entries, cost, limit: None };
+    let descriptors = [descriptor].into_iter().collect();
+    let asked = sluicegate::kernel::decision::Question { domain: "d", descriptors };
+    match engine.admit(&asked, None).await.unwrap() {
+        sluicegate::engine::Admitted::Decided(_, permits) => permits,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Domain `d`: `k` has two hits a minute and is named `lim`, `u` is unlimited.

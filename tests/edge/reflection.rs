@@ -91,7 +91,13 @@ async fn the_services_can_be_listed() {
     names.sort();
     assert_eq!(
         names,
-        [AUTHORIZATION, SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]
+        [
+            AUTHORIZATION,
+            SERVICE,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
+            "sluicegate.v1.Permits"
+        ]
     );
 }
 

@@ -8,6 +8,7 @@ mod doctor;
 mod exact;
 mod faults;
 mod fleet;
+mod holds;
 mod inspect;
 mod leases;
 mod load;

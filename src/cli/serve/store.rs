@@ -162,5 +162,6 @@ fn tls(settings: &Settings) -> redis::Tls {
             _ => None,
         },
         server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
+        any_name: settings.backend_tls_any_name,
     }
 }

@@ -26,6 +26,8 @@ use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::kernel::decision::Cause;
+use crate::telemetry::event::Protocol;
+use crate::telemetry::trace;
 
 use nginx::hold::Holds;
 pub use serve::serve;
@@ -72,18 +74,25 @@ pub fn router(ask: Ask) -> Router {
 }
 
 async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
-    json::answer(&ask, request.into_body()).await
+    let span = question(Protocol::Json, request.headers());
+    span.around(json::answer(&ask, request.into_body())).await
 }
 
 async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
-    nginx::answer(&ask, &headers).await
+    question(Protocol::Nginx, &headers).around(nginx::answer(&ask, &headers)).await
+}
+
+fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
+    trace::question(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
 /// As the reference answers: the state and nothing else.
 async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
     match ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
-        Ready::NoConfig | Ready::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
     }
 }
 
@@ -91,7 +100,7 @@ async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
     let ready = ask.health.ready();
     let status = match ready {
         Ready::Yes => StatusCode::OK,
-        Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Ask, Load};
+use super::{Ask, Load, Look};
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
@@ -25,6 +25,8 @@ struct State {
     limiter: Limiter,
     /// By which the limiter works.
     rules: Rules,
+    /// The latency of those that succeeded, smoothed: each counts for an eighth.
+    rtt: Option<Nanos>,
     waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
     /// Dropped from the map: whoever still finds it must look again.
     retired: bool,
@@ -49,7 +51,7 @@ impl Bucket {
     pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
         let (rules, waiters) = (*rules, HashMap::new());
-        Self(Mutex::new(State { limiter, rules, waiters, retired: false }))
+        Self(Mutex::new(State { limiter, rules, rtt: None, waiters, retired: false }))
     }
 
     /// `None` where this bucket is no longer the one of its name.
@@ -74,7 +76,9 @@ impl Bucket {
     /// Steps, and gives what is left for the caller to do.
     pub(super) fn step(&self, clock: &Clock, event: Event) -> Effects {
         let mut state = self.0.lock();
-        state.step(clock.now(), event)
+        let now = clock.now();
+        state.time(now, event);
+        state.step(now, event)
     }
 
     pub(super) fn reload(&self, clock: &Clock, rules: &Rules) {
@@ -101,9 +105,20 @@ impl Bucket {
     }
 
     pub(super) fn load(&self) -> Load {
-        let limiter = &self.0.lock().limiter;
+        self.look().load
+    }
+
+    pub(super) fn look(&self) -> Look {
+        let state = self.0.lock();
+        let (limiter, rtt) = (&state.limiter, state.rtt);
         let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting());
-        Load { in_flight, waiting, limit: limiter.limit() }
+        let load = Load { in_flight, waiting, limit: limiter.limit() };
+        Look { load, rtt, min_rtt: limiter.policy().ideal() }
+    }
+
+    /// When each permit that is out was admitted.
+    pub(super) fn admitted(&self) -> Vec<Nanos> {
+        self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
 
     fn wait(self: &Arc<Self>, state: &mut State, clock: &Arc<Clock>, ticket: Ticket) -> Waiting {
@@ -119,6 +134,16 @@ impl State {
             self.rules = *rules;
             self.step(now, Event::Reload(*rules));
         }
+    }
+
+    /// Takes the latency of one that leaves, before it has left.
+    fn time(&mut self, now: Nanos, event: Event) {
+        let Event::Leave { permit, outcome: Outcome::Success, rtt } = event else { return };
+        let Some(since) = self.limiter.since(permit) else { return };
+        let (new, old) = (rtt.unwrap_or(now.since(since)), self.rtt);
+        let smoothed =
+            |old: Nanos| Nanos(old.0.saturating_sub(old.0 / 8).saturating_add(new.0 / 8));
+        self.rtt = Some(old.map_or(new, smoothed));
     }
 
     /// Steps, wakes and turns away; the effects that are for the caller are left, in order.

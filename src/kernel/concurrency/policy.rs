@@ -122,6 +122,16 @@ impl Policy {
         self.estimate.floor()
     }
 
+    /// The latency without a queue (minRTT), as far as the policy knows one.
+    #[must_use]
+    pub fn ideal(&self) -> Option<Nanos> {
+        match &self.learnt {
+            Learnt::Static | Learnt::Aimd(_) => None,
+            Learnt::Gradient(gradient) => gradient.ideal(),
+            Learnt::Gradient2(gradient2) => gradient2.ideal(),
+        }
+    }
+
     /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy
     /// thinks: use is judged against the smaller of both.
     pub fn step(&mut self, sample: &Sample, share: u32) {

@@ -1,10 +1,12 @@
 //! `/explain`: the explanation of [`crate::config::explain`], asked by a query.
 //!
-//! Guarantees: no counter is looked at or moved.
+//! Guarantees: no counter is looked at or moved; of a ceiling it is told who is in flight.
 //! Leaves out: what the counters hold, so whether it would pass now.
 
-use crate::config::explain::Explanation;
+use crate::config::explain::{Explanation, Now};
 use crate::config::{self, Config};
+use crate::engine::Engine;
+use crate::engine::admit::Look;
 use crate::kernel::units::{Hits, Nanos};
 
 /// What `/explain` is asked.
@@ -62,6 +64,25 @@ pub fn explain(config: &Config, asked: &Explain, now: Nanos) -> Explanation {
     let descriptors: Vec<Vec<(&str, &str)>> =
         asked.descriptors.iter().map(|entries| borrowed(entries)).collect();
     config::explain::explain(config, &asked.domain, &descriptors, Hits(asked.hits), now)
+}
+
+/// Adds who is in flight under each ceiling.
+pub(super) fn look(explained: &mut Explanation, asked: &Explain, engine: &Engine) {
+    for (one, entries) in explained.descriptors.iter_mut().zip(&asked.descriptors) {
+        if let Some(under) = &mut one.ceiling {
+            under.now = engine.look(&asked.domain, &borrowed(entries)).map(now);
+        }
+    }
+}
+
+fn now(look: Look) -> Now {
+    Now {
+        in_flight: look.load.in_flight.into(),
+        waiting: u64::try_from(look.load.waiting).unwrap_or(u64::MAX),
+        limit: look.load.limit.into(),
+        rtt: look.rtt.map(|time| time.to_string()),
+        min_rtt: look.min_rtt.map(|time| time.to_string()),
+    }
 }
 
 fn borrowed(entries: &[(String, String)]) -> Vec<(&str, &str)> {

@@ -85,7 +85,7 @@ async fn decide(
 ) -> Result<Admitted, Unanswered> {
     let request = original.asked(&ask.hooks, headers)?;
     let question = convert::question(&request, &ask.reporting)?;
-    Ok(ask.engine.admit_for_a_time(&question, None).await?)
+    Ok(ask.engine.admit_with_deadline(&question, None).await?)
 }
 
 /// A request's place; dropped with the connection, which is how the request ends.

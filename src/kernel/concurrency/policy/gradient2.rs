@@ -15,6 +15,7 @@
 use super::level::{Level, Ratio};
 use super::min_rtt::MinRtt;
 use super::{Outcome, Sample, was_used};
+use crate::kernel::units::Nanos;
 
 /// Samples over which the minimum is taken.
 const WINDOW: u16 = 100;
@@ -39,6 +40,11 @@ impl Default for Gradient2 {
 }
 
 impl Gradient2 {
+    /// The smallest latency of the window.
+    pub(super) fn ideal(&self) -> Option<Nanos> {
+        self.min_rtt.get()
+    }
+
     pub(super) fn step(&mut self, estimate: Level, sample: &Sample) -> Level {
         let gradient = self.gradient(sample);
         if sample.outcome != Outcome::Dropped && !was_used(sample, estimate, u32::MAX) {

@@ -1,0 +1,51 @@
+//! A program that is not behind a proxy: it asks before a piece of work and tells when it has ended.
+//!
+//! `sluicegate serve --limits config/ceilings`, then `cargo run --example permits`.
+#![allow(clippy::print_stdout)]
+
+use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;
+use sluicegate::edge::grpc::permits::api::hold_request::Ask;
+use sluicegate::edge::grpc::permits::api::hold_response::Answer;
+use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::{
+    AcquireRequest, Descriptor, Entry, HoldRequest, Outcome, ReleaseRequest,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let channel = Endpoint::from_static("http://127.0.0.1:8081").connect().await?;
+    let (ask, asked) = mpsc::channel(16);
+    let stream = PermitsClient::new(channel).hold(ReceiverStream::new(asked)).await?;
+    let mut answers = stream.into_inner();
+
+    // A real id is a random one: whoever knows it can release it.
+    let id = "example-0123456789".to_owned();
+    let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
+    let descriptors = vec![Descriptor { entries, hits: None }];
+    let (domain, max_wait_us) = ("edge".into(), Some(500_000));
+    let acquire = AcquireRequest { id: id.clone(), domain, descriptors, max_wait_us };
+    ask.send(HoldRequest { ask: Some(Ask::Acquire(acquire)) }).await?;
+
+    while let Some(answer) = answers.message().await? {
+        match answer.answer {
+            Some(Answer::Acquire(answer)) if answer.verdict() == Verdict::Admit => {
+                println!("admitted; the work is done here");
+                let outcome = Outcome::Success.into();
+                let release = ReleaseRequest { id: id.clone(), outcome, rtt_us: None };
+                ask.send(HoldRequest { ask: Some(Ask::Release(release)) }).await?;
+            }
+            Some(Answer::Acquire(answer)) => {
+                println!("turned away: {}; again in {:?} us", answer.reason, answer.retry_after_us);
+                break;
+            }
+            other => {
+                println!("{other:?}");
+                break;
+            }
+        }
+    }
+    Ok(())
+}

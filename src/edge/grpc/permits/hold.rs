@@ -1,0 +1,172 @@
+//! One stream of a program's questions: what is taken on it is given back at its end.
+//!
+//! Guarantees: an acquire that waits keeps no later question waiting; every question is answered once; a release ends a
+//! wait; whatever ends the stream, or this process, gives back all that is held.
+//! Leaves out: order among the answers.
+
+use std::collections::HashMap;
+
+use futures_util::StreamExt as _;
+use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::api::hold_request::Ask;
+use super::api::hold_response::Answer as Said;
+use super::api::{
+    AcquireRequest, Error, HoldRequest, HoldResponse, ReleaseRequest, ReleaseResponse,
+    RenewResponse,
+};
+use super::{Places, count, ended, question, refusal, shorter, shown};
+use crate::edge::grpc::convert;
+use crate::edge::hook::Unanswered;
+use crate::engine::{Admitted, Permits, check_id};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+
+/// Ids of one stream that may wait or hold at once.
+pub const MOST: usize = 10_000;
+
+type Replies = mpsc::Sender<Result<HoldResponse, Status>>;
+
+/// An acquire that has ended, or was given up.
+type Acquired = (String, Result<Result<Admitted, Unanswered>, Aborted>);
+
+/// Where an id of the stream stands.
+enum Place {
+    Waits(AbortHandle),
+    Holds(Permits),
+}
+
+/// What is taken, and waited for, on one stream.
+struct Stream<'s> {
+    service: &'s Places,
+    places: HashMap<String, Place>,
+    asking: FuturesUnordered<BoxFuture<'s, Acquired>>,
+}
+
+/// One stream, from its first question to its end.
+pub(super) async fn run(service: &Places, mut messages: Streaming<HoldRequest>, replies: &Replies) {
+    let mut leaving = service.leaving.clone();
+    let mut stream = Stream { service, places: HashMap::new(), asking: FuturesUnordered::new() };
+    loop {
+        let reply = tokio::select! {
+            _ = leaving.wait_for(|leaving| *leaving) => return,
+            Some(acquired) = stream.asking.next() => Some(stream.settle(acquired)),
+            message = messages.message() => match message {
+                Ok(Some(HoldRequest { ask })) => stream.take(ask),
+                Ok(None) | Err(_) => return,
+            },
+        };
+        if let Some(reply) = reply
+            && replies.send(Ok(reply)).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+impl Stream<'_> {
+    /// The answer to `ask`, unless it comes later.
+    fn take(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
+        let (id, said) = match ask {
+            None => {
+                let message = "neither an acquire, a release nor a renewal";
+                (String::new(), Err(Status::invalid_argument(message)))
+            }
+            Some(Ask::Acquire(asked)) => match self.begin(&asked) {
+                Ok(()) => return None,
+                Err(why) => (asked.id, Err(why)),
+            },
+            Some(Ask::Release(asked)) => {
+                let said = self.release(&asked).map(Said::Release);
+                (asked.id, said)
+            }
+            Some(Ask::Renew(asked)) => {
+                let held = match self.places.get(&asked.id) {
+                    Some(Place::Holds(permits)) => permits.renew(),
+                    Some(Place::Waits(_)) | None => false,
+                };
+                (asked.id, Ok(Said::Renew(RenewResponse { held })))
+            }
+        };
+        Some(reply(id, said))
+    }
+
+    fn begin(&mut self, asked: &AcquireRequest) -> Result<(), Status> {
+        check_id(&asked.id).map_err(Status::invalid_argument)?;
+        if self.places.contains_key(&asked.id) {
+            return Err(Status::already_exists("this id waits or holds permits on this stream"));
+        }
+        if MOST <= self.places.len() {
+            let message = format!("{MOST} ids wait or hold permits on this stream: no more may");
+            return Err(Status::resource_exhausted(message));
+        }
+        let (acquire, handle) = abortable(acquire(self.service, asked.clone()));
+        let id = asked.id.clone();
+        self.places.insert(id.clone(), Place::Waits(handle));
+        self.asking.push(async move { (id, acquire.await) }.boxed());
+        Ok(())
+    }
+
+    /// An acquire has its answer.
+    fn settle(&mut self, (id, acquired): Acquired) -> HoldResponse {
+        let Ok(admitted) = acquired else {
+            // Its id is taken out already, and may have been asked with again.
+            return reply(id, Err(Status::cancelled("released while it waited")));
+        };
+        count(&admitted);
+        self.places.remove(&id);
+        let said = match admitted {
+            Err(why) => Err(refusal(&why)),
+            Ok(admitted) => {
+                let held = held(&admitted);
+                let shown = shown(&admitted, held);
+                if let Admitted::Decided(_, permits) = admitted
+                    && !permits.is_empty()
+                {
+                    self.places.insert(id.clone(), Place::Holds(permits));
+                }
+                Ok(Said::Acquire(shown))
+            }
+        };
+        reply(id, said)
+    }
+
+    fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
+        let (outcome, rtt) = ended(asked)?;
+        Asked { protocol: Protocol::Permits, outcome: Counted::Admit }.emit();
+        let held = match self.places.remove(&asked.id) {
+            Some(Place::Holds(permits)) => permits.finish(outcome, rtt),
+            Some(Place::Waits(handle)) => {
+                handle.abort();
+                false
+            }
+            None => false,
+        };
+        Ok(ReleaseResponse { held })
+    }
+}
+
+async fn acquire(service: &Places, asked: AcquireRequest) -> Result<Admitted, Unanswered> {
+    let wait = shorter(None, asked.max_wait_us);
+    let request = question(asked);
+    let question = convert::question(&request, &service.reporting)?;
+    Ok(service.engine.admit_with_deadline(&question, wait).await?)
+}
+
+fn held(admitted: &Admitted) -> Option<Nanos> {
+    match admitted {
+        Admitted::Decided(_, permits) => permits.longest_keep(),
+        Admitted::Rejected(_) => None,
+    }
+}
+
+fn reply(id: String, said: Result<Said, Status>) -> HoldResponse {
+    let refused = |status: Status| {
+        let code = u32::try_from(i32::from(status.code())).unwrap_or_default();
+        Said::Error(Error { code, message: status.message().to_owned() })
+    };
+    HoldResponse { id, answer: Some(said.unwrap_or_else(refused)) }
+}
