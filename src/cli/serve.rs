@@ -115,9 +115,6 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let tls = tls_of(settings)?;
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
-    let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
-    let jitter = std::hash::RandomState::new().hash_one(0_u8);
-    let engine = engine.with_buckets(most, jitter);
     let engine = match stats::of(settings) {
         Some(stats) => engine.with_stats(stats),
         None => engine,
@@ -155,6 +152,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
+        let speaking = Arc::clone(&engine);
+        parts.lasting(async move { speaking.speak_on().await });
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
         if let Some(leases) = engine.leases().cloned() {

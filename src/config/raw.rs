@@ -205,9 +205,14 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Infers the ceiling from latency.
     pub adaptive: Option<Adaptive>,
-    /// Over which replicas the ceiling is held: `local`, each its own.
+    /// Over which replicas the ceiling is held: `leased`, one for all that share a store, the default
+    /// where there is one; `local`, each its own.
     #[schemars(schema_with = "schema::ceiling_mode")]
     pub mode: Option<Spanned<String>>,
+    /// What one without a share may have in flight while the store does not answer: `deny`, nothing;
+    /// `local`, its last fair part; `allow`, what it holds to be right alone.
+    #[schemars(schema_with = "schema::ceiling_failure")]
+    pub on_backend_failure: Option<Spanned<String>>,
     /// Who may wait for a place; nobody without it.
     pub queue: Option<Queue>,
     /// How long a place is kept where its release may never come; 60s where it is absent.

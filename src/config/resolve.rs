@@ -323,9 +323,19 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.line(self.origins[node.index()].key);
         let read = ceiling::Block { file, raw: concurrency, findings: self.findings }.read();
-        if let Some((rules, max_duration, reject)) = read {
+        if let Some(said) = read {
+            let ceiling::Said { rules, mode, on_backend_failure, max_duration, reject } = said;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let ceiling = Ceiling { rules, max_duration, reject, shadow, path, place };
+            let ceiling = Ceiling {
+                rules,
+                mode,
+                on_backend_failure,
+                max_duration,
+                reject,
+                shadow,
+                path,
+                place,
+            };
             self.builder.cover(node, ceiling);
         }
     }

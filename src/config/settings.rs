@@ -220,6 +220,10 @@ settings! {
     node_id: String = String::new(), "text";
     /// Fewest replicas by which `on_backend_failure: local` divides a limit, however few are seen.
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
+    /// How often a replica tells Redis of the ceilings that it shares with others.
+    fleet_heartbeat: Nanos = Nanos::SECOND, "duration";
+    /// How long a share of a ceiling is good without an answer from Redis.
+    fleet_term: Nanos = Nanos::from_secs(5), "duration";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
     /// What the reference's keys begin with (its `CACHE_KEY_PREFIX`).

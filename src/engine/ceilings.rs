@@ -11,13 +11,15 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held, Load, Look};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
 use crate::config::concurrency::{Ceiling, Reject};
 use crate::config::tree::Covered;
 use crate::kernel::concurrency::Outcome;
+use crate::kernel::concurrency::limiter::Rules;
+use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::decision::{Cost, Question, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
@@ -186,13 +188,22 @@ impl Engine {
 
     /// Puts the ceilings of `config` in force for those who wait already.
     pub(super) fn reload_ceilings(&self, config: &Config) {
-        self.ceilings.reload_all(|name| ceiling_of(config, name).map(|ceiling| ceiling.rules));
+        self.ceilings.reload_all(|name| {
+            let ceiling = ceiling_of(config, name)?;
+            let shared = self.shared(ceiling).is_some();
+            Some((rules(ceiling, shared), shared))
+        });
     }
 
     /// Who is in flight.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
         &self.ceilings
+    }
+
+    /// What `ceiling` is to the fleet, if this is one and it is shared.
+    fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
+        self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
     }
 
     /// A permit; none, and no wait, where one that is turned away passes all the same.
@@ -209,9 +220,11 @@ impl Engine {
             Some(end) => end.since(self.clock().now()),
             None => Nanos(u64::MAX),
         };
-        let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
+        let shared = self.shared(ceiling);
+        let rules = rules(ceiling, shared.is_some());
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, rules, keep, patience };
+        let ask = Ask { bucket, rules, keep, patience, shared };
         let denied = match self.ceilings.acquire(ask).await {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),
@@ -260,6 +273,12 @@ fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
     let (domain, entries) = CounterKey::read_ceiling(name)?;
     let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
     Some(covered.ceiling)
+}
+
+/// By what one replica works. `min` is the whole fleet's, and one of many may need less.
+fn rules(ceiling: &Ceiling, shared: bool) -> Rules {
+    let own = |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
+    Rules { adaptive: ceiling.rules.adaptive.map(own), ..ceiling.rules }
 }
 
 const fn reason(denied: Denied) -> Reason {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::admit::Admission;
+use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
 use super::ids::{BOUNDS, Ids};
@@ -122,6 +123,22 @@ impl Engine {
         self.stats.as_ref()
     }
 
+    /// The same engine in a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { ceilings: self.ceilings.with_fleet(fleet), ..self }
+    }
+
+    /// Speaks for the shared ceilings, for ever.
+    pub async fn speak_on(&self) {
+        self.ceilings.speak_on(self.backend()).await;
+    }
+
+    /// Says of them what is due now, and hears the answers.
+    pub async fn speak_once(&self) {
+        self.ceilings.speak_once(self.backend()).await;
+    }
+
     /// The fleet, where the backend is one that replicas share.
     #[must_use]
     pub fn membership(&self) -> Option<&Membership> {
@@ -145,11 +162,12 @@ impl Engine {
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those
     /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        let before = self.config.swap(Some(Arc::clone(&config)));
+        let before = self.config.swap(Some(config));
+        let Some(now) = self.config() else { return };
         if let Some(leases) = &self.leases {
-            leases.follow(before.as_deref(), &config);
+            leases.follow(before.as_deref(), &now);
         }
-        self.reload_ceilings(&config);
+        self.reload_ceilings(&now);
     }
 
     /// The configuration in force.

@@ -2,6 +2,7 @@
 //! is slow, gone, or not what it was.
 
 mod batch;
+mod ceilings;
 mod cluster;
 mod degrade;
 mod doctor;

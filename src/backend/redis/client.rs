@@ -158,7 +158,7 @@ async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login
             }
             Err(error) if error.details() != said => {
                 tracing::warn!(%at, error = %in_words(&error), "redis does not take the new password");
-                said = error.details().to_owned();
+                error.details().clone_into(&mut said);
             }
             Err(_) => {}
         }

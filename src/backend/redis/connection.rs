@@ -43,10 +43,10 @@ pub(super) struct Live {
     borrow_digest: String,
     /// What Redis calls [`HEARTBEAT`].
     heartbeat_digest: String,
-    /// What the process calls this run of it; empty where it does not say.
-    run_id: String,
     /// What Redis calls [`HOLD`].
     hold_digest: String,
+    /// What the process calls this run of it; empty where it does not say.
+    run_id: String,
     cluster: Option<Weak<Cluster>>,
 }
 

@@ -151,7 +151,9 @@ impl Redis {
         let (tried, rest): (Vec<usize>, Vec<usize>) =
             all.iter().partition(|&&at| can_be_held(list, at));
         let mut holding = Holding::default();
-        tried.iter().for_each(|&at| holding.add(&self.holder, at, &list[at]));
+        for &at in &tried {
+            holding.add(&self.holder, at, &list[at]);
+        }
         let mut outcomes = failed(charges, Cause::Late);
         let rest: Picked = rest.into_iter().map(|at| (at, list[at].clone())).collect();
         let asked = self.ask_some(rest, Rule::Ask, patience);
@@ -162,9 +164,9 @@ impl Redis {
             holding.give_back(patience, &mut outcomes).await;
             return outcomes;
         }
-        let charged = self.ask_some(second, Rule::Each, patience);
-        let (charged, ()) = join(charged, holding.keep(patience, &mut outcomes)).await;
-        put(charged, &mut outcomes);
+        let rest = self.ask_some(second, Rule::Each, patience);
+        let (rest, ()) = join(rest, holding.keep(patience, &mut outcomes)).await;
+        put(rest, &mut outcomes);
         outcomes
     }
 
@@ -200,9 +202,8 @@ impl Redis {
         message: &Message,
         call: lending::Packed,
     ) -> Lent {
-        let answered = timeout(self.deadline, live.borrow(call.keys, call.args));
-        let answered = answered.await.unwrap_or(Err(Cause::Late));
-        self.route.saw(slot, answered.as_ref().err().copied());
+        let borrowed = live.borrow(call.keys, call.args);
+        let answered = self.within(self.deadline, slot, borrowed).await;
         let lent = answered.and_then(|reply| {
             lending::read(message, &reply).map_err(|refused| not_understood(&refused))
         });
@@ -212,7 +213,7 @@ impl Redis {
     /// Sends a round, once, and waits for the answer until the deadline.
     async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let reply = self.within(slot, live.heartbeat(call.keys, call.args)).await?;
+        let reply = self.within(self.deadline, slot, live.heartbeat(call.keys, call.args)).await?;
         heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 

@@ -70,7 +70,7 @@ impl Watchers {
         let mut asked = JoinSet::new();
         for watcher in self.known.lock().iter().map(Arc::clone) {
             let (options, sentinels) = (Arc::clone(&self.options), Arc::clone(&self.sentinels));
-            asked.spawn(async move { ask(&watcher, &options, &sentinels).await });
+            asked.spawn(Box::pin(async move { ask(&watcher, &options, &sentinels).await }));
         }
         let mut newest: Option<Said> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
@@ -139,7 +139,8 @@ async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Res
         let at = At::Tcp(address.clone());
         Opened::new(&at, sentinels.login(options.tls.as_ref())).await.map_err(of_it)?
     };
-    let said = say(&connection, address, &sentinels.primary).await.map_err(of_it)?;
+    let said = Box::pin(say(&connection, address, &sentinels.primary));
+    let said = said.await.map_err(of_it)?;
     // Put back only now: a connection whose answers were not awaited would answer the next one.
     *opened = Some(connection);
     Ok(said)

@@ -5,6 +5,7 @@
 
 use jiff::civil::Weekday;
 
+use crate::config::concurrency::{self, OnFailure};
 use crate::config::settings::nearest;
 use crate::config::{Charging, OnBackendFailure, Unit};
 use crate::kernel::concurrency::policy::Law;
@@ -57,9 +58,16 @@ pub(crate) const MODES: &Words<ModeWord> = &[
     ("leased", ModeWord::Leased),
 ];
 
-/// `mode` of a ceiling; false where this version cannot do it.
-pub(crate) const CEILING_MODES: &Words<bool> =
-    &[("local", true), ("leased", false), ("strict", false)];
+/// `mode` of a ceiling; nothing where this version cannot do it.
+pub(crate) const CEILING_MODES: &Words<Option<concurrency::Mode>> = &[
+    ("local", Some(concurrency::Mode::Local)),
+    ("leased", Some(concurrency::Mode::Leased)),
+    ("strict", None),
+];
+
+/// `on_backend_failure` of a ceiling.
+pub(crate) const CEILING_FAILURES: &Words<OnFailure> =
+    &[("deny", OnFailure::Deny), ("local", OnFailure::Local), ("allow", OnFailure::Allow)];
 
 /// `policy` of a ceiling.
 pub(crate) const POLICIES: &Words<Law> =

@@ -107,7 +107,9 @@ async fn show_config(State(admin): State<Admin>) -> Response {
 }
 
 async fn show_fleet(State(admin): State<Admin>) -> Response {
-    let shown = fleet(admin.engine.membership(), admin.engine.clock().now());
+    let clock = admin.engine.clock();
+    let shares = show::shares(admin.engine.ceilings().fleet(), clock);
+    let shown = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, shown.to_string()).into_response()
 }
 

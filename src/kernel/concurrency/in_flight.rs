@@ -96,12 +96,6 @@ impl InFlight {
         self.deadlines.first().map(|&(until, _)| until)
     }
 
-    /// When `permit` was admitted; `None` where it is not out.
-    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
-        let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
-        slot.held.filter(|_| slot.life == permit.life).map(|held| held.since)
-    }
-
     /// Those that are out, with when each was admitted, in the order of their slots.
     pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         (0..).zip(&self.slots).filter_map(|(slot, place)| {

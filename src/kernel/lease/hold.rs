@@ -163,7 +163,10 @@ impl Debt {
         let left = match tick.checked_sub(self.since) {
             Some(elapsed) => self.owed.saturating_sub(earned(elapsed)),
             // The clock stepped back.
-            None => self.owed.saturating_add(earned(self.since - tick)).min(limit.capacity()),
+            None => self
+                .owed
+                .saturating_add(earned(self.since.saturating_sub(tick)))
+                .min(limit.capacity()),
         };
         self.held.min(left).saturating_sub(left.saturating_sub(owed))
     }
@@ -180,7 +183,7 @@ impl Debt {
     /// What of the cost of these hits can be given back.
     fn give_back(&mut self, hits: Hits) -> u64 {
         let back = self.cost(hits).min(self.held);
-        (self.owed, self.held) = (self.owed.saturating_sub(back), self.held - back);
+        (self.owed, self.held) = (self.owed.saturating_sub(back), self.held.saturating_sub(back));
         back
     }
 

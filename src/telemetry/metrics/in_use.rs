@@ -60,8 +60,11 @@ pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::R
     write_latencies(page, own)
 }
 
+/// A latency of a ceiling, if it is known.
+type Latency = fn(&Ceiling) -> Option<Nanos>;
+
 fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&Ceiling]) -> fmt::Result {
-    let times: [(&str, &str, fn(&Ceiling) -> Option<Nanos>); 2] = [
+    let times: [(&str, &str, Latency); 2] = [
         ("sluicegate_ceiling_rtt_seconds", "Latency of successes, smoothed", |c| c.rtt),
         ("sluicegate_ceiling_min_rtt_seconds", "Latency without a queue", |c| c.min_rtt),
     ];
