@@ -150,19 +150,6 @@ impl Service {
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
     }
 
-    /// Sends SIGKILL and returns at once.
-    pub fn kill(&self) {
-        let sent = Command::new("kill").arg("-KILL").arg(self.process.id().to_string()).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIGKILL");
-    }
-
-    /// Sends a signal by its name: `STOP`, `CONT`, `KILL`.
-    pub fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
-    }
-
     /// Waits for the process to end by itself.
     ///
     /// # Errors

@@ -167,6 +167,7 @@ impl Engine {
         if let Some(leases) = &self.leases {
             leases.follow(before.as_deref(), &now);
         }
+        // After it is in force: a question that still comes by the old one would put that back.
         self.reload_ceilings(&now);
     }
 

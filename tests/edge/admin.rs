@@ -208,7 +208,8 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     clock.advance(Nanos(7_000_000));
     let _second = super::hold(&engine, "second").await;
     let loads = Arc::new(Loads::default);
-    let router = router(Admin { token: None, engine: Arc::clone(&engine), loads });
+    let router =
+        router(Admin { token: None, debug_pages: true, engine: Arc::clone(&engine), loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()

@@ -109,7 +109,7 @@ fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_ter
             keys => Err(keys.to_string()),
         };
         until("all is held in the first store", held).unwrap();
-        first.kill();
+        first.signal("KILL");
     });
     let died = now();
     two.proxy.pass();
@@ -142,7 +142,7 @@ async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() 
     let question = ask(&stores, now, &asked);
     let held = async {
         while two.keys() == 0 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     };
     tokio::select! {
