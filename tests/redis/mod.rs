@@ -14,6 +14,7 @@ mod inspect;
 mod leased;
 mod leases;
 mod load;
+mod network;
 mod overshoot;
 mod owed;
 mod parts;

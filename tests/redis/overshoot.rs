@@ -137,7 +137,8 @@ impl Fleet {
             ["--backend", &self.store.url(), "--backend-deadline", "200ms", "--log-level", "error"];
         let flags = flags.map(str::to_owned);
         let service =
-            Service::start_under(self.limits.path(), &flags, &[(SHIFT, &wrong.to_string())]).unwrap();
+            Service::start_under(self.limits.path(), &flags, &[(SHIFT, &wrong.to_string())])
+                .unwrap();
         wait_until_whole(&service);
         *self.addresses[at].write().unwrap() = Some(service.http);
         *self.services[at].lock().unwrap() = Some(service);
