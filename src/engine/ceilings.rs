@@ -56,9 +56,15 @@ pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
     /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now. False where nothing was held any longer: deadlines took it back.
-    #[expect(clippy::must_use_candidate, reason = "it acts; most who call it need not know")]
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+    /// from admission to now.
+    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
+        // What its deadline took back is given back already.
+        let _held = self.give_back(outcome, rtt);
+    }
+
+    /// The same; false where nothing was held any longer, because deadlines took it back.
+    #[must_use]
+    pub fn give_back(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 

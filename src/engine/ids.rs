@@ -133,7 +133,7 @@ impl Engine {
         })
         .emit();
         let Released::Held(permits) = released else { return false };
-        permits.finish(outcome, rtt)
+        permits.give_back(outcome, rtt)
     }
 
     /// For how long `id` holds permits without a renewal, if it holds any.

@@ -12,7 +12,7 @@ use crate::http1;
 use crate::waiting::until;
 
 /// A shipped configuration.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Shipped {
     Rls,
     ExtAuthz,
@@ -101,6 +101,13 @@ impl Envoy {
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Sends a signal: `STOP`, `TERM`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
     }
 
     /// What Envoy logged so far.

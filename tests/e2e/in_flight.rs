@@ -19,11 +19,11 @@ pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          [{"request_headers": {"header_name": "x-api-key", "descriptor_key": "api_key"}}]]}]"#;
 
 /// A client, Envoy, the service, and an upstream that answers by hand.
-struct Scene {
-    _limits: TempDir,
-    service: Service,
-    envoy: Envoy,
-    upstream: Visits,
+pub(super) struct Scene {
+    limits: TempDir,
+    pub(super) service: Service,
+    pub(super) envoy: Envoy,
+    pub(super) upstream: Visits,
 }
 
 impl Scene {
@@ -37,17 +37,37 @@ impl Scene {
     }
 
     /// With something changed in the shipped configuration.
-    fn changed(shipped: Shipped, descriptors: &str, change: impl FnOnce(&mut String)) -> Self {
+    pub(super) fn changed(
+        shipped: Shipped,
+        descriptors: &str,
+        change: impl FnOnce(&mut String),
+    ) -> Self {
+        Self::through(shipped, descriptors, change, |service| service)
+    }
+
+    /// With the service where `door` says that Envoy finds it.
+    pub(super) fn through(
+        shipped: Shipped,
+        descriptors: &str,
+        change: impl FnOnce(&mut String),
+        door: impl FnOnce(SocketAddr) -> SocketAddr,
+    ) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-        let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
-        let service = Service::start(limits.path(), &flags.map(str::to_owned)).unwrap();
+        let service = serve(&limits);
         let upstream = Visits::listen();
-        let mut text = configured(shipped, upstream.address, &[service.grpc], WhenDown::Allow);
+        let mut text =
+            configured(shipped, upstream.address, &[door(service.grpc)], WhenDown::Allow);
         change(&mut text);
         let envoy = Envoy::start_with(text, 1);
-        Self { _limits: limits, service, envoy, upstream }
+        Self { limits, service, envoy, upstream }
+    }
+
+    /// Kills the service, and starts another one.
+    pub(super) fn serve_anew(&mut self) {
+        self.service.kill();
+        self.service = serve(&self.limits);
     }
 
     /// The ceiling over everything says this.
@@ -66,13 +86,13 @@ impl Scene {
     }
 
     /// Sends a request whose answer is waited for elsewhere.
-    fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
+    pub(super) fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
         let ingress = self.envoy.ingress;
         std::thread::spawn(move || http1::get(ingress, "/", &[]))
     }
 
     /// Sends a request and keeps only the connection.
-    fn connect(&self) -> TcpStream {
+    pub(super) fn connect(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.envoy.ingress).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
@@ -83,13 +103,18 @@ impl Scene {
         http1::get(self.envoy.ingress, "/", &[]).unwrap()
     }
 
-    fn shows(&self, gauge: &str, value: u64) {
+    pub(super) fn shows(&self, gauge: &str, value: u64) {
         shows(self.service.metrics, gauge, value);
     }
 
-    fn holds(&self, in_flight: u64) {
+    pub(super) fn holds(&self, in_flight: u64) {
         self.shows("sluicegate_requests_in_flight", in_flight);
     }
+}
+
+fn serve(limits: &TempDir) -> Service {
+    let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
+    Service::start(limits.path(), &flags.map(str::to_owned)).unwrap()
 }
 
 pub(super) fn over_all(ceiling: &str) -> String {

@@ -3,7 +3,9 @@
 //! Nothing here looks inside: what is held is what the client sees, and that the process ends as it should.
 
 mod auth_request;
+mod chaos;
 mod compose;
+mod endings;
 mod envoy;
 mod ext_authz;
 mod in_flight;

@@ -74,6 +74,12 @@ impl Visit {
         });
     }
 
+    /// Agrees to a WebSocket, and says something on it.
+    pub fn switch(&mut self) {
+        let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket";
+        self.0.write_all(format!("{head}\r\n\r\nhello").as_bytes()).unwrap();
+    }
+
     /// The end of the body.
     pub fn end(mut self) {
         self.0.write_all(b"0\r\n\r\n").unwrap();

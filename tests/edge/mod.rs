@@ -121,7 +121,7 @@ async fn hold(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
     let asked = sluicegate::kernel::decision::Question { domain: "d", descriptors };
     match engine.admit(&asked, None).await.unwrap() {
         sluicegate::engine::Admitted::Decided(_, permits) => permits,
-        other => panic!("{other:?}"),
+        sluicegate::engine::Admitted::Rejected(rejection) => panic!("{rejection:?}"),
     }
 }
 

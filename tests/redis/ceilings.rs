@@ -160,12 +160,6 @@ impl Scene {
                 moment.pop_front();
             }
         }
-        if WATCHED * 9 / 10 < last {
-            println!("inside {moment:?}");
-            for service in self.fleet.iter().flatten() {
-                println!("{}", super::fleet::shown(service)["shares"]);
-            }
-        }
         last
     }
 

@@ -142,7 +142,7 @@ async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() 
     let question = ask(&stores, now, &asked);
     let held = async {
         while two.keys() == 0 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     };
     tokio::select! {

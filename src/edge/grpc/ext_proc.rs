@@ -206,10 +206,7 @@ impl Processor {
                 _ = leaving.wait_for(|leaving| *leaving) => return,
             };
             match message {
-                Ok(None) => {
-                    permits.finish(outcome, None);
-                    return;
-                }
+                Ok(None) => return permits.finish(outcome, None),
                 Err(_) => return,
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);

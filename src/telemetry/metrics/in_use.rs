@@ -38,6 +38,9 @@ pub struct Ceiling {
 /// A whole number of a ceiling.
 type Count = fn(&Ceiling) -> u64;
 
+/// A time of a ceiling, where it has one.
+type Time = fn(&Ceiling) -> Option<Nanos>;
+
 /// Writes the series of all.
 pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::Result {
     let mut sorted: Vec<_> = in_use.iter().collect();
@@ -60,11 +63,8 @@ pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::R
     write_latencies(page, own)
 }
 
-/// A latency of a ceiling, if it is known.
-type Latency = fn(&Ceiling) -> Option<Nanos>;
-
 fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&Ceiling]) -> fmt::Result {
-    let times: [(&str, &str, Latency); 2] = [
+    let times: [(&str, &str, Time); 2] = [
         ("sluicegate_ceiling_rtt_seconds", "Latency of successes, smoothed", |c| c.rtt),
         ("sluicegate_ceiling_min_rtt_seconds", "Latency without a queue", |c| c.min_rtt),
     ];

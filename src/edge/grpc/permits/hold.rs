@@ -138,7 +138,7 @@ impl Stream<'_> {
         let (outcome, rtt) = ended(asked)?;
         Asked { protocol: Protocol::Permits, outcome: Counted::Admit }.emit();
         let held = match self.places.remove(&asked.id) {
-            Some(Place::Holds(permits)) => permits.finish(outcome, rtt),
+            Some(Place::Holds(permits)) => permits.give_back(outcome, rtt),
             Some(Place::Waits(handle)) => {
                 handle.abort();
                 false
