@@ -18,7 +18,7 @@
 //! |---|---|
 //! | left = owed then − elapsed · N | 50 owed, of which 20 held; 40 ticks later: 10 |
 //! | held = min(held, left), less what is missing of `left` | min(20, 10) = 10 |
-//! | given back = min(hits · P, held) | 10, though 20 were held and others owe more by now |
+//! | given back = min(hits · P, held less what the other holds cost) | 10, though 20 were held and others owe more by now |
 
 use super::counter::{Counter, Mark, room};
 use crate::kernel::rate::Step;
@@ -133,7 +133,8 @@ impl Holds {
         match counter {
             Counter::Gcra(limit, state) => {
                 let hits = over.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
-                limit.forgive(state, now, self.debt.give_back(hits));
+                let others = self.open.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
+                limit.forgive(state, now, self.debt.give_back(hits, others));
             }
             _ => over.iter().for_each(|hold| counter.refund(now, hold.mark, hold.hits)),
         }
@@ -180,9 +181,9 @@ impl Debt {
         self.held = self.held.saturating_sub(self.cost(hits));
     }
 
-    /// What of the cost of these hits can be given back.
-    fn give_back(&mut self, hits: Hits) -> u64 {
-        let back = self.cost(hits).min(self.held);
+    /// What of the cost of these hits can be given back, where `others` are held and may yet be kept.
+    fn give_back(&mut self, hits: Hits, others: Hits) -> u64 {
+        let back = self.cost(hits).min(self.held.saturating_sub(self.cost(others)));
         (self.owed, self.held) = (self.owed.saturating_sub(back), self.held.saturating_sub(back));
         back
     }

@@ -3,11 +3,12 @@
 --
 -- KEYS[1]  the counter
 -- KEYS[2]  a hash in the counter's slot, little-endian, packed
---            'h' -> 52 bytes, once anything was held
+--            'h' -> 60 bytes, once anything was held
 --            double earliest    no hold's term is over before this microsecond
 --            double since       of a debt: a tick, and
 --            double owed_then   what was owed then, in hit-ticks, and
 --            double held        how much of it is surely held
+--            double waiting     hits of a debt that are held by all
 --            uint32 n, double p, uint32 b, uint32 t   under which limit; 0 for none
 --            the 16 bytes of a hold -> 20 bytes
 --            double until       the microsecond at which its term is over
@@ -30,22 +31,22 @@
 
 local KEEP, GIVE_BACK = 1, 2
 local REFUSED = 6
-local HEAD, OPEN = '<ddddI4dI4I4', '<ddI4'
+local HEAD, OPEN = '<dddddI4dI4I4', '<ddI4'
 local MOST_HOLDS = 4096
 
 local what, term, id_at = unpack('<Bd', ARGV[2])
 local id = string.sub(ARGV[2], id_at)
 
 local listed = try('HMGET', KEYS[2], 'h', id)
-if listed.err or listed[1] and #listed[1] ~= 52 or listed[2] and #listed[2] ~= 20 then
+if listed.err or listed[1] and #listed[1] ~= 60 or listed[2] and #listed[2] ~= 20 then
   return {NOT_UNDERSTOOD, 0, 0, 0}
 end
 local head, open = listed[1], listed[2]
-local earliest, since, owed_then, held, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0
-if head then earliest, since, owed_then, held, n, p, b, t = unpack(HEAD, head) end
+local earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
+if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
 
 local function pack_head()
-  return pack(HEAD, earliest, since, owed_then, held, n, p, b, t)
+  return pack(HEAD, earliest, since, owed_then, held, waiting, n, p, b, t)
 end
 
 if what == KEEP then -- Holds::keep
@@ -53,7 +54,7 @@ if what == KEEP then -- Holds::keep
   local _, _, hits = unpack(OPEN, open)
   call('HDEL', KEYS[2], id)
   if head and n ~= 0 then
-    held = held - hits * p
+    held, waiting = held - hits * p, waiting - hits
     if held < 0 then held = 0 end
     call('HSET', KEYS[2], 'h', pack_head())
   end
@@ -94,7 +95,9 @@ end
 -- Holds::undo, of a debt; and kernel/rate/gcra.rs, `forgive`.
 local function undo(hits)
   turn()
-  local back = min(hits * period, held)
+  waiting = waiting - hits
+  local back = min(hits * period, held - waiting * period)
+  if back < 0 then back = 0 end
   held, owed_then = held - back, owed_then - back
   local left = owed() - back
   if left <= 0 then
@@ -153,6 +156,7 @@ if strategy == 1 then turn() end
 code, remaining, retry, reset = step(CHARGE, its_hits)
 if strategy == 1 then
   held, owed_then = held + its_hits * period, owed_then + its_hits * period
+  waiting = waiting + its_hits
 end
 earliest = min(earliest, now + term)
 call('HSET', KEYS[2], 'h', pack_head(), id, pack(OPEN, now + term, mark(), its_hits))
