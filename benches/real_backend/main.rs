@@ -1,6 +1,6 @@
 //! Ceilings before a server that changes: is the best one found again, and how soon?
 //!
-//! `cargo bench --bench real_backend` writes CSV, one row for each phase, and `docs/real_backend.svg`. A
+//! `cargo bench --bench real_backend` writes CSV, one row for each phase, and `docs/pictures/real_backend.svg`. A
 //! number after `--` is the seed of the service times; 42 without. The bounds: a phase's
 //! first max(2 s, 12 round trips) are for recovery; after them goodput is at least 0.95 of the best
 //! static ceiling's and p99 at most twice that at it. The best is the smallest ceiling with 99 % of
@@ -57,7 +57,7 @@ fn main() {
     }
     tally.show();
     if seed.is_none() {
-        let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/real_backend.svg");
+        let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures/real_backend.svg");
         std::fs::write(picture, plot::svg(&points, &SPREADS)).unwrap();
     }
 }

@@ -76,8 +76,8 @@ impl Nginx {
         let workers = std::process::Command::new("pgrep").args(["-P", &master]).output().unwrap();
         let workers = String::from_utf8(workers.stdout).unwrap();
         let all = std::iter::once(&*master).chain(workers.split_whitespace());
-        let sent = Command::new("kill").arg(format!("-{signal}")).args(all).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send {signal}");
+        // A worker may have gone with its master before its own turn came.
+        Command::new("kill").arg(format!("-{signal}")).args(all).status().unwrap();
     }
 
     /// Ends it at once, the workers as well.
