@@ -35,7 +35,6 @@ pub struct Shared {
 
 /// One ceiling, as this replica has it.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leased {
     pub(super) shared: Shared,
     law: Law,
@@ -199,14 +198,7 @@ impl Leased {
             self.stay = Stay::Leaves;
         }
         let since = self.said.map(|(_, at)| now.since(at));
-        let said = if self.stay != Stay::Stays {
-            // Again and again until it is heard, but the first time at once.
-            let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
-            if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
-                return Speak::No;
-            }
-            member.leave(now, load.in_flight)
-        } else {
+        let said = if self.stay == Stay::Stays {
             let usual = since.is_some_and(|since| terms.heartbeat <= since);
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
@@ -215,6 +207,13 @@ impl Leased {
                 return Speak::No;
             }
             member.beat(now, &load)
+        } else {
+            // Again and again until it is heard, but the first time at once.
+            let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
+            if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
+                return Speak::No;
+            }
+            member.leave(now, load.in_flight)
         };
         self.said = Some((load, now));
         self.usage.spoke(now, &terms);
