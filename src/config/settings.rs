@@ -282,6 +282,8 @@ settings! {
     drain_timeout: Nanos = Nanos::from_secs(20), "duration";
     /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
     hooks: Hooks = Hooks::default(), "hooks";
+    /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
+    otlp: bool = true, "switch";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.

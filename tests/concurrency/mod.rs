@@ -17,9 +17,7 @@
 //! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
 //! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
-//! | ids: a release that comes first leaves no tombstone | `a_release_that_overtakes_its_acquire_leaves_nothing_behind` |
 //! | ids: one that was turned away is not noted | `the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer` |
-//! | ids: what was turned away is never forgotten | the same |
 //! | permits: a renewal renews nothing | `a_place_that_is_renewed_is_kept_for_max_duration_from_then` |
 //! | engine: a reload puts nothing in force | `a_reload_wakes_at_once_whom_a_higher_ceiling_or_none_lets_pass` |
 //! | bucket: failures feed the latency that is shown | `latency_is_that_of_successes_and_each_counts_for_an_eighth` |

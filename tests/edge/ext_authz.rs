@@ -190,3 +190,33 @@ fn metadata_is_a_text_below_its_namespace() {
         assert_eq!(entries(&action, &asked_of), want, "{namespace} {path}");
     }
 }
+
+const ID: &str = "0123456789abcdef";
+
+#[tokio::test]
+async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_file_says() {
+    let engine =
+        super::ceiling_of("limit: 1, reject: {status: 503, retry_after: 1500ms, body: busy}");
+    let served = served_with(engine, Ready::Yes, hooks(KEY)).await;
+    let ask = async |id: &str| {
+        let http = request(&[("x-key", "v"), ("x-sluicegate-id", id)]);
+        check(&served, context(http, &OTHER)).await
+    };
+    for bad in ["short", "0123456789abcde!", ""] {
+        let refused = ask(bad).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{bad:?}");
+        assert!(refused.message().contains("x-sluicegate-id"), "{refused}");
+    }
+    assert!(matches!(ask(ID).await.unwrap().http_response, Some(HttpResponse::OkResponse(_))));
+    assert_eq!(ask(ID).await.unwrap_err().code(), Code::InvalidArgument, "in flight already");
+    let reply = ask("fedcba9876543210").await.unwrap();
+    let Some(HttpResponse::DeniedResponse(denied)) = reply.http_response else { panic!("passed") };
+    assert_eq!((denied.status.unwrap().code, denied.body.as_str()), (503, "busy"));
+    let header = denied.headers[0].header.as_ref().unwrap();
+    assert_eq!((header.key.as_str(), header.value.as_str()), ("Retry-After", "2"));
+    let without = check(&served, context(request(&[("x-key", "v")]), &OTHER)).await.unwrap();
+    assert!(
+        matches!(without.http_response, Some(HttpResponse::OkResponse(_))),
+        "rate limits alone"
+    );
+}
