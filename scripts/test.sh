@@ -35,6 +35,9 @@ redis-server --version
 command -v nginx >/dev/null ||
     install_packages "no nginx here: install 1.22 or later; the tests start it themselves" nginx
 nginx -v
+# Debian's place; the shipped configuration names it.
+[ -e /usr/lib/nginx/modules/ngx_http_lua_module.so ] ||
+    install_packages "no Lua module for nginx here: install libnginx-mod-http-lua" libnginx-mod-http-lua
 command -v promtool >/dev/null ||
     install_packages "no prometheus and promtool here: install 2.42 or later; the tests start it themselves" prometheus
 promtool --version 2>&1 | head -n 1
@@ -72,6 +75,9 @@ step "cargo clippy"
 cargo clippy --locked --all-targets -- -D warnings
 
 if [ "${1:-}" != --quick ]; then
+    step "Dockerfile"
+    scripts/image.sh
+
     # The checker compiles for three minutes, once.
     step "TLA+"
     scripts/specs.sh

@@ -48,8 +48,13 @@
 //! which the ceiling is inferred. [`engine::ceilings`] leads a question through its ceilings to 2;
 //! `edge::grpc::ext_proc` asks it.
 //!
-//! Leases have theirs, which step 4 does not take yet: [`engine::leases`] spends from a balance that it
-//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
+//! A ceiling that a fleet shares is the same path with a share as its limit: [`engine::admit::fleet`] speaks for
+//! all of them ([`kernel::coordinator`], [`Backend::heartbeat`](backend::Backend::heartbeat)), and no request
+//! waits for it but the first.
+//!
+//! Leased limits are asked of [`engine::leases`] where others are charged: it spends from a balance that it
+//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]). A question that balances
+//! answer whole is answered in the first poll, between 3 and 7.
 
 pub mod backend;
 pub mod cli;

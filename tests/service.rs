@@ -1,9 +1,9 @@
 //! The real binary, as a process: started on free ports, found by what it prints, gone when dropped.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -18,6 +18,8 @@ pub struct Service {
     process: Child,
     /// Keeps what the process wrote to standard error.
     log: tempfile::NamedTempFile,
+    /// What `/config` wants to be shown.
+    token: Option<&'static str>,
     /// What it printed until it was ready.
     pub said: String,
     /// RLS and health.
@@ -44,21 +46,75 @@ impl Service {
     /// # Errors
     /// With everything the process said, when it did not get that far.
     pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
+        Self::start_under(limits, flags, &[])
+    }
+
+    /// The same with further variables in its environment.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_under(
+        limits: &Path,
+        flags: &[String],
+        environment: &[(&str, &str)],
+    ) -> Result<Self, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+        command.arg("serve").arg("--limits").arg(limits);
+        for port in ["grpc", "http", "admin", "metrics"] {
+            let flag = format!("--{port}-port");
+            if !flags.contains(&flag) {
+                command.arg(flag).arg("0");
+            }
+        }
+        command.envs(environment.iter().copied()).args(flags);
+        Self::run(command, None)
+    }
+
+    /// Starts it under the name `ratelimit` with these variables and no others, on free ports unless they say
+    /// otherwise, and returns once it serves.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_as_ratelimit(variables: &[(&str, &str)]) -> Result<Self, String> {
+        let mut command = as_ratelimit();
+        command.env("SLUICEGATE_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
+        Self::run(command, Some(TOKEN))
+    }
+
+    fn run(mut command: Command, token: Option<&'static str>) -> Result<Self, String> {
         let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         let stderr = log.reopen().map_err(|error| error.to_string())?;
-        let mut process = spawn(limits, flags, stderr).map_err(|error| error.to_string())?;
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .map_err(|error| error.to_string())?;
         let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
         let said = said_until_ready(&lines);
         let address = |name: &str| listening(&said.lines, name);
         let ports = (address("grpc"), address("http"), address("admin"), address("metrics"));
-        let (true, (Some(grpc), Some(http), Some(admin), Some(metrics))) = (said.ready, ports)
-        else {
+        // At a socket or switched off there is no port, and nobody may call it.
+        let or_none = |address: Option<SocketAddr>| address.unwrap_or(NOWHERE);
+        let (true, (grpc, Some(http), Some(admin), metrics)) = (said.ready, ports) else {
             let _ = process.kill();
             let status = process.wait();
             let err = std::fs::read_to_string(log.path()).unwrap_or_default();
             return Err(format!("did not get ready ({status:?}); it said:\n{}\n{err}", said.lines));
         };
-        Ok(Self { process, log, said: said.lines, grpc, http, admin, metrics })
+        let (grpc, metrics) = (or_none(grpc), or_none(metrics));
+        Ok(Self { process, log, token, said: said.lines, grpc, http, admin, metrics })
+    }
+
+    /// Where releases by datagrams are received, if anywhere.
+    pub fn syslog(&self) -> Option<SocketAddr> {
+        listening(&self.said, "syslog")
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 
     /// Asks `/config` what was loaded.
@@ -66,7 +122,10 @@ impl Service {
     /// # Errors
     /// When the answer is not what `/config` promises.
     pub fn loads(&self) -> Result<Loads, String> {
-        let reply = http1::get(self.admin, "/config", &[]).map_err(|error| error.to_string())?;
+        let shown = self.token.map(|token| format!("Bearer {token}"));
+        let headers: Vec<_> = shown.iter().map(|shown| ("authorization", &**shown)).collect();
+        let reply =
+            http1::get(self.admin, "/config", &headers).map_err(|error| error.to_string())?;
         let config: Value = serde_json::from_slice(&reply.body)
             .map_err(|error| format!("/config: {error}: {}", reply.text()))?;
         let count = |name: &str| {
@@ -81,14 +140,14 @@ impl Service {
 
     /// Sends SIGTERM and returns at once.
     pub fn terminate(&self) {
-        let sent = Command::new("kill").arg("-TERM").arg(self.process.id().to_string()).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIGTERM");
+        self.signal("TERM");
     }
 
-    /// Ends it without a word, as SIGKILL does.
-    pub fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+    /// Sends a signal, `TERM` for SIGTERM, and returns at once.
+    pub fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
     }
 
     /// Waits for the process to end by itself.
@@ -120,13 +179,20 @@ impl Drop for Service {
     }
 }
 
-fn spawn(limits: &Path, flags: &[String], stderr: File) -> std::io::Result<Child> {
+/// What admin wants to be shown of a service started as `ratelimit`.
+const TOKEN: &str = "open-sesame";
+
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// The program under the name `ratelimit`, without a variable of ours, on free ports.
+pub fn as_ratelimit() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
-    command.arg("serve").arg("--limits").arg(limits);
-    for port in ["grpc", "http", "admin", "metrics"] {
-        command.arg(format!("--{port}-port")).arg("0");
+    command.arg0("/bin/ratelimit").env_clear();
+    for port in ["PORT", "GRPC_PORT", "DEBUG_PORT"] {
+        command.env(port, "0");
     }
-    command.args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn()
+    command.env("PROMETHEUS_ADDR", "127.0.0.1:0");
+    command
 }
 
 /// Reads to the end, so that the process never stands before a full pipe.

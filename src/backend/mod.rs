@@ -150,6 +150,8 @@ pub type Outcomes = SmallVec<[Outcome; 2]>;
 pub enum Outcome {
     /// The counter was asked.
     Stepped(Step),
+    /// The counter was asked, and what it holds is known.
+    Counted(Step, Held),
     /// Hits were given back.
     Refunded(Step),
     /// The key is new and there is no room for it; this verdict was chosen for that case.
@@ -161,12 +163,21 @@ pub enum Outcome {
     Failed(Cause),
 }
 
+/// What a counter under the reference's keys holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Hits after those of the charge, if these were put to it.
+    pub held: u64,
+    /// It was known to be over, and nobody was asked.
+    pub is_remembered: bool,
+}
+
 impl Outcome {
     /// Whether this charge says no, whatever its standing.
     #[must_use]
     pub const fn denies(&self) -> bool {
         match self {
-            Self::Stepped(step) => !matches!(step, Step::Admit(_)),
+            Self::Stepped(step) | Self::Counted(step, _) => !matches!(step, Step::Admit(_)),
             Self::Refunded(_) | Self::Failed(_) => false,
             Self::Stale(_) => true,
             Self::Full(verdict) => matches!(verdict, Verdict::Deny),

@@ -5,7 +5,7 @@
 //! Leaves out: what settings mean, which is for the table, and what commands do.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -27,8 +27,13 @@ pub struct Cli {
 pub enum Command {
     /// Answer questions: gRPC for Envoy, HTTP for the rest.
     Serve(Serve),
+    /// Answer as envoyproxy/ratelimit: its environment variables, ports, files, keys and metrics.
+    #[command(name = "ratelimit")]
+    Ratelimit(Serve),
     /// Say what is wrong with files of limits: 0 sound, 1 findings, 2 could not look.
     Check(Check),
+    /// Ask a running service, as a proxy does: 0 may pass, 1 may not, 2 could not say.
+    Ask(Ask),
     /// Say which limit a descriptor meets, and why.
     Explain(Explain),
     /// Say whether a Redis is fit to keep counters: 0 fit, 1 not, 2 could not look.
@@ -75,8 +80,49 @@ pub struct Check {
     #[arg(long)]
     pub warnings_as_errors: bool,
     /// Join files that name the same domain, as the setting of this name does.
-    #[arg(long)]
+    #[arg(long, visible_alias = "merge")]
     pub merge_domains: bool,
+}
+
+/// `sluicegate ask`.
+#[derive(Debug, Args)]
+pub struct Ask {
+    /// Where the service speaks gRPC.
+    #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
+    pub address: String,
+    /// The question's domain.
+    #[arg(long)]
+    pub domain: String,
+    /// One descriptor of the question: its entries in order, `key=value,key=value`.
+    #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
+    pub descriptors: Vec<String>,
+    /// What the question costs.
+    #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "peek")]
+    pub hits: u64,
+    /// Only look: the question costs nothing.
+    #[arg(long)]
+    pub peek: bool,
+    /// Instead of asking, give back everything that the counters of these descriptors hold now; needs `--server`.
+    #[arg(long, requires = "server", conflicts_with_all = ["peek", "hits"])]
+    pub reset: bool,
+    /// The replica's admin port, for `--reset`, for example `http://127.0.0.1:6070`.
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// Speak TLS.
+    #[arg(long)]
+    pub tls: bool,
+    /// PEM file of who may sign the service's certificate; without it whom this system trusts.
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    pub tls_ca_file: Option<PathBuf>,
+    /// PEM file with the certificate that is shown to the service.
+    #[arg(long, value_name = "FILE", requires = "tls_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// PEM file with its key.
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub tls_key_file: Option<PathBuf>,
+    /// Whom the service's certificate must be made out to, instead of to the host that is called.
+    #[arg(long, value_name = "NAME", requires = "tls")]
+    pub tls_server_name: Option<String>,
 }
 
 /// `sluicegate doctor`. Not `Debug`: a password may be among the flags.
@@ -168,7 +214,8 @@ pub enum SchemaOf {
 ///
 /// What clap has to say: `--help`, `--version`, or what it cannot read. Flags that `serve` does not
 /// know are no error here: they are in [`Flags::given`], so that all problems are told together.
-pub fn parse(mut argv: Vec<OsString>) -> Result<Cli, clap::Error> {
+pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let mut argv = by_name(argv);
     let mut unknown = Vec::new();
     let mut first = None;
     loop {
@@ -185,6 +232,19 @@ pub fn parse(mut argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     }
 }
 
+/// Who starts the program under the name `ratelimit` means the command of that name.
+fn by_name(mut argv: Vec<OsString>) -> Vec<OsString> {
+    let name = argv.first().map(Path::new).and_then(Path::file_name);
+    if name.is_some_and(|name| name == RATELIMIT) && argv.get(1).is_none_or(|arg| arg != RATELIMIT)
+    {
+        argv.insert(1, RATELIMIT.into());
+    }
+    argv
+}
+
+/// What envoyproxy/ratelimit's program is called.
+const RATELIMIT: &str = "ratelimit";
+
 /// Misspelt flags go to the settings; no other command takes settings.
 fn settle(
     mut cli: Cli,
@@ -192,7 +252,7 @@ fn settle(
     first: Option<clap::Error>,
 ) -> Result<Cli, clap::Error> {
     match (&mut cli.command, first) {
-        (Command::Serve(serve), _) => serve.flags.given.extend(unknown),
+        (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
     }

@@ -24,6 +24,7 @@ pub fn open(
         flags: serve.flags.given.clone(),
         environment: environment.into_iter().filter_map(ours).collect(),
         file: serve.settings.as_deref().map(read).transpose()?,
+        named: Vec::new(),
     })
 }
 

@@ -5,10 +5,12 @@
 //! Leaves out: what commands know; they wire the layers below together and add nothing.
 
 pub mod args;
+mod ask;
 mod check;
 mod doctor;
 pub mod doors;
 pub mod explain;
+pub mod ratelimit;
 mod remote;
 mod serve;
 
@@ -18,7 +20,7 @@ use std::process::ExitCode;
 
 use crate::clock::Clock;
 use crate::config;
-use crate::config::settings::{self, Loaded};
+use crate::config::settings::{self, Doors, Loaded, Named};
 use args::{Cli, Command, SchemaOf, Serve};
 
 /// How a command ended.
@@ -71,6 +73,7 @@ fn command(
 ) -> io::Result<Outcome> {
     match cli.command {
         Command::Serve(serve) => start(&serve, environment, terminal),
+        Command::Ratelimit(serve) => start_as_ratelimit(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Check(check) => check::check(&check, terminal),
         Command::Doctor(args) => {
@@ -84,6 +87,7 @@ fn command(
                 None => Ok(Outcome::CouldNotSay),
             }
         }
+        Command::Ask(ask) => ask::ask(&ask, terminal),
         Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }
@@ -105,7 +109,33 @@ fn start(
     match load(serve, environment, terminal)? {
         None => Ok(Outcome::CouldNotSay),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Some(loaded) => serve::serve(&loaded.settings, terminal),
+        Some(loaded) => serve::serve(&loaded.settings, &[], terminal),
+    }
+}
+
+/// As [`start`], from what the reference's variables stand for.
+fn start_as_ratelimit(
+    serve: &Serve,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Outcome> {
+    let environment: Vec<_> = environment.into_iter().collect();
+    let text = |text: &OsString| text.to_string_lossy().into_owned();
+    let known = environment.iter().map(|(name, value)| (text(name), text(value)));
+    let read = match ratelimit::read(known) {
+        Ok(read) => read,
+        Err(sentences) => {
+            for sentence in sentences {
+                writeln!(terminal.err, "error: {sentence}")?;
+            }
+            return Ok(Outcome::CouldNotSay);
+        }
+    };
+    let loaded = load_named(serve, environment, read.named, terminal)?;
+    match loaded {
+        None => Ok(Outcome::CouldNotSay),
+        Some(loaded) if serve.print_config => print_config(&loaded, terminal),
+        Some(loaded) => serve::serve(&loaded.settings, &read.notes, terminal),
     }
 }
 
@@ -115,8 +145,17 @@ fn load(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<Loaded>> {
+    load_named(serve, environment, Vec::new(), terminal)
+}
+
+fn load_named(
+    serve: &Serve,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    named: Vec<Named>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Option<Loaded>> {
     let doors = match doors::open(serve, environment) {
-        Ok(doors) => doors,
+        Ok(doors) => Doors { named, ..doors },
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
             return Ok(None);

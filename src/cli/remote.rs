@@ -9,7 +9,7 @@ use axum::body::{Body, to_bytes};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tonic::codegen::http::header::AUTHORIZATION;
-use tonic::codegen::http::{Request, StatusCode};
+use tonic::codegen::http::{Method, Request, StatusCode};
 
 use crate::config::explain::Explanation;
 
@@ -32,22 +32,50 @@ pub(super) fn explain(
     descriptors: &[String],
     hits: u64,
 ) -> Result<Explanation, String> {
-    let mut url = String::from(server.trim_end_matches('/'));
-    url.extend(["/explain?domain=", &encoded(domain), "&hits=", &hits.to_string()]);
-    for descriptor in descriptors {
-        url.extend(["&descriptor=", &encoded(descriptor)]);
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
-    let body = runtime
-        .block_on(async { tokio::time::timeout(PATIENCE, get(&url)).await })
-        .map_err(|_late| format!("{server} did not answer within {PATIENCE:?}"))??;
+    let hits = hits.to_string();
+    let url = url(server, "explain", domain, descriptors, &[("hits", &hits)]);
+    let body = wait(server, send(Method::GET, &url))?;
     serde_json::from_slice(&body)
         .map_err(|error| format!("{server} answered what is no explanation: {error}"))
 }
 
-async fn get(url: &str) -> Result<Vec<u8>, String> {
-    let mut request = Request::get(url);
+/// Has the replica at `server` empty the counters of these descriptors; what it says.
+///
+/// # Errors
+/// A sentence: what was asked, and what came instead of an answer.
+pub(super) fn reset(server: &str, domain: &str, descriptors: &[String]) -> Result<String, String> {
+    let url = url(server, "reset", domain, descriptors, &[]);
+    let body = wait(server, send(Method::POST, &url))?;
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}
+
+fn url(
+    server: &str,
+    path: &str,
+    domain: &str,
+    descriptors: &[String],
+    more: &[(&str, &str)],
+) -> String {
+    let mut url = format!("{}/{path}?domain={}", server.trim_end_matches('/'), encoded(domain));
+    for (name, value) in more {
+        url.extend(["&", name, "=", value]);
+    }
+    for descriptor in descriptors {
+        url.extend(["&descriptor=", &encoded(descriptor)]);
+    }
+    url
+}
+
+fn wait<T>(server: &str, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, answer).await })
+        .map_err(|_late| format!("{server} did not answer within {PATIENCE:?}"))?
+}
+
+async fn send(method: Method, url: &str) -> Result<Vec<u8>, String> {
+    let mut request = Request::builder().method(method).uri(url);
     if let Ok(token) = std::env::var(TOKEN) {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }

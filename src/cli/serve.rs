@@ -10,6 +10,7 @@ mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod stats;
 pub(super) mod store;
 
 use std::hash::BuildHasher as _;
@@ -21,22 +22,28 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, OnHangup, ResponseHeaders, Settings};
+use crate::edge::grpc::incoming::Listener;
+use crate::edge::grpc::tls::{self, Tls};
 use crate::edge::health::{Health, Ready};
-use crate::edge::{Reporting, grpc, headers, http};
+use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
-use crate::source::file::FileSource;
-use crate::source::{Published, Why};
-use crate::telemetry::metrics::Gauges;
+use crate::source::{Published, Source, Why};
+use crate::telemetry::metrics::{Gauges, METRICS};
+use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::Listeners;
 
 /// How long a full round of sweeps over the memory backend takes.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
+
+/// How long what is held of leased limits is given back at the end, at most.
+const GIVING_BACK: Duration = Duration::from_secs(2);
 
 /// The most domains that are listed at the start: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
@@ -65,8 +72,15 @@ enum Failure {
 }
 
 /// Serves until it is told to stop.
-pub(super) fn serve(settings: &Settings, terminal: &mut Terminal<'_>) -> std::io::Result<Outcome> {
+pub(super) fn serve(
+    settings: &Settings,
+    notes: &[Note],
+    terminal: &mut Terminal<'_>,
+) -> std::io::Result<Outcome> {
     log::start(settings.log_level, settings.log_format);
+    for Note { variable, line } in notes {
+        tracing::warn!("{variable}: {line}");
+    }
     let served = runtime(settings).map_err(Failure::from).and_then(|runtime| {
         let served = runtime.block_on(run(settings, terminal));
         // What is still under way has had its time, `drain_timeout`.
@@ -96,15 +110,21 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     // Before anything else, so that a signal that comes while starting is not lost.
-    let ends = Ends::listen()?;
+    let mut ends = Ends::listen(settings.on_hangup)?;
     check_settings(settings)?;
-    let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
+    let tls = tls_of(settings)?;
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
-    let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
-    let jitter = std::hash::RandomState::new().hash_one(0_u8);
-    let engine = Arc::new(engine.with_buckets(most, jitter));
-    let source = limits::watch(settings, &engine).await;
+    let engine = match stats::of(settings) {
+        Some(stats) => engine.with_stats(stats),
+        None => engine,
+    };
+    let engine = Arc::new(engine);
+    let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
+    if !source.is_first_here(settings.start_without_config, &mut ends).await {
+        return Ok(());
+    }
+    let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
         (&first.config, settings.start_without_config, &first.status.last_error)
@@ -112,7 +132,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         let words = limits::in_words(refused);
         return Err(match refused.why {
             Why::Diagnostics(_) => Failure::Limits(words),
-            Why::Source(_) | Why::Broke => Failure::NoTexts(words),
+            Why::Source(_) | Why::Words(_) | Why::Broke => Failure::NoTexts(words),
         });
     }
     let health =
@@ -125,13 +145,20 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         memory,
         health: health.clone(),
         finishing,
+        tls,
     };
+    let told = service.tell();
     let mut parts = service.start(listeners, source)?;
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
+        let speaking = Arc::clone(&engine);
+        parts.lasting(async move { speaking.speak_on().await });
         parts.lasting(async move { beating.beat_on().await });
         parts.lasting(async move { paying.pay_on().await });
+        if let Some(leases) = engine.leases().cloned() {
+            parts.lasting(leases.tend_on());
+        }
         let told = doctor::tell_all(settings.clone());
         parts.lasting(async move {
             told.await;
@@ -145,17 +172,41 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         ended = parts.all_end() => ended,
         () = drain::lead(ends, health, phase, times) => Ok(()),
     };
+    if let Some(leases) = engine.leases() {
+        // What does not go back now is void when its lease ends.
+        drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
+    }
     engine.leave().await;
+    if told.anything() {
+        // It waits for the collector, which no thread that answers may.
+        drop(tokio::task::spawn_blocking(move || told.finish()).await);
+    }
     ended
 }
 
 /// What no single setting can be refused for.
 fn check_settings(settings: &Settings) -> Result<(), Failure> {
-    if settings.limits.is_empty() {
+    let nothing_is_meant = settings.limits_optional || settings.xds_server.is_some();
+    if settings.limits.is_empty() && !nothing_is_meant {
         let why = "no limits: name a file or a directory with --limits".to_owned();
         return Err(Failure::Settings(why));
     }
     store::check(settings).map_err(Failure::Settings)
+}
+
+/// TLS of the gRPC port, if it is to be spoken.
+fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, Failure> {
+    let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
+    let Some((certificate, key)) = files else { return Ok(None) };
+    let name = settings.grpc_tls_client_name.as_ref();
+    let files = tls::Files {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: settings.grpc_tls_client_ca_file.clone(),
+        client_name: name.map(|name| name.as_str().to_owned()),
+    };
+    let tls = Tls::new(files).map_err(|error| Failure::Settings(error.to_string()))?;
+    Ok(Some(Arc::new(tls)))
 }
 
 /// One screen: where each listener is and what is loaded.
@@ -200,69 +251,128 @@ struct Service<'s> {
     memory: Arc<Memory>,
     health: Health,
     finishing: watch::Receiver<Phase>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Service<'_> {
-    fn start(self, listeners: Listeners, source: FileSource) -> Result<Parts, Failure> {
+    fn start(self, listeners: Listeners, source: Source) -> Result<Parts, Failure> {
         let judged = self.settings.healthy_with_config.then(|| self.health.clone());
         let limits = Follower::start(source.published, Arc::clone(&self.engine), judged);
         let mut parts = Parts::default();
         self.start_grpc(listeners.grpc, &mut parts);
         self.start_http(listeners.http, &mut parts);
-        self.start_metrics(listeners.metrics, &mut parts);
+        let files = limits.shown();
+        let files = move || files.borrow().status.files.len();
+        let gauges = stats::gauges(self.settings, &self.engine, files);
+        if let Some(metrics) = listeners.metrics {
+            self.start_metrics(metrics, Arc::clone(&gauges), &mut parts);
+        }
+        if let Some(stats) = self.engine.stats() {
+            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), gauges));
+        }
         self.start_admin(listeners.admin, limits.shown(), &mut parts);
-        let mut hangups = signal(SignalKind::hangup())?;
-        let reload = source.reload.clone();
-        parts.lasting(async move {
-            while hangups.recv().await.is_some() {
-                reload.now();
-            }
-        });
+        if self.settings.on_hangup == OnHangup::Reload {
+            let (mut hangups, reload) = (signal(SignalKind::hangup())?, source.reload.clone());
+            parts.lasting(async move {
+                while hangups.recv().await.is_some() {
+                    reload.now();
+                }
+            });
+        }
+        if self.settings.healthy_with_backend {
+            let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
+            health.set_backend(false);
+            parts.lasting(heed_backend(health, engine));
+        }
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
+        if let Some(socket) = listeners.syslog {
+            let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
+            parts.lasting(syslog::serve(socket, engine, from));
+        }
         let ceilings = Arc::clone(&self.engine);
         parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
         Ok(parts)
     }
 
-    fn start_grpc(&self, listener: TcpListener, parts: &mut Parts) {
+    fn start_grpc(&self, listener: listeners::Grpc, parts: &mut Parts) {
+        let (listener, file) = match listener {
+            listeners::Grpc::Tcp(listener) => (Listener::Tcp(listener), None),
+            listeners::Grpc::Unix(listener, file) => (Listener::Unix(listener), Some(file)),
+        };
         let grpc = grpc::Grpc {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             hooks: Arc::new(self.settings.hooks.clone()),
             health: self.health.clone(),
             reflection: true,
+            tls: self.tls.clone(),
+            age: age_of(self.settings),
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
-        parts.finishing(
-            async move { served.await.map_err(|error| Failure::Part(error.to_string())) },
-        );
+        parts.finishing(async move {
+            let served = served.await.map_err(|error| Failure::Part(error.to_string()));
+            drop(file);
+            served
+        });
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
+        let (leave, leaving) = watch::channel(false);
         let ask = http::Ask {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
+            leaving,
         };
-        self.start_pages(listener, http::router(ask), parts);
+        let finishing = drain::finishing(self.finishing.clone());
+        let served = http::serve(listener, http::router(ask), async move {
+            finishing.await;
+            leave.send_replace(true);
+        });
+        parts.finishing(async move {
+            served.await;
+            Ok(())
+        });
     }
 
-    fn start_metrics(&self, listener: TcpListener, parts: &mut Parts) {
+    /// Tells spans and counts to the collector that the environment names, if it does.
+    fn tell(&self) -> Told {
+        let look = self.look();
+        let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let (told, refused) = otlp::start(&variable, &page);
+        for why in refused {
+            tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
+        }
+        told
+    }
+
+    fn start_metrics(&self, listener: TcpListener, gauges: stats::Look, parts: &mut Parts) {
+        let look = self.look();
+        let own = move || METRICS.page(look()).to_string();
+        let stats = self.engine.stats().cloned();
+        let page = stats::pages(self.settings.metrics_names, own, stats, gauges);
+        let router = http::metrics::router(&self.settings.metrics_path, page);
+        self.start_pages(listener, router, parts);
+    }
+
+    /// Looks up what is not counted but read.
+    fn look(&self) -> Look {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
-        let look = move || Gauges {
+        Arc::new(move || Gauges {
             keys: count(memory.live_keys()),
             max_keys: count(memory.max_keys()),
             backend_is_down: engine.trouble().is_some(),
             ceilings: gauges::ceilings(&engine),
             in_use: gauges::in_use(&engine),
+            balances: gauges::balances(&engine),
             started,
-        };
-        self.start_pages(listener, http::metrics::router(Arc::new(look)), parts);
+        })
     }
 
     fn start_admin(
@@ -273,6 +383,7 @@ impl Service<'_> {
     ) {
         let admin = http::admin::Admin {
             token: self.settings.admin_token.clone(),
+            debug_pages: self.settings.debug_pages,
             engine: Arc::clone(&self.engine),
             loads: Arc::new(move || limits::loads(&published)),
         };
@@ -287,6 +398,9 @@ impl Service<'_> {
         });
     }
 }
+
+/// Looks up what is not counted but read.
+type Look = Arc<dyn Fn() -> Gauges + Send + Sync>;
 
 /// The running parts of the service.
 #[derive(Default)]
@@ -370,8 +484,31 @@ fn reporting_of(settings: &Settings) -> Reporting {
             draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All),
             retry_after: settings.retry_after,
         },
+        upstream: settings.request_headers.then(names),
         dynamic_metadata: settings.dynamic_metadata,
         negative_hits: settings.negative_hits,
+    }
+}
+
+/// When connections are told to go: a tenth sooner or later in each process, so that a fleet's do not all
+/// come back at one time.
+fn age_of(settings: &Settings) -> Option<grpc::Age> {
+    let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
+    let drawn = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
+    let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
+    let most = Nanos(most - most / 10 + drawn).into();
+    Some(grpc::Age { most, grace: grace.map(Duration::from) })
+}
+
+/// How often it is looked whether the store of counters answers, where health heeds that.
+const HEED: Duration = Duration::from_millis(250);
+
+/// Lets health follow the store of counters.
+async fn heed_backend(health: Health, engine: Arc<Engine>) {
+    let mut ticks = tokio::time::interval(HEED);
+    loop {
+        ticks.tick().await;
+        health.set_backend(engine.trouble().is_none());
     }
 }
 

@@ -13,11 +13,40 @@ use crate::kernel::units::Nanos;
 /// `max_duration` where the file does not say.
 pub const MAX_DURATION: Nanos = Nanos::from_secs(60);
 
+/// From which `max_duration` on one that is gone keeps its part of a fleet's ceiling for so long that
+/// it is worth a warning.
+pub const LONG: Nanos = Nanos::from_secs(300);
+
+/// Over which replicas a ceiling is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Each replica holds it alone.
+    Local,
+    /// One for the whole fleet, in shares.
+    Leased,
+}
+
+/// What one that holds no share may have in flight while the store does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// Nothing.
+    Deny,
+    /// What was last its fair part of the ceiling.
+    #[default]
+    Local,
+    /// All that it holds to be right alone.
+    Allow,
+}
+
 /// A ceiling, and what is answered at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ceiling {
     /// How many, and who waits.
     pub rules: Rules,
+    /// Over which replicas; where it is absent the whole fleet's, if there is one.
+    pub mode: Option<Mode>,
+    /// What counts while the store does not answer; of no meaning where a replica holds it alone.
+    pub on_backend_failure: OnFailure,
     /// How long a permit may be out where its release may never come.
     pub max_duration: Nanos,
     /// The answer to one who is turned away.
@@ -57,6 +86,13 @@ impl fmt::Display for Ceiling {
         }
         if let Some(Waiting { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;
+        }
+        if let Some(mode) = self.mode {
+            write!(f, ", mode {}", words::name(words::CEILING_MODES, Some(mode)))?;
+        }
+        if self.on_backend_failure != OnFailure::default() {
+            let failure = words::name(words::CEILING_FAILURES, self.on_backend_failure);
+            write!(f, ", on backend failure {failure}")?;
         }
         if self.max_duration != MAX_DURATION {
             write!(f, ", at most {}", self.max_duration)?;

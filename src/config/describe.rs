@@ -8,7 +8,9 @@ use std::fmt;
 use super::calendar::Starts;
 use super::resolve::words;
 use super::{Calendar, Limit, Mode, OnBackendFailure, Rule, Unit, Window};
+use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::Strategy;
+use crate::kernel::units::Hits;
 
 /// The limit, and what else the rule says: `10 per second, fixed_window, named "x", shadow`.
 impl fmt::Display for Rule {
@@ -68,10 +70,20 @@ impl fmt::Display for Unit {
     }
 }
 
-/// The word of the files.
+/// `cached_deny`, or `leased, max_overshoot 12`: a percentage is told in hits.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(words::name(words::MODES, Some(*self)))
+        match self {
+            Self::Strict => words::ModeWord::Strict.fmt(f),
+            Self::CachedDeny => words::ModeWord::CachedDeny.fmt(f),
+            Self::Leased(Terms { overshoot, .. }) => {
+                let hits = match overshoot {
+                    Overshoot::AtMost(hits) => *hits,
+                    Overshoot::InWindow => Hits(0),
+                };
+                write!(f, "{}, max_overshoot {}", words::ModeWord::Leased, hits.0)
+            }
+        }
     }
 }
 

@@ -294,8 +294,10 @@ codes! {
     UnknownReplaces = W27 "`replaces` names a rule that the domain does not have",
     DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
     UnknownColocate = W29 "`colocate` names a key that the domain does not have",
+    LongExposure = W30 "a fleet's ceiling whose requests may last long, or nobody said how long",
 
     SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
+    LeaseForecast = N41 "how often a leased limit is expected to ask the store",
 }
 
 impl Code {

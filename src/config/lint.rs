@@ -113,8 +113,8 @@ impl Lint<'_, '_, '_> {
                 continue;
             }
             let message = format!(
-                "in a Redis Cluster this limit is charged in two steps with others: its descriptors \
-                 have no entry `{key}`"
+                "in a Redis Cluster this limit is charged in two steps with others, held first and \
+                 kept or given back then: its descriptors have no entry `{key}`"
             );
             let cure = "in memory and on a single Redis all is charged in one step";
             self.findings.add(Code::SeveralSlots, self.at(node), message, cure);

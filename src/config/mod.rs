@@ -29,6 +29,7 @@ use std::sync::Arc;
 use fnv::FnvBuildHasher;
 
 use crate::kernel::key::Counting;
+use crate::kernel::lease::Terms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
@@ -140,6 +141,8 @@ pub enum Mode {
     Strict,
     /// What a denial that is not over yet denies.
     CachedDeny,
+    /// What a balance of borrowed hits covers; leases are granted under these terms.
+    Leased(Terms),
 }
 
 /// What the caller gets when the backend fails.

@@ -79,11 +79,13 @@ pub struct Defaults {
     /// What the caller gets when the store does not answer; by default an error.
     #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// How exactly replicas count together; `strict`, each hit is asked for.
+    /// What is answered without asking the store: nothing (`strict`), known denials (`cached_deny`), or
+    /// what borrowed hits cover (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// Hits or a percentage, as text; no version has it yet.
-    #[schemars(skip)]
+    /// What the fleet may admit above the limit at most, for `leased`: hits, or a percentage of the
+    /// limit as in `2%`; 0 is for `fixed_window`, and never passes the limit of a window.
+    #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
 }
 
@@ -160,11 +162,13 @@ pub struct RateLimit {
     /// Hits admitted at one instant, for `gcra`; `requests_per_unit` where it is absent.
     #[schemars(schema_with = "schema::burst")]
     pub burst: Option<Spanned<u32>>,
-    /// How exactly replicas count together; `strict`, each hit is asked for.
+    /// What is answered without asking the store: nothing (`strict`), known denials (`cached_deny`), or
+    /// what borrowed hits cover (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// Hits or a percentage, as text; no version has it yet.
-    #[schemars(skip)]
+    /// What the fleet may admit above the limit at most, for `leased`: hits, or a percentage of the
+    /// limit as in `2%`; 0 is for `fixed_window`, and never passes the limit of a window.
+    #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
     /// What the caller gets when the store does not answer; by default an error.
     #[schemars(schema_with = "schema::failure")]
@@ -201,9 +205,14 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Infers the ceiling from latency.
     pub adaptive: Option<Adaptive>,
-    /// Over which replicas the ceiling is held: `local`, each its own.
+    /// Over which replicas the ceiling is held: `leased`, one for all that share a store, the default
+    /// where there is one; `local`, each its own.
     #[schemars(schema_with = "schema::ceiling_mode")]
     pub mode: Option<Spanned<String>>,
+    /// What one without a share may have in flight while the store does not answer: `deny`, nothing;
+    /// `local`, its last fair part; `allow`, what it holds to be right alone.
+    #[schemars(schema_with = "schema::ceiling_failure")]
+    pub on_backend_failure: Option<Spanned<String>>,
     /// Who may wait for a place; nobody without it.
     pub queue: Option<Queue>,
     /// How long a place is kept where its release may never come; 60s where it is absent.

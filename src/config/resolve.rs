@@ -10,6 +10,7 @@ mod ceiling;
 pub(crate) mod duration;
 pub(crate) mod findings;
 mod limit;
+pub(crate) mod overshoot;
 pub(crate) mod words;
 
 use std::collections::{HashMap, VecDeque};
@@ -298,8 +299,17 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let defaults = self.defaults;
         let block = Block { file, raw: rate_limit, defaults, findings: self.findings };
         if let Ok(limit) = block.read() {
+            self.forecast(node, limit.as_ref());
             let rule = self.assemble(node, raw, rate_limit, limit, replaces);
             self.builder.impose(node, rule);
+        }
+    }
+
+    /// How often a leased limit is expected to ask.
+    fn forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
+        if let Some((said, bound)) = limit.and_then(overshoot::forecast) {
+            let at = self.origins[node.index()].key;
+            self.findings.add(Code::LeaseForecast, at, said, bound);
         }
     }
 
@@ -313,9 +323,19 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.line(self.origins[node.index()].key);
         let read = ceiling::Block { file, raw: concurrency, findings: self.findings }.read();
-        if let Some((rules, max_duration, reject)) = read {
+        if let Some(said) = read {
+            let ceiling::Said { rules, mode, on_backend_failure, max_duration, reject } = said;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let ceiling = Ceiling { rules, max_duration, reject, shadow, path, place };
+            let ceiling = Ceiling {
+                rules,
+                mode,
+                on_backend_failure,
+                max_duration,
+                reject,
+                shadow,
+                path,
+                place,
+            };
             self.builder.cover(node, ceiling);
         }
     }

@@ -10,7 +10,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::raw::File;
-use super::resolve::{duration, words};
+use super::resolve::{duration, overshoot, words};
 
 /// The schema of a limits file.
 #[must_use]
@@ -39,7 +39,15 @@ pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::MODES.iter().filter(|(_, built)| built.is_some()).map(|&(word, _)| word))
+    one_of(words::MODES.iter().map(|&(word, _)| word))
+}
+
+/// Hits, or a percentage with at most two decimals.
+pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": u32::MAX},
+        {"type": "string", "pattern": overshoot::PATTERN, "examples": ["2%", "0.5%", "100"]},
+    ]})
 }
 
 /// The lower-case words are proposed, every case is taken.
@@ -67,8 +75,12 @@ pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
-    let built = words::CEILING_MODES.iter().filter(|(_, built)| *built);
+    let built = words::CEILING_MODES.iter().filter(|(_, built)| built.is_some());
     one_of(built.map(|&(word, _)| word))
+}
+
+pub(super) fn ceiling_failure(_: &mut SchemaGenerator) -> Schema {
+    one_of(words::CEILING_FAILURES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {

@@ -7,11 +7,14 @@
 //! door is reported at once, even where a stronger door wins.
 //! Leaves out: reading the command line, the environment and the file, which is for [`crate::cli`].
 
+mod address;
 mod backend;
 mod file;
 mod hooks;
 mod named;
 mod nearest;
+mod network;
+mod pairs;
 mod print;
 mod read;
 mod reference;
@@ -26,11 +29,16 @@ use std::sync::LazyLock;
 pub use backend::{Address, Backend, Place, RedisUrl};
 pub use named::HostName;
 pub use nearest::nearest;
+pub use network::Networks;
+pub use pairs::{Mogrifier, Mogrifiers, Pairs};
 pub use print::{print_config, schema, server_yaml};
-pub use read::{Doors, Loaded, Origin, Problem, read};
+pub use read::{Doors, Loaded, Named, Origin, Problem, read};
 pub use reference::ReferencePrefix;
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
-pub use words::{CounterKeys, LogFormat, LogLevel, Overrides, ResponseHeaders, WhenFull};
+pub use words::{
+    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, Overrides, ResponseHeaders,
+    StatsProtocol, StatsSink, WhenFull,
+};
 
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -77,20 +85,109 @@ macro_rules! settings {
 settings! {
     /// Files and directories of limits, watched for changes; in the environment separated by `:`.
     limits: Vec<PathBuf> = Vec::new(), "paths";
+    /// Join the names of `limits` and what is below them by dots, and take only those that begin with this and
+    /// a dot; empty for all.
+    limits_prefix: String = String::new(), "text";
+    /// Read files and directories below `limits` whose names begin with a dot, too.
+    limits_dot_files: bool = false, "switch";
+    /// Take a path of `limits` that is not there for an empty directory; with none at all nothing is limited.
+    limits_optional: bool = false, "switch";
+    /// A management server that has the limits, instead of files: Envoy's aggregated discovery service.
+    xds_server: Option<Address> = None, "address";
+    /// What this process calls itself to the management server.
+    xds_node_id: String = "default".to_owned(), "text";
+    /// What it tells the management server of itself.
+    xds_node_metadata: Pairs = Pairs::default(), "pairs";
+    /// Headers of the stream to the management server.
+    xds_headers: Pairs = Pairs::default(), "pairs";
+    /// Speak TLS to the management server.
+    xds_tls: bool = false, "switch";
+    /// PEM file of who may sign the management server's certificate; without it whom this system trusts.
+    xds_tls_ca_file: Option<PathBuf> = None, "path";
+    /// PEM file with the certificate that is shown to the management server.
+    xds_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `xds_tls_cert_file`.
+    xds_tls_key_file: Option<PathBuf> = None, "path";
+    /// Whom the management server's certificate must be made out to, instead of to the host that is called.
+    xds_tls_server_name: Option<HostName> = None, "name";
+    /// Shortest wait before the management server is called again; it doubles at each failure.
+    xds_backoff_min: Nanos = Nanos(500 * Nanos::MILLI.0), "duration";
+    /// Longest wait before the management server is called again.
+    xds_backoff_max: Nanos = Nanos::from_secs(30), "duration";
+    /// Draw each wait anew between the shortest and what is due.
+    xds_backoff_jitter: bool = true, "switch";
+    /// Longest message that is taken from the management server; 0: 4 MiB.
+    xds_max_message: u32 = 0, "bytes";
     /// Address that gRPC, HTTP and metrics listen on.
     host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED), "IP address";
     /// gRPC: rate limits, health, reflection. 0 takes a free port and prints it.
     grpc_port: u16 = 8081, "TCP port";
+    /// Address that gRPC listens on, where it is another than `host`.
+    grpc_host: Option<IpAddr> = None, "IP address";
+    /// Unix socket that gRPC listens on, instead of `grpc_port`.
+    grpc_socket: Option<PathBuf> = None, "path";
+    /// About how long a gRPC connection may last before it is told to go, a tenth more or less; 0: for ever.
+    grpc_max_age: Nanos = Nanos(0), "duration";
+    /// How long calls of a connection that was told to go have to finish before it is closed; 0: any time.
+    grpc_max_age_grace: Nanos = Nanos(0), "duration";
+    /// PEM file with gRPC's certificate, and those up to its root, read anew when it changes; none for no TLS.
+    grpc_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `grpc_tls_cert_file`.
+    grpc_tls_key_file: Option<PathBuf> = None, "path";
+    /// PEM file of who must have signed each client's certificate; without it clients need none.
+    grpc_tls_client_ca_file: Option<PathBuf> = None, "path";
+    /// DNS name that each client's certificate must be made out to.
+    grpc_tls_client_name: Option<HostName> = None, "name";
+    /// Address that HTTP listens on, where it is another than `host`.
+    http_host: Option<IpAddr> = None, "IP address";
     /// HTTP: `/json`, `/healthcheck`, `/livez`, `/readyz`. 0 takes a free port and prints it.
     http_port: u16 = 8080, "TCP port";
+    /// Let other processes of this user listen on the same ports at the same time.
+    reuse_port: bool = false, "switch";
+    /// Serve metrics on a port of their own.
+    metrics: bool = true, "switch";
+    /// Address that metrics listen on, where it is another than `host`.
+    metrics_host: Option<IpAddr> = None, "IP address";
+    /// Path of the metrics.
+    metrics_path: String = "/metrics".to_owned(), "path";
+    /// Whose metrics are shown: this service's own, envoyproxy/ratelimit's, or both.
+    metrics_names: MetricNames = MetricNames::Own, "word";
+    /// File that says how envoyproxy/ratelimit's statistics become metrics, as `statsd_exporter` reads it.
+    metrics_mapping: Option<PathBuf> = None, "path";
+    /// Without `metrics_mapping`: envoyproxy/ratelimit's response times are milliseconds, not seconds.
+    metrics_milliseconds: bool = false, "switch";
+    /// Most rules that are counted one by one under envoyproxy/ratelimit's names; what comes then is counted as
+    /// `_overflow_`.
+    max_rule_stats: u32 = 10_000, "rules";
+    /// Where envoyproxy/ratelimit's statistics are sent: nowhere, to StatsD, to DogStatsD, to standard error.
+    stats_sink: StatsSink = StatsSink::None, "word";
+    /// Where StatsD or DogStatsD listens.
+    stats_address: Option<Address> = None, "address";
+    /// How StatsD is spoken to; DogStatsD always by datagrams.
+    stats_protocol: StatsProtocol = StatsProtocol::Tcp, "word";
+    /// How often statistics are sent.
+    stats_interval: Nanos = Nanos::from_secs(10), "duration";
+    /// Tags of every statistic that is sent.
+    stats_tags: Pairs = Pairs::default(), "pairs";
+    /// How DogStatsD's names become other names and tags; inline as JSON in a flag or variable.
+    stats_mogrifiers: Mogrifiers = Mogrifiers::default(), "rules";
     /// HTTP: `/metrics`. 0 takes a free port and prints it.
     metrics_port: u16 = 9090, "TCP port";
     /// Address that admin listens on; anything but loopback needs `admin_token`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
     /// HTTP: `/rlconfig`, `/config`, `/explain`, `/fleet`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
+    /// Show `/`, `/stats` and `/rlconfig` on admin to anybody, as envoyproxy/ratelimit's debug port does, and the
+    /// rest to those with the token alone.
+    debug_pages: bool = false, "switch";
     /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
     admin_token: Option<Secret> = None, "text";
+    /// Releases from NGINX's `access_log`, as datagrams; empty for none. 0 takes a free port and prints it.
+    syslog_port: Option<u16> = None, "UDP port";
+    /// Address that releases are received on.
+    syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+    /// Whose releases are heeded, separated by commas; those of all others are dropped.
+    syslog_from: Networks = Networks::loopback(), "networks";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
     /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
@@ -103,6 +200,8 @@ settings! {
     backend_tls_key_file: Option<PathBuf> = None, "path";
     /// Whom the certificate of Redis must be made out to, instead of to the host that is called.
     backend_tls_server_name: Option<HostName> = None, "name";
+    /// Let the certificate of Redis be made out to anybody; who signed it is looked at all the same.
+    backend_tls_any_name: bool = false, "switch";
     /// ACL user for the sentinels themselves; their default user without.
     backend_sentinel_user: String = String::new(), "text";
     /// Password for the sentinels themselves; a flag shows it to every local user.
@@ -121,6 +220,10 @@ settings! {
     node_id: String = String::new(), "text";
     /// Fewest replicas by which `on_backend_failure: local` divides a limit, however few are seen.
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
+    /// How often a replica tells Redis of the ceilings that it shares with others.
+    fleet_heartbeat: Nanos = Nanos::SECOND, "duration";
+    /// How long a share of a ceiling is good without an answer from Redis.
+    fleet_term: Nanos = Nanos::from_secs(5), "duration";
     /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
     /// What the reference's keys begin with (its `CACHE_KEY_PREFIX`).
@@ -151,6 +254,8 @@ settings! {
     near_limit_ratio: Ratio = Ratio::REFERENCE, "part of the limit";
     /// Rate limit headers in answers: none, the reference's three, the IETF draft's, or all of them.
     response_headers: ResponseHeaders = ResponseHeaders::None, "word";
+    /// Put the reference's three headers on the request on its way to the upstream, too.
+    request_headers: bool = false, "switch";
     /// Name of the reference's header with the limit.
     limit_header: HeaderName = header("RateLimit-Limit"), "header name";
     /// Name of the reference's header with what is left of it.
@@ -165,6 +270,10 @@ settings! {
     start_without_config: bool = false, "switch";
     /// Report `NOT_SERVING` until at least one domain is loaded.
     healthy_with_config: bool = false, "switch";
+    /// Report `NOT_SERVING` while the store of counters does not answer.
+    healthy_with_backend: bool = false, "switch";
+    /// What SIGHUP does: reload the limits, or stop as SIGTERM does.
+    on_hangup: OnHangup = OnHangup::Reload, "word";
     /// How long files must rest after a change before they are read again.
     reload_debounce: Nanos = Nanos(100 * Nanos::MILLI.0), "duration";
     /// Time between `NOT_SERVING` and GOAWAY, for load balancers to look elsewhere.
@@ -177,7 +286,7 @@ settings! {
     threads: u32 = 0, "threads";
     /// Least important log line that is written.
     log_level: LogLevel = LogLevel::Info, "word";
-    /// Log lines for people, or one JSON object a line.
+    /// Log lines for people, or one JSON object a line, with this service's keys or envoyproxy/ratelimit's.
     log_format: LogFormat = LogFormat::Text, "word";
 }
 
@@ -186,8 +295,7 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] =
-    &["peer_port", "peer_secret", "syslog_from", "syslog_host", "syslog_port"];
+pub const LATER: &[&str] = &["peer_port", "peer_secret"];
 
 /// One row of the table.
 #[derive(Debug)]

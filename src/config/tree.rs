@@ -8,6 +8,7 @@
 //! Leaves out: reading rules from a file, which is for [`super::resolve`].
 
 pub(crate) mod builder;
+mod metric;
 pub(crate) mod pattern;
 pub mod trace;
 

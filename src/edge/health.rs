@@ -5,7 +5,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// The state of readiness.
@@ -15,6 +17,8 @@ pub enum Ready {
     Yes,
     /// No limits have been loaded yet, and the process was told that it needs some.
     NoConfig,
+    /// The store of counters does not answer, and the process was told to heed that.
+    NoBackend,
     /// The process is about to end; questions under way are answered.
     Draining,
 }
@@ -24,6 +28,7 @@ impl fmt::Display for Ready {
         f.write_str(match self {
             Self::Yes => "ready",
             Self::NoConfig => "not ready: no limits are loaded yet",
+            Self::NoBackend => "not ready: the store of counters does not answer",
             Self::Draining => "not ready: draining",
         })
     }
@@ -31,35 +36,56 @@ impl fmt::Display for Ready {
 
 /// The shared state of readiness. Clones are one state.
 #[derive(Clone, Debug)]
-pub struct Health(Arc<watch::Sender<Ready>>);
+pub struct Health(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    shown: watch::Sender<Ready>,
+    /// Whether the store of counters answers, as far as that is heeded.
+    has_backend: AtomicBool,
+    /// The state but for that.
+    own: Mutex<Ready>,
+}
 
 impl Health {
     /// A process that starts in `first`.
     #[must_use]
     pub fn new(first: Ready) -> Self {
-        Self(Arc::new(watch::Sender::new(first)))
+        let (shown, has_backend) = (watch::Sender::new(first), AtomicBool::new(true));
+        Self(Arc::new(State { shown, has_backend, own: Mutex::new(first) }))
     }
 
     /// The state now.
     #[must_use]
     pub fn ready(&self) -> Ready {
-        *self.0.borrow()
+        *self.0.shown.borrow()
     }
 
     /// Changes the state, unless the process is draining: there is no way back from that.
     pub fn set(&self, next: Ready) {
-        self.0.send_if_modified(|ready| {
-            let changes = *ready != Ready::Draining && *ready != next;
-            if changes {
-                *ready = next;
-            }
-            changes
-        });
+        let mut own = self.0.own.lock();
+        if *own != Ready::Draining {
+            *own = next;
+        }
+        self.show(*own);
+    }
+
+    /// Heeds whether the store of counters answers: without it a ready process is not.
+    pub fn set_backend(&self, answers: bool) {
+        self.0.has_backend.store(answers, Ordering::Relaxed);
+        let own = self.0.own.lock();
+        self.show(*own);
+    }
+
+    fn show(&self, own: Ready) {
+        let has_backend = self.0.has_backend.load(Ordering::Relaxed);
+        let next = if own == Ready::Yes && !has_backend { Ready::NoBackend } else { own };
+        self.0.shown.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 
     /// Sees every change from now on.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Ready> {
-        self.0.subscribe()
+        self.0.shown.subscribe()
     }
 }

@@ -16,7 +16,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use super::Reporting;
 use super::grpc::convert;
 use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
-use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, check_id};
+use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::Outcome;
 
@@ -131,11 +131,6 @@ pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<
 }
 
 /// What telemetry calls it.
-pub(super) fn outcome(answer: &Result<Answer, Unanswered>) -> Outcome {
-    answer.as_ref().map_or_else(unanswered, |answer| super::admitted(answer.verdict))
-}
-
-/// What telemetry calls it, where ceilings were asked as well.
 pub(super) const fn counted(admitted: &Result<Admitted, Unanswered>) -> Outcome {
     match admitted {
         Ok(Admitted::Decided(answer, _)) => super::admitted(answer.verdict),

@@ -10,16 +10,20 @@ pub mod headers;
 pub mod health;
 pub mod hook;
 pub mod http;
+pub mod syslog;
 
-use crate::engine::{Answer, Refusal};
+use crate::engine::{Answer, Engine, Refusal};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::Outcome;
+use crate::telemetry::stats::Stat;
 
 /// What answers show beyond the verdict, resolved once from the settings.
 #[derive(Clone, Debug, Default)]
 pub struct Reporting {
     /// Headers for the downstream client.
     pub headers: headers::Headers,
+    /// The reference's three headers for the upstream, under these names.
+    pub upstream: Option<headers::Names>,
     /// Whether answers carry `dynamic_metadata`.
     pub dynamic_metadata: bool,
     /// Whether `is_negative_hits` gives hits back; refused otherwise.
@@ -32,6 +36,17 @@ fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
         Ok(answer) => admitted(answer.verdict),
         Err(refusal) => refused(refusal),
     }
+}
+
+/// Tells the reference's statistics of a question that was refused.
+fn tell(engine: &Engine, refusal: &Refusal) {
+    let Some(stats) = engine.stats() else { return };
+    if let Refusal::RefundsAreOff { .. } = refusal {
+        // To the reference this is a message that cannot be read.
+        return;
+    }
+    let is_stores = matches!(refusal, Refusal::BackendDown(_));
+    stats.add(if is_stores { Stat::RedisError } else { Stat::ServiceError }, 1);
 }
 
 const fn admitted(verdict: Verdict) -> Outcome {

@@ -9,6 +9,9 @@
 //! Cost: two locks for an acquire (the map's for as long as a look-up takes), one for a release.
 
 mod bucket;
+pub mod fleet;
+mod leased;
+mod usage;
 
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -20,7 +23,10 @@ use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Outcome, Permit};
 use crate::kernel::units::Nanos;
+use crate::telemetry::trace;
 use bucket::{Bucket, Place};
+use fleet::Fleet;
+pub use leased::{Shared, Shown};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -37,6 +43,7 @@ pub struct Admission {
     buckets: RwLock<HashMap<Name, Arc<Bucket>>>,
     most: usize,
     jitter: u64,
+    fleet: Option<Arc<Fleet>>,
 }
 
 /// What one asks for.
@@ -50,6 +57,8 @@ pub struct Ask<'a> {
     pub keep: Option<Nanos>,
     /// How long one can wait oneself; zero asks without a queue.
     pub patience: Nanos,
+    /// What the ceiling is to the fleet; nothing where this replica holds it alone.
+    pub shared: Option<Shared>,
 }
 
 /// Why one was turned away.
@@ -74,7 +83,19 @@ impl Admission {
     /// replica: it spreads the recalibrations of ceilings.
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
-        Self { clock, buckets: RwLock::default(), most, jitter }
+        Self { clock, buckets: RwLock::default(), most, jitter, fleet: None }
+    }
+
+    /// The same, one of a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { fleet: Some(fleet), ..self }
+    }
+
+    /// The fleet's voice, where there is a fleet.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Fleet> {
+        self.fleet.as_deref()
     }
 
     /// A permit of a bucket, at once or after waiting for it. Safe to cancel: a dropped future holds
@@ -83,18 +104,29 @@ impl Admission {
     /// # Errors
     /// Why there is none; nothing is held then.
     pub async fn acquire(&self, ask: Ask<'_>) -> Result<Held, Denied> {
+        let mut waited = false;
         loop {
             let bucket = self.bucket(&ask)?;
+            let fleet = self.fleet();
             // A bucket that was dropped meanwhile has a successor.
-            let Some(place) = bucket.arrive(&self.clock, &ask) else { continue };
+            let Some(place) = bucket.arrive(&self.clock, &ask, fleet, waited) else { continue };
             return match place {
+                Place::Cold(answers) => {
+                    waited = true;
+                    if let Some(fleet) = fleet {
+                        fleet.hears(answers).await;
+                    }
+                    continue;
+                }
                 Place::Passes(permit) => Ok(self.held(bucket, permit, ask.keep)),
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
                     let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
                     let patience = timeout.min(ask.patience);
+                    let queued = trace::part(trace::Part::Queue);
                     let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
+                    drop(queued);
                     Ok(self.held(bucket, permit, ask.keep))
                 }
             };
@@ -106,16 +138,17 @@ impl Admission {
     pub fn reload(&self, bucket: &[u8], rules: &Rules) {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
-            bucket.reload(&self.clock, rules);
+            bucket.reload(&self.clock, rules, true);
         }
     }
 
-    /// Puts what `rules` says of each bucket in force, and no ceiling where it says nothing. Those whom
-    /// that lets pass are woken.
-    pub fn reload_all(&self, rules: impl Fn(&[u8]) -> Option<Rules>) {
+    /// Puts what `rules` says of each bucket in force, and whether the fleet shares it; no ceiling where
+    /// it says nothing. Those whom that lets pass are woken.
+    pub fn reload_all(&self, rules: impl Fn(&[u8]) -> Option<(Rules, bool)>) {
         for (name, bucket) in self.all() {
-            let free = Rules::fixed(u32::MAX);
-            bucket.reload(&self.clock, &rules(&name).unwrap_or(free));
+            let free = (Rules::fixed(u32::MAX), false);
+            let (rules, shared) = rules(&name).unwrap_or(free);
+            bucket.reload(&self.clock, &rules, shared);
         }
     }
 
@@ -293,6 +326,12 @@ impl Held {
     #[must_use]
     pub fn release(mut self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         self.leave(outcome, rtt)
+    }
+
+    /// When it was admitted; `None` where its deadline took it back.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.bucket.since(self.permit)
     }
 
     /// How long it may be out; `None` where its end is always seen.

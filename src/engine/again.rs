@@ -44,6 +44,14 @@ impl Missing {
         self.places.contains(&place)
     }
 
+    /// Of what stands at each place of the question, what stands at these.
+    pub(super) fn pick<T: Copy>(&self, all: &[T]) -> SmallVec<[T; 2]>
+    where
+        [T; 2]: smallvec::Array<Item = T>,
+    {
+        self.places.iter().filter_map(|&place| all.get(place).copied()).collect()
+    }
+
     /// Puts the answers where they belong.
     pub(super) fn put(&self, answered: Outcomes, outcomes: &mut Outcomes) {
         for (&place, answer) in self.places.iter().zip(answered) {

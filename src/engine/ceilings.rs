@@ -11,13 +11,15 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held, Load, Look};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
 use crate::config::concurrency::{Ceiling, Reject};
 use crate::config::tree::Covered;
 use crate::kernel::concurrency::Outcome;
+use crate::kernel::concurrency::limiter::Rules;
+use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::decision::{Cost, Question, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
@@ -73,6 +75,12 @@ impl Permits {
         self.0.iter().filter(|held| held.renew()).count() != 0
     }
 
+    /// When the last of it was admitted, as far as it is still held.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::since).max()
+    }
+
     /// The longest time that anything held may be out.
     #[must_use]
     pub fn longest_keep(&self) -> Option<Nanos> {
@@ -113,7 +121,7 @@ impl Engine {
     }
 
     /// The same for one whose end may never be told: each permit is out for its ceiling's
-    /// `max_duration` at most, unless it is renewed.
+    /// `max_duration` at most, whatever is done with it, unless it is renewed.
     ///
     /// # Errors
     /// As [`Engine::admit`].
@@ -184,16 +192,24 @@ impl Engine {
         in_use
     }
 
-    /// Puts the ceilings of the configuration in force for those who wait already.
-    pub(super) fn reload_ceilings(&self) {
-        let Some(config) = self.config() else { return };
-        self.ceilings.reload_all(|name| ceiling_of(&config, name).map(|ceiling| ceiling.rules));
+    /// Puts the ceilings of `config` in force for those who wait already.
+    pub(super) fn reload_ceilings(&self, config: &Config) {
+        self.ceilings.reload_all(|name| {
+            let ceiling = ceiling_of(config, name)?;
+            let shared = self.shared(ceiling).is_some();
+            Some((rules(ceiling, shared), shared))
+        });
     }
 
     /// Who is in flight.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
         &self.ceilings
+    }
+
+    /// What `ceiling` is to the fleet, if this is one and it is shared.
+    fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
+        self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
     }
 
     /// A permit; none, and no wait, where one that is turned away passes all the same.
@@ -210,9 +226,11 @@ impl Engine {
             Some(end) => end.since(self.clock().now()),
             None => Nanos(u64::MAX),
         };
-        let (bucket, rules) = (bucket.as_bytes(), &ceiling.rules);
+        let shared = self.shared(ceiling);
+        let rules = rules(ceiling, shared.is_some());
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, rules, keep, patience };
+        let ask = Ask { bucket, rules, keep, patience, shared };
         let denied = match self.ceilings.acquire(ask).await {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),
@@ -261,6 +279,12 @@ fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
     let (domain, entries) = CounterKey::read_ceiling(name)?;
     let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
     Some(covered.ceiling)
+}
+
+/// By what one replica works. `min` is the whole fleet's, and one of many may need less.
+fn rules(ceiling: &Ceiling, shared: bool) -> Rules {
+    let own = |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
+    Rules { adaptive: ceiling.rules.adaptive.map(own), ..ceiling.rules }
 }
 
 const fn reason(denied: Denied) -> Reason {

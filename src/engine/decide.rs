@@ -8,22 +8,27 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::admit::Admission;
+use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
-use super::ids::Ids;
+use super::ids::{BOUNDS, Ids};
+use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Membership, Refusal, Status, Statuses, again};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
 };
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
+use crate::telemetry::stats::{Stat, Stats};
+use crate::telemetry::trace;
 
 /// Answers questions.
 #[derive(Debug)]
@@ -34,12 +39,16 @@ pub struct Engine {
     pub(super) policy: Policy,
     /// What is known without asking the backend.
     ledgers: Ledgers,
+    /// What is held of leased limits, where the backend is one that replicas share.
+    pub(super) leases: Option<Arc<Leases>>,
     /// What counts when the backend does not.
     local: Option<Local>,
     /// Who is in flight.
     pub(super) ceilings: Admission,
     /// What proxies' ids hold.
     pub(super) ids: Ids,
+    /// What each rule did, under the reference's names.
+    stats: Option<Arc<Stats>>,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -75,7 +84,10 @@ impl Engine {
         let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
         let clock = Arc::new(clock);
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        Self { clock, config, backend, policy, ledgers, local: None, ceilings, ids: Ids::new() }
+        let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
+        let leases = (!backend.is_at_hand()).then(shared);
+        let (local, ids, stats) = (None, Ids::new(BOUNDS), None);
+        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -85,12 +97,46 @@ impl Engine {
         Self { local: Some(local), ..self }
     }
 
+    /// The same, remembering so many releases that come before their acquire.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
+        Self { ids: Ids::new(bounds), ..self }
+    }
+
     /// The same engine with at most `most` buckets of ceilings. `jitter` is any number, another one
     /// for each replica.
     #[must_use]
     pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
         let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
         Self { ceilings, ..self }
+    }
+
+    /// The same engine, which tells `stats` what each rule does.
+    #[must_use]
+    pub fn with_stats(self, stats: Arc<Stats>) -> Self {
+        Self { stats: Some(stats), ..self }
+    }
+
+    /// What each rule did, where that is counted.
+    #[must_use]
+    pub const fn stats(&self) -> Option<&Arc<Stats>> {
+        self.stats.as_ref()
+    }
+
+    /// The same engine in a fleet that shares ceilings.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
+        Self { ceilings: self.ceilings.with_fleet(fleet), ..self }
+    }
+
+    /// Speaks for the shared ceilings, for ever.
+    pub async fn speak_on(&self) {
+        self.ceilings.speak_on(self.backend()).await;
+    }
+
+    /// Says of them what is due now, and hears the answers.
+    pub async fn speak_once(&self) {
+        self.ceilings.speak_once(self.backend()).await;
     }
 
     /// The fleet, where the backend is one that replicas share.
@@ -116,9 +162,13 @@ impl Engine {
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those
     /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
-        self.config.store(Some(config));
+        let before = self.config.swap(Some(config));
+        let Some(now) = self.config() else { return };
+        if let Some(leases) = &self.leases {
+            leases.follow(before.as_deref(), &now);
+        }
         // After it is in force: a question that still comes by the old one would put that back.
-        self.reload_ceilings();
+        self.reload_ceilings(&now);
     }
 
     /// The configuration in force.
@@ -172,7 +222,10 @@ impl Engine {
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(config, question, self.policy.planning, now);
+        drop(planning);
+        self.count_hits(config, question, &mut plan);
         match &self.backend.charge(now, &plan.charges) {
             Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
             Reply::Later(_) => {
@@ -191,16 +244,31 @@ impl Engine {
         // Whole, because it outlives waits: `load` lends from a few places per thread.
         let config = self.config.load_full().ok_or(Refusal::NoConfig)?;
         let mut plan = Plan::default();
+        let planning = trace::part(trace::Part::Plan);
         plan.fill(&config, question, self.policy.planning, now);
+        drop(planning);
+        self.count_hits(&config, question, &mut plan);
         let end = patience.map(|patience| now.plus(patience));
         let asking = Asking { config: &config, question, now, end };
-        if self.ledgers.concern(&plan) {
+        if self.ledgers.concern(&plan) || self.leases_concern(&plan) {
             // Boxed: a question of strict limits does not carry about what this takes.
             return Box::pin(self.decide_with_ledgers(plan, asking)).await;
         }
         let mut outcomes = self.charge(now, &plan.charges, end).await;
         self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
         self.finish(&plan, &outcomes, config.revision, now)
+    }
+
+    /// Counts what is about to be asked, and finds where it is counted what comes of it.
+    pub(super) fn count_hits<'c>(
+        &self,
+        config: &'c Config,
+        question: &Question<'_>,
+        plan: &mut Plan<'c>,
+    ) {
+        if let Some(stats) = &self.stats {
+            plan.tally = tally::of(stats, config, question, plan);
+        }
     }
 
     /// Answers what is known, asks the rest, and learns from it.
@@ -217,7 +285,7 @@ impl Engine {
             Spent::Rest(rest) => rest,
         };
         if !rest.missing.charges.list.is_empty() {
-            let answered = self.charge(now, &rest.missing.charges, end).await;
+            let answered = self.charge_missing(&plan, &rest.missing, now, end).await;
             rest.missing.put(answered, &mut rest.outcomes);
             self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
             let call = Call { sent: now, answered: self.clock.now(), revision };
@@ -227,15 +295,25 @@ impl Engine {
     }
 
     /// Asks the backend, until `end` if there is one.
-    async fn charge(&self, now: Nanos, charges: &Charges, end: Option<Nanos>) -> Outcomes {
+    pub(super) async fn charge(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        end: Option<Nanos>,
+    ) -> Outcomes {
         match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
-            Reply::Later(reply) => self.wait(reply, charges, end).await,
+            Reply::Later(reply) => {
+                let waiting = trace::part(trace::Part::Backend);
+                let outcomes = self.wait(reply, charges, end).await;
+                drop(waiting);
+                outcomes
+            }
         }
     }
 
     /// From outcomes to the answer, and what is told of it.
-    fn finish(
+    pub(super) fn finish(
         &self,
         plan: &Plan<'_>,
         outcomes: &[Outcome],
@@ -252,7 +330,7 @@ impl Engine {
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
     /// backend's, which is why the backend is not told.
-    async fn wait(
+    pub(super) async fn wait(
         &self,
         reply: impl Future<Output = Outcomes>,
         charges: &Charges,
@@ -294,8 +372,16 @@ impl Engine {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
         let mut charged = plan.charges.list.iter().zip(settled);
+        let mut tally = plan.tally.iter();
         for part in &plan.parts {
-            statuses.push(status(part, || charged.next()));
+            let next = || {
+                let (charge, settled) = charged.next()?;
+                if let Some(counted) = tally.next() {
+                    counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
+                }
+                Some((charge, settled))
+            };
+            statuses.push(status(part, next));
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -306,6 +392,9 @@ impl Engine {
         let binding = binding(findings(), quota_for_all);
         let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
         Decided { verdict, shadowed, reasons, near }.emit();
+        if let (true, Some(stats)) = (shadowed, &self.stats) {
+            stats.add(Stat::GlobalShadowMode, 1);
+        }
         Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
     }
 
@@ -347,6 +436,9 @@ impl Future for Deciding<'_, '_> {
         if let Some(answer) = engine.decide_at_hand(question, now) {
             return Poll::Ready(answer);
         }
+        if let Some(answer) = engine.decide_from_balances(question, now) {
+            return Poll::Ready(answer);
+        }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
     }
 }
@@ -374,7 +466,7 @@ fn failed(charges: &Charges, cause: Cause) -> Outcomes {
     clippy::cast_sign_loss,
     reason = "as the reference rounds: down; a ratio is 0 to 1"
 )]
-fn near_from(limit: u32, ratio: f32) -> u64 {
+pub(super) fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
@@ -406,7 +498,9 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
 /// What a counter's outcome means.
 fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
     match outcome {
-        Outcome::Stepped(step) => Finding::of_step(step, shown, standing),
+        Outcome::Stepped(step) | Outcome::Counted(step, _) => {
+            Finding::of_step(step, shown, standing)
+        }
         Outcome::Refunded(step) => {
             let step = Step::Admit(room(step));
             Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }

@@ -79,6 +79,8 @@ const fn cause(outcome: Outcome) -> Option<Cause> {
     match outcome {
         Outcome::Failed(cause) => Some(cause),
         Outcome::Stale(_) => Some(Cause::Stale),
-        Outcome::Stepped(_) | Outcome::Refunded(_) | Outcome::Full(_) => None,
+        Outcome::Stepped(_) | Outcome::Counted(..) | Outcome::Refunded(_) | Outcome::Full(_) => {
+            None
+        }
     }
 }

@@ -23,7 +23,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Early releases that are remembered, and how long: longer than a release overtakes its acquire by,
 /// and as many as a proxy's clients can be made to leave in that time.
-const BOUNDS: Bounds = Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
+pub(super) const BOUNDS: Bounds =
+    Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
 
 /// Ids up to which those that hold nothing are kept as well.
 const MOST: usize = 200_000;
@@ -36,8 +37,8 @@ type Source = Option<IpAddr>;
 pub(super) struct Ids(Mutex<Register<Box<str>, Source, Permits>>);
 
 impl Ids {
-    pub(super) const fn new() -> Self {
-        Self(Mutex::new(Register::new(BOUNDS)))
+    pub(super) const fn new(bounds: Bounds) -> Self {
+        Self(Mutex::new(Register::new(bounds)))
     }
 
     /// Forgets that `id` holds nothing: whoever was turned away may ask again.
@@ -153,6 +154,13 @@ impl Engine {
             IdSeen(IdEvent::Renewed).emit();
         }
         renewed
+    }
+
+    /// How long `id` has been in flight; `None` where it holds nothing.
+    #[must_use]
+    pub fn held_for(&self, id: &str) -> Option<Nanos> {
+        let since = self.ids.0.lock().held(&id.into()).and_then(|permits| permits.since())?;
+        Some(self.clock().now().since(since))
     }
 
     /// How many early releases are remembered, and how many may be.

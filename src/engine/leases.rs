@@ -1,30 +1,39 @@
 //! What this replica holds of shared counters: borrowed, spent, given back.
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
-//! the store has to be asked for is charged there once, or not known to be; messages are numbered over all
-//! keys of this process, which is a member of its own; a message whose future is dropped is given up. At
-//! most [`MOST_LEDGERS`] keys are held; a key beyond them is charged like one that is not leased.
+//! the store has to be asked for is charged there once, or not known to be; one that waits for another's
+//! message asks at most once more; messages are numbered over all keys of this process, which is a
+//! member of its own; a message whose future is dropped is given up. At most [`MOST_LEDGERS`] keys are
+//! held: where a new one finds no room, the one that nobody asked for longest gives back and goes.
 //! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+mod held;
+mod question;
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::SipHasher13;
 use smallvec::smallvec;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::backend::lease::{Lent, Message};
-use crate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Reply, Rule};
+use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::clock::Clock;
-use crate::kernel::decision::{Cost, Standing};
+use crate::config::{Config, Limit, Mode};
+use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::ledger::{Ledger, Spend};
-use crate::kernel::lease::sizer::Size;
 use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
-use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{LeaseCalled, LeaseEnd, LeasedHits};
+use held::Held;
+pub use question::AllTerms;
 
 const SHARDS: usize = 256;
 
@@ -33,23 +42,17 @@ pub const MOST_LEDGERS: usize = SHARDS * WAYS;
 
 const WAYS: usize = 256;
 
-/// A lease is at most one part in so many of what passes at one instant.
-const PARTS: u64 = 10;
+/// A small part of the longest lease.
+const TENDED_EVERY: Duration = Duration::from_secs(1);
 
-/// A key that nobody asked for in so many terms is forgotten.
-const IDLE_TERMS: u64 = 2;
+/// Messages that give back, on their way at one time.
+const MOST_PARTINGS: usize = 64;
 
-/// A counter that is leased, and how.
-#[derive(Clone, Debug)]
-pub struct Leased {
-    /// Which counter.
-    pub key: CounterKey,
-    /// Where it lives in a store of several nodes.
-    pub home: Home,
-    /// Whether its unit is a second.
-    pub per_second: bool,
-    /// How it counts.
-    pub strategy: Strategy,
+/// A counter that is leased, and how. What the charge costs is said apart from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Leased<'c> {
+    /// Which counter, and how it counts.
+    pub charge: &'c Charge,
     /// What leases of it are granted under.
     pub terms: Terms,
 }
@@ -61,27 +64,39 @@ pub struct Leases {
     backend: Arc<dyn Backend>,
     member: Member,
     number: AtomicU64,
-    shards: Box<[Mutex<Ledgers>]>,
-    places: RandomState,
+    shards: Box<[Guarded]>,
+    /// Secret per process, so that nobody can aim keys at one shard.
+    secret: SipHasher13,
+    /// Whether the limits in force have any that is leased.
+    are_asked_for: AtomicBool,
+    /// Other leased limits came into force.
+    changed: Notify,
 }
 
-type Ledgers = HashMap<CounterKey, Held>;
+/// A shard and its lock, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Guarded(Mutex<Ledgers>);
 
-/// What is held of one key.
-#[derive(Debug)]
-struct Held {
-    ledger: Ledger,
-    of: Leased,
-    asked: Nanos,
-    /// Tells those who wait that a message was settled or given up.
-    settled: watch::Sender<()>,
+type Ledgers = HashMap<Place, Held, BuildHasherDefault<Second>>;
+
+/// A keyed hash of a counter's key: the first half says which shard.
+type Place = [u64; 2];
+
+/// What is held of all keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// Keys that a ledger is kept of.
+    pub keys: usize,
+    /// Hits that may be spent without asking.
+    pub hits: Hits,
 }
 
 /// What a question that the balance does not answer does.
 enum Turn {
     Answered(Outcome),
     Sends(Borrow),
-    Waits(watch::Receiver<()>),
+    Waits(watch::Receiver<Option<Cause>>),
     Alone,
 }
 
@@ -89,218 +104,316 @@ impl Leases {
     /// A member that holds nothing, with a name of its own.
     #[must_use]
     pub fn new(clock: Arc<Clock>, backend: Arc<dyn Backend>) -> Arc<Self> {
-        let places = RandomState::new();
-        let member = Member(RandomState::new().hash_one(0_u8));
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Arc::new(Self { clock, backend, member, number: AtomicU64::new(1), shards, places })
+        let random = RandomState::new();
+        let member = Member(random.hash_one(0_u8));
+        let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));
+        Arc::new(Self {
+            clock,
+            backend,
+            member,
+            number: AtomicU64::new(1),
+            shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
+            secret,
+            are_asked_for: AtomicBool::new(false),
+            changed: Notify::new(),
+        })
     }
 
     /// Answers a question where that takes no call, and borrows ahead in the background where it is
-    /// time to. Nothing where the store has to be asked: [`Leases::ask`].
+    /// time to. Nothing where the store has to be asked, and then nothing is counted: [`Leases::ask`].
     ///
     /// Must be called within a runtime.
-    pub fn spend(self: &Arc<Self>, leased: &Leased, hits: Hits) -> Option<Outcome> {
-        let now = self.clock.now();
-        let mut shard = self.shard(&leased.key);
-        let held = shard.get_mut(&leased.key).filter(|held| held.is_of(leased))?;
-        held.asked = now;
-        let spent = outcome(leased, hits, held.ledger.spend(now, hits))?;
-        if let Some(borrow) = held.ledger.ahead(now, self.next()) {
-            let (all, leased) = (Arc::clone(self), leased.clone());
-            tokio::spawn(async move { all.send(&leased, borrow).await });
-        }
+    pub fn spend(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
+        let place = self.place(&leased.charge.key);
+        let mut shard = self.shard(place);
+        let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
+        let spent = held.look(now, hits)?;
+        held.count(now, hits);
+        self.borrow_ahead(held, now);
         Some(spent)
     }
 
-    /// Answers a question that [`Leases::spend`] did not: by the store, which is asked for the question's
-    /// own hits and for a lease; or with what a message that is on its way already brings.
-    pub async fn ask(self: &Arc<Self>, leased: &Leased, hits: Hits) -> Outcome {
+    /// Answers a question: from the balance; by the store, which is asked for the question's own hits
+    /// and for a lease; or with what a message that is on its way already brings.
+    pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
-            Turn::Alone => self.charge(leased, hits).await,
+            Turn::Alone => self.charge_alone(leased, hits).await,
             Turn::Sends(borrow) => match self.send(leased, borrow).await {
                 Lent::Answered(answer) => Outcome::Stepped(answer.step),
-                Lent::Superseded => self.charge(leased, hits).await,
+                Lent::Superseded => self.charge_alone(leased, hits).await,
                 Lent::Full(verdict) => Outcome::Full(verdict),
                 Lent::Stale(now) => Outcome::Stale(now),
                 Lent::Failed(cause) => Outcome::Failed(cause),
             },
             Turn::Waits(mut settled) => {
                 // An error says that the ledger is gone, which is as good.
-                drop(settled.changed().await);
-                match self.look(leased, hits) {
-                    Some(outcome) => outcome,
-                    None => self.charge(leased, hits).await,
+                let told = settled.changed().await.is_ok();
+                let failed = if told { *settled.borrow() } else { None };
+                match (self.look(leased, hits), failed) {
+                    (Some(outcome), _) => outcome,
+                    // The store did not answer one question, and another is not made to wait for it.
+                    (None, Some(cause)) => Outcome::Failed(cause),
+                    (None, None) => self.charge_alone(leased, hits).await,
                 }
             }
         }
     }
 
+    /// Takes other limits into force: where leased ones are not as `before`, all is given back soon.
+    pub fn follow(&self, before: Option<&Config>, config: &Config) {
+        let leased = leased_rules(config);
+        self.are_asked_for.store(!leased.is_empty(), Relaxed);
+        if before.is_some_and(|before| leased_rules(before) != leased) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Whether any limit in force is leased.
+    #[must_use]
+    pub fn are_asked_for(&self) -> bool {
+        self.are_asked_for.load(Relaxed)
+    }
+
+    /// Tends what is held, once a second, and gives all back when leased limits changed; for ever.
+    pub async fn tend_on(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(TENDED_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.tend().await,
+                () = self.changed.notified() => self.give_back().await,
+            }
+        }
+    }
+
     /// Gives back what will not be asked for, and forgets keys that nobody asks for.
-    pub async fn tend(&self) {
+    pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
-        self.part(|held, number| held.ledger.surplus(now, number)).await;
+        self.part(|held, number| held.surplus(now, number)).await;
         for shard in &self.shards {
-            shard.lock().retain(|_, held| !held.is_idle(now));
+            shard.0.lock().retain(|_, held| !held.is_idle(now));
         }
     }
 
     /// Gives everything back: at a drain, and when other limits come into force.
-    pub async fn give_back(&self) {
+    pub async fn give_back(self: &Arc<Self>) {
         let now = self.clock.now();
-        self.part(|held, number| held.ledger.give_back(now, number)).await;
+        self.part(|held, number| held.give_back(now, number)).await;
     }
 
     /// Hits that this replica may spend of a key without asking.
     #[must_use]
     pub fn balance(&self, key: &CounterKey) -> Hits {
-        let now = self.clock.now();
-        self.shard(key).get(key).map_or(Hits(0), |held| held.ledger.balance(now))
+        let (now, place) = (self.clock.now(), self.place(key));
+        self.shard(place).get(&place).map_or(Hits(0), |held| held.balance(now))
     }
 
-    /// Sends what `take` takes out of each ledger.
+    /// What is held. Cost: O(keys), a shard at a time.
+    #[must_use]
+    pub fn sum(&self) -> Sum {
+        let now = self.clock.now();
+        self.shards.iter().fold(Sum::default(), |sum, shard| {
+            let shard = shard.0.lock();
+            let hits = shard.values().map(|held| held.balance(now)).fold(sum.hits, Hits::plus);
+            Sum { keys: sum.keys + shard.len(), hits }
+        })
+    }
+
+    /// Sends what `take` takes out of each ledger, many at one time.
     async fn part(&self, take: impl Fn(&mut Held, Number) -> Option<Borrow>) {
+        let mut partings = Vec::new();
         for shard in &self.shards {
-            let mut partings = Vec::new();
-            for held in shard.lock().values_mut() {
-                partings.extend(take(held, self.next()).map(|parting| (held.of.clone(), parting)));
+            for held in shard.0.lock().values_mut() {
+                if let Some(parting) = take(held, self.next()) {
+                    partings.push(((held.charge.clone(), held.terms), parting));
+                }
             }
-            for (leased, parting) in partings {
-                // What does not arrive is void at the end of its term.
-                self.tell(&leased, parting).await;
+            if MOST_PARTINGS <= partings.len() {
+                self.tell_all(&mut partings).await;
             }
         }
+        self.tell_all(&mut partings).await;
     }
 
-    fn turn(self: &Arc<Self>, leased: &Leased, hits: Hits) -> Turn {
-        let now = self.clock.now();
-        let mut shard = self.shard(&leased.key);
-        match shard.get(&leased.key) {
-            Some(held) if held.is_of(leased) => {}
-            None if WAYS <= shard.len() => return Turn::Alone,
-            _ => self.begin(&mut shard, leased, now, hits),
+    /// What does not arrive is void at the end of its term.
+    async fn tell_all(&self, partings: &mut Vec<((Charge, Terms), Borrow)>) {
+        for some in partings.chunks(MOST_PARTINGS) {
+            let told = some.iter().map(|((charge, terms), parting)| {
+                self.tell(Leased { charge, terms: *terms }, *parting)
+            });
+            join_all(told).await;
         }
-        let Some(held) = shard.get_mut(&leased.key) else { return Turn::Alone };
-        if let Some(outcome) = outcome(leased, hits, held.ledger.look(now, hits)) {
+        partings.clear();
+    }
+
+    fn turn(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Turn {
+        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
+        let mut shard = self.shard(place);
+        let is_held = shard.get(&place).is_some_and(|held| held.is_of(leased));
+        if !is_held && hits == Hits(0) {
+            return Turn::Alone;
+        }
+        if !is_held {
+            self.begin(&mut shard, place, leased, now);
+        }
+        let Some(held) = shard.get_mut(&place) else { return Turn::Alone };
+        held.count(now, hits);
+        if let Some(outcome) = held.look(now, hits) {
+            self.borrow_ahead(held, now);
             return Turn::Answered(outcome);
         }
-        match held.ledger.borrow(now, self.next(), hits) {
+        if hits == Hits(0) {
+            return Turn::Alone;
+        }
+        match held.borrow(now, self.next(), hits) {
             Some(borrow) => Turn::Sends(borrow),
-            None => Turn::Waits(held.settled.subscribe()),
+            None => Turn::Waits(held.wait()),
         }
     }
 
-    /// Begins a ledger. One of the same key under other numbers, such as those of a calendar's last
-    /// window, gives back what it holds.
-    fn begin(self: &Arc<Self>, shard: &mut Ledgers, leased: &Leased, now: Nanos, hits: Hits) {
-        let mut held = Held::new(leased, now);
-        // Where there was no ledger the question was not counted yet.
-        held.ledger.spend(now, hits);
-        let Some(mut before) = shard.insert(leased.key.clone(), held) else { return };
-        if let Some(parting) = before.ledger.give_back(now, self.next()) {
+    /// Begins a ledger, where there is room for one. One of the same key under other numbers, such as
+    /// those of a calendar's last window, gives back what it holds.
+    fn begin(self: &Arc<Self>, shard: &mut Ledgers, place: Place, leased: Leased<'_>, now: Nanos) {
+        if let Some(before) = shard.remove(&place) {
+            self.dismiss(before, now);
+        }
+        if WAYS <= shard.len() {
+            let idle = shard.iter().filter_map(|(place, held)| Some((held.last_asked()?, *place)));
+            let Some((_, longest)) = idle.min() else { return };
+            if let Some(before) = shard.remove(&longest) {
+                self.dismiss(before, now);
+            }
+        }
+        shard.insert(place, Held::new(leased, now));
+    }
+
+    /// Gives back what a ledger that is gone held.
+    fn dismiss(self: &Arc<Self>, mut gone: Held, now: Nanos) {
+        if let Some(parting) = gone.give_back(now, self.next()) {
             let all = Arc::clone(self);
-            tokio::spawn(async move { all.tell(&before.of, parting).await });
+            tokio::spawn(async move { all.tell(gone.leased(), parting).await });
         }
     }
 
-    fn look(&self, leased: &Leased, hits: Hits) -> Option<Outcome> {
-        let now = self.clock.now();
-        let mut shard = self.shard(&leased.key);
-        let held = shard.get_mut(&leased.key).filter(|held| held.is_of(leased))?;
-        outcome(leased, hits, held.ledger.look(now, hits))
+    /// Borrows in the background, where it is time to.
+    fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
+        if let Some(borrow) = held.ahead(now, || self.next()) {
+            self.send_later(held, borrow);
+        }
+    }
+
+    fn send_later(self: &Arc<Self>, held: &Held, borrow: Borrow) {
+        let (all, charge, terms) = (Arc::clone(self), held.charge.clone(), held.terms);
+        tokio::spawn(async move { all.send(Leased { charge: &charge, terms }, borrow).await });
+    }
+
+    fn look(&self, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
+        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
+        let mut shard = self.shard(place);
+        shard.get_mut(&place).filter(|held| held.is_of(leased))?.look(now, hits)
     }
 
     /// Sends a message and settles its answer.
-    async fn send(&self, leased: &Leased, borrow: Borrow) -> Lent {
-        let mut flight =
-            Flight { leases: self, key: &leased.key, number: borrow.number, answer: None };
+    async fn send(&self, leased: Leased<'_>, borrow: Borrow) -> Lent {
+        let place = self.place(&leased.charge.key);
+        let mut flight = Flight { leases: self, place, number: borrow.number, came: Err(None) };
         let lent = self.tell(leased, borrow).await;
-        if let Lent::Answered(answer) = lent {
-            flight.answer = Some(answer);
+        flight.came = match lent {
+            Lent::Answered(answer) => Ok(answer),
+            Lent::Failed(cause) => Err(Some(cause)),
+            Lent::Superseded | Lent::Full(_) | Lent::Stale(_) => Err(None),
+        };
+        lent
+    }
+
+    async fn tell(&self, leased: Leased<'_>, borrow: Borrow) -> Lent {
+        let Leased { charge, terms } = leased;
+        let Charge { key, home, strategy, per_second, .. } = charge.clone();
+        let message =
+            Message { key, home, per_second, strategy, terms, member: self.member, borrow };
+        LeaseCalled.emit();
+        LeasedHits { hits: borrow.returned, end: LeaseEnd::GivenBack }.emit();
+        let lent = match self.backend.borrow(self.clock.now(), &message) {
+            Reply::Now(lent) => lent,
+            Reply::Later(later) => later.await,
+        };
+        if let Lent::Answered(Answer { granted, .. }) = lent {
+            LeasedHits { hits: granted, end: LeaseEnd::Borrowed }.emit();
         }
         lent
     }
 
-    async fn tell(&self, leased: &Leased, borrow: Borrow) -> Lent {
-        let Leased { key, home, per_second, strategy, terms } = leased.clone();
-        let message =
-            Message { key, home, per_second, strategy, terms, member: self.member, borrow };
-        match self.backend.borrow(self.clock.now(), &message) {
-            Reply::Now(lent) => lent,
-            Reply::Later(later) => later.await,
-        }
+    /// Charges a question as if its limit were not leased.
+    async fn charge_alone(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
+        let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
+        let charges = Charges { list: smallvec![charge], rule: Rule::Each };
+        let outcomes = self.charge_plainly(self.clock.now(), &charges).await;
+        outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood))
     }
 
-    /// Charges a question as if its limit were not leased.
-    async fn charge(&self, leased: &Leased, hits: Hits) -> Outcome {
-        let Leased { key, home, per_second, strategy, .. } = leased.clone();
-        let (cost, standing) = (Cost::Charge(hits), Standing::default());
-        let list = smallvec![Charge { key, home, strategy, cost, standing, per_second }];
-        let charges = Charges { list, rule: Rule::Each };
-        let outcomes = match self.backend.charge(self.clock.now(), &charges) {
+    async fn charge_plainly(&self, now: Nanos, charges: &Charges) -> Outcomes {
+        match self.backend.charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
             Reply::Later(later) => later.await,
-        };
-        outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood))
+        }
     }
 
     fn next(&self) -> Number {
         Number(self.number.fetch_add(1, Relaxed))
     }
 
-    fn shard(&self, key: &CounterKey) -> MutexGuard<'_, Ledgers> {
-        let index = usize::try_from(self.places.hash_one(key) % SHARDS as u64).unwrap_or(0);
-        self.shards[index].lock()
+    fn place(&self, key: &CounterKey) -> Place {
+        let hash = self.secret.hash(key.as_bytes());
+        [hash.h1, hash.h2]
+    }
+
+    fn shard(&self, place: Place) -> MutexGuard<'_, Ledgers> {
+        let index = usize::try_from(place[0] % SHARDS as u64).unwrap_or(0);
+        self.shards[index].0.lock()
     }
 }
 
-impl Held {
-    fn new(of: &Leased, now: Nanos) -> Self {
-        let most = Hits((u64::from(of.strategy.most()) / PARTS).max(1));
-        let ledger = Ledger::new(Size::Learned, of.terms.term, most);
-        Self { ledger, of: of.clone(), asked: now, settled: watch::Sender::default() }
-    }
-
-    /// Whether this is held under `leased`'s numbers: others are charged alone until it is given back.
-    fn is_of(&self, leased: &Leased) -> bool {
-        self.of.strategy == leased.strategy && self.of.terms == leased.terms
-    }
-
-    fn is_idle(&self, now: Nanos) -> bool {
-        let patience = Nanos(self.of.terms.term.0.saturating_mul(IDLE_TERMS));
-        self.ledger.balance(now) == Hits(0) && patience < now.since(self.asked)
-    }
+/// The rules whose limits are leased, by path.
+fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
+    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
+    let leased = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));
+    let mut leased: Vec<_> =
+        leased.filter(|(_, limit)| matches!(limit.mode, Mode::Leased(_))).collect();
+    leased.sort_by_key(|(path, _)| *path);
+    leased
 }
 
 /// A message on its way; whatever becomes of it, those who wait are told.
 struct Flight<'l> {
     leases: &'l Leases,
-    key: &'l CounterKey,
+    place: Place,
     number: Number,
-    answer: Option<Answer>,
+    came: Result<Answer, Option<Cause>>,
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let now = self.leases.clock.now();
-        let mut shard = self.leases.shard(self.key);
-        let Some(held) = shard.get_mut(self.key) else { return };
-        match &self.answer {
-            Some(answer) => held.ledger.settle(now, answer),
-            None => held.ledger.lost(self.number),
+        let mut shard = self.leases.shard(self.place);
+        if let Some(held) = shard.get_mut(&self.place) {
+            held.settle(now, self.number, self.came);
         }
-        held.settled.send_replace(());
     }
 }
 
-/// What a ledger answers, if it does.
-fn outcome(leased: &Leased, hits: Hits, spend: Spend) -> Option<Outcome> {
-    Some(Outcome::Stepped(match spend {
-        Spend::Spent(room) => Step::Admit(room),
-        Spend::Denied { room, .. } if u64::from(leased.strategy.most()) < hits.0 => {
-            Step::Never(room)
-        }
-        Spend::Denied { retry_after, room } => Step::Deny { retry_after, room },
-        Spend::Ask => return None,
-    }))
+/// The second half of a [`Place`], which is a hash already.
+#[derive(Debug, Default)]
+struct Second(u64);
+
+impl Hasher for Second {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {}
+
+    fn write_u64(&mut self, half: u64) {
+        self.0 = half;
+    }
 }

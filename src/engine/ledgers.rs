@@ -139,11 +139,16 @@ impl Ledgers {
         call: Call,
     ) {
         for (place, (part, charge)) in charges(plan).enumerate() {
-            match (charge.cost, outcomes.get(place)) {
+            let outcome = outcomes.get(place);
+            match (charge.cost, outcome) {
                 (Cost::Refund(_), _) => self.forget(&charge.key, call.answered),
-                (Cost::Charge(hits), Some(Outcome::Stepped(Step::Deny { retry_after, room })))
-                    if is_cached(part) && asked.has(place) && hits != Hits(0) =>
-                {
+                (
+                    Cost::Charge(hits),
+                    Some(
+                        Outcome::Stepped(Step::Deny { retry_after, room })
+                        | Outcome::Counted(Step::Deny { retry_after, room }, _),
+                    ),
+                ) if is_cached(part) && asked.has(place) && hits != Hits(0) => {
                     let denied = together(plan, place, hits);
                     let denial = Denial::new(denied, *retry_after, *room, call);
                     self.remember(charge, denial, call);

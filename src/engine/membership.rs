@@ -173,6 +173,7 @@ impl Engine {
     pub async fn leave(&self) {
         let Some(membership) = self.membership() else { return };
         membership.left.store(true, Relaxed);
+        self.ceilings.leave_fleet(self.backend()).await;
         let beat = Beat { node: membership.node.clone(), record: None };
         if let Err(cause) = say(self.backend(), &beat).await {
             tracing::debug!(cause = cause.as_str(), "left without a word");

@@ -11,12 +11,14 @@ mod decide;
 mod degrade;
 mod ids;
 pub mod leases;
+mod leasing;
 mod ledgers;
 mod local;
 pub mod membership;
 mod owed;
 pub mod parts;
 mod plan;
+mod tally;
 
 use std::sync::Arc;
 

@@ -181,7 +181,7 @@ impl Engine {
                     hits = room.remaining;
                 }
                 // A fixed window has counted it, whatever it said.
-                Outcome::Stepped(_) | Outcome::Refunded(_) => {
+                Outcome::Stepped(_) | Outcome::Counted(..) | Outcome::Refunded(_) => {
                     count(OwedOutcome::Charged, hits);
                     return Ok(());
                 }

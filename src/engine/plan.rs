@@ -6,6 +6,8 @@
 
 use smallvec::SmallVec;
 
+use super::leases::AllTerms;
+use super::tally::Counted;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
@@ -56,6 +58,8 @@ pub(super) struct Plan<'c> {
     pub(super) parts: SmallVec<[Part<'c>; 2]>,
     /// What goes to the backend.
     pub(super) charges: Charges,
+    /// Where what comes of each charge is counted; empty where that is not done.
+    pub(super) tally: SmallVec<[Counted; 2]>,
 }
 
 /// What is to be done for one descriptor.
@@ -119,6 +123,17 @@ impl Part<'_> {
 }
 
 impl<'c> Plan<'c> {
+    /// What leases of each charge are granted under; nothing for one that is not leased. A counter
+    /// that the reference shares never is.
+    pub(super) fn terms(&self) -> AllTerms {
+        let charged = self.parts.iter().filter(|part| part.is_charged());
+        let terms = |(part, charge): (&Part<'_>, &Charge)| match part.mode() {
+            Mode::Leased(terms) if charge.key.spelling().is_none() => Some(terms),
+            _ => None,
+        };
+        charged.zip(&self.charges.list).map(terms).collect()
+    }
+
     /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about
     /// would cost more than making it.
     pub(super) fn fill(

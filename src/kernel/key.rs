@@ -134,6 +134,23 @@ impl CounterKey {
         key
     }
 
+    /// The words that a key of [`CounterKey::injective`] or [`CounterKey::ceiling`] was made of, for those
+    /// who read: its domain and its entries, with `_` between them.
+    #[must_use]
+    pub fn words(bytes: &[u8]) -> String {
+        let take = |rest: &mut &[u8], width: usize| {
+            let (length, left) = rest.split_at_checked(width)?;
+            let length = length.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+            let (word, left) = left.split_at_checked(length)?;
+            *rest = left;
+            Some(String::from_utf8_lossy(word).into_owned())
+        };
+        let mut rest = bytes.get(HEAD..).unwrap_or_default();
+        let domain = take(&mut rest, 4);
+        let entries = std::iter::from_fn(|| take(&mut rest, 2));
+        domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
+    }
+
     fn begun(head: Head) -> Self {
         let mut key = Self(Bytes::Short { len: 0, bytes: [0; SHORT] });
         key.0.put(&head);

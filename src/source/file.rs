@@ -16,14 +16,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use tokio::sync::{Notify, watch};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::{Load, LoadStatus, Published, Refused, SourceError, TextFile, Why};
+use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
 use crate::config::Config;
 use crate::config::diagnostic::Diagnostic;
 use crate::kernel::units::{Nanos, Revision};
-pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, read_tree};
+pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, Tree, read_tree};
 use watches::{Armed, Watches};
 
 /// How often files are looked at where the system tells of changes: for what it cannot tell of.
@@ -46,35 +46,16 @@ pub struct Options {
     pub debounce: Duration,
     /// How often to look, whether or not the system tells of a change.
     pub look: Duration,
+    /// Which files below the paths count.
+    pub tree: Tree,
 }
 
 impl Options {
     /// Watches `paths`, which must rest for `debounce` after a change before they are read.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>, debounce: Nanos) -> Self {
-        Self { paths, debounce: Duration::from_nanos(debounce.0), look: LOOK }
-    }
-}
-
-/// A running source. It stops when nobody receives any more.
-#[derive(Debug)]
-pub struct FileSource {
-    /// What is in force and how it got there.
-    pub published: watch::Receiver<Published>,
-    /// Asks for a load.
-    pub reload: Reload,
-    /// Ends only when the source has stopped; its loss is fatal.
-    pub task: JoinHandle<()>,
-}
-
-/// Asks a source for a load.
-#[derive(Clone, Debug)]
-pub struct Reload(Arc<Notify>);
-
-impl Reload {
-    /// Loads soon, whether or not anything changed.
-    pub fn now(&self) {
-        self.0.notify_one();
+        let debounce = Duration::from_nanos(debounce.0);
+        Self { paths, debounce, look: LOOK, tree: Tree::default() }
     }
 }
 
@@ -84,20 +65,21 @@ pub async fn start(
     options: Options,
     load: Arc<Load>,
     now: impl Fn() -> Nanos + Send + Sync + 'static,
-) -> FileSource {
+) -> Source {
     let (sender, published) = watch::channel(Published::default());
-    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (changed, asked) = (Arc::new(Notify::new()), Reload::default());
     let watches = Watches::new(&options.paths, Arc::clone(&changed));
     let look = Look {
         paths: options.paths.clone().into(),
+        tree: Arc::new(options.tree.clone()),
         watches: Arc::new(Mutex::new(watches)),
         load,
         seen: Seen::default(),
     };
-    let reload = Reload(Arc::clone(&asked));
+    let reload = asked.clone();
     let mut loader = Loader { options, look, sender, changed, asked, now: Box::new(now) };
     loader.load(Cause::Asked).await;
-    FileSource { published, reload, task: tokio::spawn(loader.run()) }
+    Source { published, reload, task: tokio::spawn(loader.run()), is_awaited: false }
 }
 
 /// What brings a load about.
@@ -116,7 +98,7 @@ struct Loader {
     look: Look,
     sender: watch::Sender<Published>,
     changed: Arc<Notify>,
-    asked: Arc<Notify>,
+    asked: Reload,
     now: Box<dyn Fn() -> Nanos + Send + Sync>,
 }
 
@@ -133,7 +115,7 @@ impl Loader {
             if unwatched { LOOK_UNWATCHED.min(self.options.look) } else { self.options.look };
         tokio::select! {
             () = self.sender.closed() => None,
-            () = self.asked.notified() => Some(Cause::Asked),
+            () = self.asked.asked() => Some(Cause::Asked),
             () = self.changed.notified() => {
                 self.rest().await;
                 Some(Cause::Told)
@@ -195,6 +177,9 @@ impl Loader {
                 tracing::error!(in_force, findings, "limits are refused; what is in force stays");
                 tell(diagnostics);
             }
+            Why::Words(why) => {
+                tracing::error!(in_force, why, "limits are refused; what is in force stays");
+            }
             Why::Broke => tracing::error!(in_force, "the loader broke; what is in force stays"),
         }
         self.publish(|published| {
@@ -205,14 +190,6 @@ impl Loader {
 
     fn publish(&self, change: impl FnOnce(&mut Published)) {
         self.sender.send_modify(change);
-    }
-}
-
-impl LoadStatus {
-    fn accept(&mut self, at: Nanos) {
-        self.loads += 1;
-        self.loaded_at = Some(at);
-        self.last_error = None;
     }
 }
 
@@ -248,6 +225,7 @@ struct Accepted {
 #[derive(Clone)]
 struct Look {
     paths: Arc<[PathBuf]>,
+    tree: Arc<Tree>,
     watches: Arc<Mutex<Watches>>,
     load: Arc<Load>,
     seen: Seen,
@@ -288,14 +266,14 @@ impl Look {
     fn list(&mut self) -> (tree::Listing, Option<SourceError>) {
         let mut watches = self.watches.lock();
         for _ in 0..tree::DEEPEST {
-            let (listing, error) = tree::list(&self.paths);
+            let (listing, error) = tree::list(&self.paths, &self.tree);
             let Armed { more, all } = watches.arm(&listing.directories);
             self.seen.unwatched = !all;
             if !more {
                 return (listing, error);
             }
         }
-        tree::list(&self.paths)
+        tree::list(&self.paths, &self.tree)
     }
 
     fn judge(&mut self, cause: Cause, texts: &[TextFile], revision: Revision) -> Found {

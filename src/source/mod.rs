@@ -6,12 +6,15 @@
 //! meet over the channel of [`Published`].
 
 pub mod file;
+pub mod xds;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::config::diagnostic::Diagnostic;
@@ -30,6 +33,35 @@ pub struct TextFile {
 pub type Load = dyn Fn(&[TextFile], Revision) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>>
     + Send
     + Sync;
+
+/// A running source. It stops when nobody receives any more.
+#[derive(Debug)]
+pub struct Source {
+    /// What is in force and how it got there.
+    pub published: watch::Receiver<Published>,
+    /// Asks for a load.
+    pub reload: Reload,
+    /// Ends only when the source has stopped; its loss is fatal.
+    pub task: JoinHandle<()>,
+    /// Whether the first load comes later, from somebody else.
+    pub is_awaited: bool,
+}
+
+/// Asks a source for a load.
+#[derive(Clone, Debug, Default)]
+pub struct Reload(Arc<Notify>);
+
+impl Reload {
+    /// Loads soon, whether or not anything changed.
+    pub fn now(&self) {
+        self.0.notify_one();
+    }
+
+    /// Waits until somebody asks.
+    pub async fn asked(&self) {
+        self.0.notified().await;
+    }
+}
 
 /// What a source has to say at the moment.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +92,14 @@ pub struct LoadStatus {
     pub last_error: Option<Arc<Refused>>,
 }
 
+impl LoadStatus {
+    fn accept(&mut self, at: Nanos) {
+        self.loads += 1;
+        self.loaded_at = Some(at);
+        self.last_error = None;
+    }
+}
+
 /// A refused load.
 #[derive(Debug)]
 pub struct Refused {
@@ -76,6 +116,8 @@ pub enum Why {
     Source(SourceError),
     /// The texts are wrong: everything that is, warnings among it.
     Diagnostics(Vec<Diagnostic>),
+    /// They are no texts: a sentence that says why.
+    Words(String),
     /// The loader broke on them, which is a defect of ours.
     Broke,
 }

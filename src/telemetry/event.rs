@@ -157,8 +157,9 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Counts this in the process's metrics.
+    /// Counts this in the process's metrics, and says it of the question's span.
     pub fn emit(self) {
+        super::trace::outcome(self.outcome);
         self.count(&METRICS);
     }
 
@@ -251,6 +252,8 @@ pub enum Outcome {
     Malformed,
     /// Refused: above 4 MiB.
     TooLarge,
+    /// Refused: as many requests are held by connections as may be.
+    TooMany,
     /// Refused: did not arrive in time.
     Late,
     /// Decided, but the protocol cannot express the answer.
@@ -259,7 +262,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
@@ -277,6 +280,7 @@ impl Outcome {
         Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
+        Self::TooMany,
         Self::Late,
         Self::Inexpressible,
     ];
@@ -302,6 +306,7 @@ impl Outcome {
             Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
+            Self::TooMany => "too_many",
             Self::Late => "late",
             Self::Inexpressible => "inexpressible",
         }
@@ -430,6 +435,69 @@ impl HitsOwed {
     }
 }
 
+/// Hits of leases began or ended to be held here.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedHits {
+    /// How many.
+    pub hits: Hits,
+    /// Which.
+    pub end: LeaseEnd,
+}
+
+/// What became of hits of leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// The store lent them.
+    Borrowed,
+    /// They went back unspent.
+    GivenBack,
+    /// Their lease ended with them unspent.
+    Expired,
+}
+
+impl LeaseEnd {
+    /// Every one, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
+
+    /// As metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Borrowed => "borrowed",
+            Self::GivenBack => "given_back",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl LeasedHits {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.leased_hits(self);
+    }
+}
+
+/// A message about a lease was sent to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseCalled;
+
+impl LeaseCalled {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.lease_called();
+    }
+}
+
 /// The store of counters did not answer a charge.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {
@@ -467,5 +535,53 @@ impl Called {
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.called(self);
+    }
+}
+
+/// A datagram came to the port for releases.
+#[derive(Clone, Copy, Debug)]
+pub struct DatagramCame {
+    /// What it was.
+    pub outcome: Datagram,
+}
+
+/// What a datagram was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datagram {
+    /// A release.
+    Read,
+    /// From an address that is not in `syslog_from`; not looked at.
+    Foreign,
+    /// Longer than any release.
+    TooLong,
+    /// Anything else.
+    Malformed,
+}
+
+impl Datagram {
+    /// Every outcome, in the order of their discriminants.
+    pub const ALL: [Self; 4] = [Self::Read, Self::Foreign, Self::TooLong, Self::Malformed];
+
+    /// The outcome as metrics spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Foreign => "foreign",
+            Self::TooLong => "too_long",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl DatagramCame {
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.datagram_came(self.outcome);
     }
 }

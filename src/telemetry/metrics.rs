@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, HitsOwed, IdEvent, IdSeen, Loaded, Outcome,
-    OwedOutcome, Protocol,
+    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -57,6 +57,8 @@ pub struct Metrics {
     refused: AtomicU64,
     revision: AtomicU64,
     loaded_at: AtomicU64,
+    /// 1 while the last load is one that was refused.
+    stale: AtomicU64,
 }
 
 /// What one thread counts, on cache lines of its own.
@@ -75,12 +77,15 @@ struct Shard {
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
+    leased: [AtomicU64; LeaseEnd::ALL.len()],
+    lease_calls: AtomicU64,
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
     /// Calls by the questions in them, as `took`.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
+    datagrams: [AtomicU64; Datagram::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -102,6 +107,15 @@ pub struct Total {
     pub most_early: u64,
 }
 
+/// What is held of leased limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Balances {
+    /// Keys that a balance is kept of.
+    pub keys: u64,
+    /// Hits that may be spent without asking.
+    pub hits: u64,
+}
+
 /// What is not counted but looked up when the page is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
@@ -113,6 +127,8 @@ pub struct Gauges {
     pub backend_is_down: bool,
     /// Requests in flight and ceilings.
     pub ceilings: Total,
+    /// What is held of leased limits.
+    pub balances: Balances,
     /// Each ceiling in use.
     pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
@@ -158,6 +174,7 @@ impl Metrics {
             refused: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             loaded_at: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
         }
     }
 
@@ -220,6 +237,16 @@ impl Metrics {
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
     }
 
+    pub(super) fn leased_hits(&self, leased: LeasedHits) {
+        let mine = self.mine();
+        mine.add(&mine.shard.leased[leased.end as usize], leased.hits.0);
+    }
+
+    pub(super) fn lease_called(&self) {
+        let mine = self.mine();
+        mine.add(&mine.shard.lease_calls, 1);
+    }
+
     pub(super) fn called(&self, called: Called) {
         let (mine, questions) = (self.mine(), u64::try_from(called.questions).unwrap_or(u64::MAX));
         let bucket = QUESTIONS.iter().position(|bound| questions <= *bound);
@@ -227,14 +254,21 @@ impl Metrics {
         mine.add(&mine.shard.called_sum, questions);
     }
 
+    pub(super) fn datagram_came(&self, outcome: Datagram) {
+        let mine = self.mine();
+        mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
+        self.stale.store(0, Relaxed);
         self.revision.store(loaded.revision.0, Relaxed);
         self.loaded_at.store(loaded.at.0, Relaxed);
     }
 
     pub(super) fn load_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
+        self.stale.store(1, Relaxed);
     }
 
     fn mine(&self) -> Mine<'_> {
@@ -272,10 +306,13 @@ impl Shard {
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
+            leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
+            lease_calls: AtomicU64::new(0),
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
+            datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
         }
     }
 }
@@ -303,6 +340,8 @@ impl fmt::Display for Page<'_> {
         self.metrics.write_config(f)?;
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_ceilings(f, &self.gauges.ceilings)?;
+        self.metrics.write_leases(f, self.gauges.balances)?;
+        self.metrics.write_datagrams(f)?;
         in_use::write(f, &self.gauges.in_use)?;
         write_process(f, &self.gauges)
     }
@@ -366,6 +405,9 @@ impl Metrics {
         let name = "sluicegate_config_revision";
         head(page, name, "gauge", "The number of the configuration in force, 0 before the first")?;
         writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
+        let name = "sluicegate_config_stale";
+        head(page, name, "gauge", "1 while the last load is one that was refused")?;
+        writeln!(page, "{name} {}", self.stale.load(Relaxed))?;
         let name = "sluicegate_config_loaded_timestamp_seconds";
         head(page, name, "gauge", "When the configuration in force was loaded, Unix time")?;
         writeln!(page, "{name} {}", Seconds(Nanos(self.loaded_at.load(Relaxed))))
@@ -461,6 +503,39 @@ impl Metrics {
         for event in IdEvent::ALL {
             let n = self.sum(|shard| &shard.ids[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    fn write_leases(&self, page: &mut fmt::Formatter<'_>, held: Balances) -> fmt::Result {
+        let name = "sluicegate_lease_keys";
+        head(page, name, "gauge", "Keys of leased limits that a balance is kept of")?;
+        writeln!(page, "{name} {}", held.keys)?;
+        let name = "sluicegate_lease_balance_hits";
+        head(page, name, "gauge", "Hits held, which are spent without asking the store")?;
+        writeln!(page, "{name} {}", held.hits)?;
+        let name = "sluicegate_lease_calls_total";
+        head(page, name, "counter", "Messages to the store that borrow or give back")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
+        let name = "sluicegate_lease_hits_total";
+        head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
+        // Bound: `LeaseEnd::ALL`.
+        for end in LeaseEnd::ALL {
+            let n = self.sum(|shard| &shard.leased[end as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
+        }
+        Ok(())
+    }
+
+    fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_syslog_datagrams_total";
+        head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
+        // Bound: `Datagram::ALL`.
+        for outcome in Datagram::ALL {
+            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! Leaves out: a cluster. Nothing here was installed.
 
 mod cases;
+mod docs;
 mod meaning;
 mod schema;
 mod service;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -86,6 +88,31 @@ impl Objects {
         let maps = self.0.iter().filter(|o| name_of(o) == "ConfigMap/edge-sluicegate-limits");
         let files = maps.filter_map(|map| map["data"].as_object()).flatten();
         files.map(|(name, text)| (name.as_str(), text.as_str().unwrap())).collect()
+    }
+}
+
+/// What a pod of the chart runs with, for tests that drive processes.
+pub struct Installed {
+    /// `server.yaml`.
+    pub settings: NamedTempFile,
+    pub readiness_path: String,
+    /// How long Kubernetes waits before it kills.
+    pub grace_seconds: u64,
+}
+
+impl Installed {
+    /// By the values' defaults.
+    pub fn with_defaults() -> Self {
+        let objects = rendered(&[]);
+        let settings = NamedTempFile::new().unwrap();
+        std::fs::write(settings.path(), objects.server_yaml()).unwrap();
+        let path = &objects.container()["readinessProbe"]["httpGet"]["path"];
+        let grace = &objects.pod()["terminationGracePeriodSeconds"];
+        Self {
+            settings,
+            readiness_path: path.as_str().unwrap().to_owned(),
+            grace_seconds: grace.as_u64().unwrap(),
+        }
     }
 }
 

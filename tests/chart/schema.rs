@@ -84,8 +84,10 @@ fn named(schema: &Value) -> BTreeSet<String> {
 /// The paths of all defaults, as deep as the schema goes.
 fn keys(values: &Value, path: &str) -> BTreeSet<String> {
     let schema = read();
-    let pointer: String =
-        path.split('.').filter(|p| !p.is_empty()).flat_map(|p| ["/properties/", p]).collect();
+    let pointer = match path {
+        "" => String::new(),
+        path => format!("/properties/{}", path.replace('.', "/properties/")),
+    };
     let opened = schema.pointer(&pointer).is_some_and(|s| s["properties"].is_object());
     match values {
         Value::Object(map) if opened && path != "settings" => map

@@ -66,7 +66,7 @@ fn the_validator_bites() {
 }
 
 /// What the validator says of the files of a directory.
-fn validate(directory: &Path) -> String {
+pub fn validate(directory: &Path) -> String {
     let schemas = root().join(".tools/crds");
     assert!(schemas.is_dir(), "no .tools/crds: run scripts/chart.sh, which puts them there");
     let mut validator = tool("kubectl-validate");

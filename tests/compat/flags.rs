@@ -23,33 +23,16 @@ const FLAGS: [(&str, &str, Value); 10] = [
 /// Variables that change nothing but names and expiry in a store.
 const STORE_ONLY: [&str; 2] = ["CACHE_KEY_PREFIX", "EXPIRATION_JITTER_MAX_SECONDS"];
 
-/// The same of what is only done with a store.
-const STORE_FLAGS: [(&str, &str, Value); 4] = [
-    ("CACHE_KEY_PREFIX", "--reference-key-prefix", Value::Text),
-    ("EXPIRATION_JITTER_MAX_SECONDS", "--expiry-jitter", Value::Seconds),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "--local-deny-cache", Value::Text),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "--stop-when-over", Value::Bool),
-];
-
 enum Value {
     Text,
     Bool,
     /// A switch there, one choice of several here.
     Reference,
-    /// A bare number there, with its unit here.
-    Seconds,
 }
 
 /// The flags of a scenario without a store.
 pub fn of(env: &BTreeMap<String, String>) -> Vec<String> {
     ALWAYS.map(str::to_owned).into_iter().chain(among(&FLAGS, env)).collect()
-}
-
-/// The flags of a scenario over the store at `url`. However crowded the machine is, no answer is to
-/// be a late one's.
-pub fn over_store(env: &BTreeMap<String, String>, url: &str) -> Vec<String> {
-    let store = ["--backend", url, "--backend-deadline", "10s"].map(str::to_owned);
-    of(env).into_iter().chain(store).chain(among(&STORE_FLAGS, env)).collect()
 }
 
 fn among(known: &[(&str, &str, Value)], env: &BTreeMap<String, String>) -> Vec<String> {
@@ -64,18 +47,12 @@ pub fn is_mapped(variable: &str) -> bool {
     STORE_ONLY.contains(&variable) || FLAGS.iter().any(|(known, ..)| *known == variable)
 }
 
-/// Whether a scenario that sets this variable can be replayed over a store.
-pub fn is_mapped_over_store(variable: &str) -> bool {
-    is_mapped(variable) || STORE_FLAGS.iter().any(|(known, ..)| *known == variable)
-}
-
 impl Value {
     fn of(&self, text: &str) -> String {
         let is_true = matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True");
         match self {
             Self::Text => text.to_owned(),
             Self::Bool => is_true.to_string(),
-            Self::Seconds => format!("{text}s"),
             Self::Reference => (if is_true { "reference" } else { "none" }).to_owned(),
         }
     }
@@ -88,7 +65,4 @@ fn a_switch_is_read_as_its_words_are_meant() {
     let expected = ["--response-headers", "reference", "--shadow-mode", "false"];
     assert_eq!(of(&env)[ALWAYS.len()..], expected);
     assert!(is_mapped("CACHE_KEY_PREFIX") && !is_mapped("LOCAL_CACHE_SIZE_IN_BYTES"));
-    let env = [("EXPIRATION_JITTER_MAX_SECONDS".to_owned(), "10".to_owned())].into();
-    assert!(over_store(&env, "redis://h").ends_with(&["--expiry-jitter".into(), "10s".into()]));
-    assert!(is_mapped_over_store("LOCAL_CACHE_SIZE_IN_BYTES"));
 }

@@ -12,7 +12,7 @@ use super::expected::{difference, unit_seconds};
 use super::store::{Ear, Store, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
-use super::{flags, message};
+use super::{flags, message, metrics};
 use crate::http1;
 use crate::service::{Loads, Service};
 use crate::waiting::{unix_seconds, until};
@@ -58,11 +58,10 @@ fn not_yet(scenario: &Scenario, store: Option<&Store>) -> Option<&'static str> {
     if scenario.store_before.is_some() && store.is_none() {
         return Some("starts with counters in a store");
     }
-    if scenario.steps.iter().any(|step| step.debug.is_some()) {
+    if scenario.steps.iter().any(|step| step.debug.is_some()) && store.is_none() {
         return Some("calls the debug port");
     }
-    let is_mapped = if store.is_some() { flags::is_mapped_over_store } else { flags::is_mapped };
-    if scenario.env.keys().any(|name| !is_mapped(name)) {
+    if store.is_none() && scenario.env.keys().any(|name| !flags::is_mapped(name)) {
         return Some("sets an environment variable without a flag");
     }
     let now = unix_seconds();
@@ -80,14 +79,13 @@ fn run(
 ) -> Result<(), String> {
     let files = Files::new(scenario).map_err(|error| format!("placing the files: {error}"))?;
     let began = unix_seconds();
-    let flags = match store {
-        None => flags::of(&scenario.env),
+    let service = match store {
+        None => Service::start(&files.limits, &flags::of(&scenario.env))?,
         Some(store) => {
             store.begin(scenario, began);
-            flags::over_store(&scenario.env, &store.url())
+            drop_in(scenario, &files, store)?
         }
     };
-    let service = Service::start(&files.limits, &flags)?;
     if store.is_some() {
         Store::answers(&service)?;
     }
@@ -104,9 +102,26 @@ fn run(
     }
     if let Some(store) = store {
         store.holds(scenario, began)?;
+        metrics::counted(scenario, &stage.service)?;
     }
     let mut service = stage.service;
     if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
+}
+
+/// The process as `ratelimit`, with the scenario's own variables and where things are.
+fn drop_in(scenario: &Scenario, files: &Files, store: &Store) -> Result<Service, String> {
+    let (root, url) = (files.root.path().display().to_string(), store.url());
+    let places = [
+        ("RUNTIME_ROOT", &*root),
+        ("RUNTIME_SUBDIRECTORY", "limits"),
+        ("RUNTIME_APPDIRECTORY", ""),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("SLUICEGATE_BACKEND", &*url),
+        ("USE_STATSD", "false"),
+        ("USE_PROMETHEUS", "true"),
+    ];
+    let own = scenario.env.iter().map(|(name, text)| (&**name, &**text));
+    Service::start_as_ratelimit(&places.into_iter().chain(own).collect::<Vec<_>>())
 }
 
 fn is_pinned_to_commands(scenario: &Scenario) -> bool {
@@ -175,6 +190,9 @@ impl Stage<'_> {
         if let Some(reload) = &step.reload {
             return self.reload(reload, step, advice);
         }
+        if let Some(path) = &step.debug {
+            return self.debug(path, step);
+        }
         let bytes = match (&step.request, &step.request_base64) {
             (Some(json), _) => message::request(json)?.encode_to_vec(),
             (None, Some(encoded)) => base64(encoded),
@@ -231,6 +249,14 @@ impl Stage<'_> {
         let answer = self.runtime.block_on(self.connection.health(service));
         let came = answer.map_or_else(|status| failed(&status), |name| json!(name));
         same("answer", step.answer.as_ref(), Some(&came), 0..=0)
+    }
+
+    fn debug(&self, path: &str, step: &Step) -> Result<(), String> {
+        let reply = http1::get(self.service.admin, path, &[]).map_err(|error| error.to_string())?;
+        same("status", step.status.as_ref(), Some(&json!(reply.status)), 0..=0)?;
+        let mut lines: Vec<_> = reply.text().lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        same("lines", step.lines.as_ref(), Some(&json!(lines)), 0..=0)
     }
 
     fn reload(&self, reload: &Reload, step: &Step, advice: &mut Vec<String>) -> Result<(), String> {

@@ -21,7 +21,7 @@ const fn queued(limit: u32, size: u32) -> Rules {
 }
 
 const fn ask(rules: &Rules) -> Ask<'_> {
-    Ask { bucket: b"shop", rules, keep: None, patience: LONG }
+    Ask { bucket: b"shop", rules, keep: None, patience: LONG, shared: None }
 }
 
 fn manual() -> (Arc<Clock>, Admission) {

@@ -9,6 +9,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
 use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::register::Bounds;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
@@ -252,6 +253,27 @@ fn a_release_that_overtakes_its_acquire_leaves_nothing_behind() {
     engine.release(ID, None, Outcome::Ignored, None);
     assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
     assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn without_room_for_early_releases_an_overtaken_acquire_keeps_its_place() {
+    let bounds = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n").with_early_releases(bounds);
+    engine.release(ID, None, Outcome::Ignored, None);
+    assert!(acquire(&engine, ID).is_ok());
+    assert_eq!(in_flight(&engine), 1);
+}
+
+#[test]
+fn an_id_tells_how_long_it_has_been_in_flight() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    assert_eq!(engine.held_for(ID), None);
+    assert!(acquire(&engine, ID).is_ok());
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(7));
+    assert_eq!(engine.held_for(ID), Some(Nanos(7)));
+    engine.release(ID, None, Outcome::Success, None);
+    assert_eq!(engine.held_for(ID), None);
 }
 
 #[test]

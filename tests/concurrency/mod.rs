@@ -24,6 +24,7 @@
 
 mod admit;
 mod engine;
+mod fleet;
 mod latent;
 mod limiter;
 mod model;

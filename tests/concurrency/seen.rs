@@ -35,7 +35,7 @@ fn the_name_of_a_bucket_says_what_it_is_of_and_nothing_else_does() {
 
 fn at_once(admission: &Admission, bucket: &[u8]) -> Held {
     let rules = Rules::fixed(9);
-    let ask = Ask { bucket, rules: &rules, keep: None, patience: Nanos(0) };
+    let ask = Ask { bucket, rules: &rules, keep: None, patience: Nanos(0), shared: None };
     match pin!(admission.acquire(ask)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(held)) => held,
         other => panic!("{other:?}"),

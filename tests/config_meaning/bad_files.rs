@@ -176,7 +176,7 @@ fn all_problems_of_all_files_come_at_once_by_file_and_place() {
             ("a.yaml", 3, "E22"),
             ("a.yaml", 4, "E24"),
             ("a.yaml", 4, "E32"),
-            ("a.yaml", 4, "E30"),
+            ("a.yaml", 4, "E38"),
             ("b.yaml", 1, "E20"),
             ("b.yaml", 3, "E24"),
         ]

@@ -68,7 +68,14 @@ fn a_node_with_nothing_but_a_ceiling_limits_no_rate_and_does_not_exempt_from_one
 fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 0", &["E38 `limit: 0`"]);
     refused("mode: local", &["E38 a ceiling needs a `limit`"]);
-    refused("limit: 1, mode: leased", &["E30 `mode: leased` of a ceiling"]);
+    refused(
+        "limit: 1, mode: local, on_backend_failure: deny",
+        &["E32 `on_backend_failure` beside `mode: local`"],
+    );
+    refused("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
+    refused("limit: 1, mode: leased", &["W30 a fleet's ceiling without `max_duration`"]);
+    refused("limit: 1, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
+    refused("limit: 1, mode: leased, max_duration: 5m", &[]);
     refused("limit: 1, mode: strict", &["E30 `mode: strict` of a ceiling"]);
     refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
     refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s`"]);

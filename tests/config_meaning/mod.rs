@@ -11,7 +11,7 @@ mod recorded;
 mod schema;
 mod warnings;
 
-use sluicegate::config::diagnostic::{Diagnostic, Source};
+use sluicegate::config::diagnostic::{Diagnostic, Severity, Source};
 use sluicegate::config::raw::{self, File};
 use sluicegate::config::resolve::resolve;
 use sluicegate::config::tree::Match;
@@ -28,7 +28,9 @@ fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Vec<Diagnostic>)
 fn sound(descriptors: &str) -> Config {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
     let (config, said) = load(&[("a.yaml", &text)], false).unwrap();
-    assert_eq!(said, []);
+    // A note is no fault.
+    let faults: Vec<_> = said.iter().filter(|one| one.severity() != Severity::Note).collect();
+    assert!(faults.is_empty(), "{faults:?}");
     config
 }
 

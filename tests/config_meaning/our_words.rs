@@ -2,8 +2,9 @@
 
 use sluicegate::config::calendar::Starts;
 use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
+use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{find, limit, load, said_of, sound};
 
@@ -131,17 +132,112 @@ fn defaults_are_for_limits_that_do_not_say_otherwise() {
 }
 
 #[test]
-fn what_this_version_cannot_do_is_refused_and_not_ignored() {
+fn modes_are_words_and_a_leased_one_has_a_bound() {
     refused("unit: day, requests_per_unit: 1, mode: strict", &[]);
     refused("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
-    refused(
-        "unit: day, requests_per_unit: 1, mode: leased",
-        &["E30 `mode: leased` is not in this version yet"],
+    refused("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
+    let without = "E38 `mode: leased` without a `max_overshoot`";
+    refused("unit: day, requests_per_unit: 600, mode: leased", &[without]);
+    let beside = "E32 `max_overshoot` with `mode: strict`";
+    refused("unit: day, requests_per_unit: 600, max_overshoot: 2%", &[beside]);
+}
+
+/// What may be out of 600 a minute.
+fn out(strategy: &str, overshoot: &str) -> Overshoot {
+    let text = format!(
+        "unit: minute, requests_per_unit: 600, strategy: {strategy}, mode: leased, max_overshoot: {overshoot}"
     );
-    refused(
-        "unit: day, requests_per_unit: 1, max_overshoot: 2%",
-        &["E30 `max_overshoot` is not in this version yet"],
+    match limit(&text).mode {
+        Mode::Leased(Terms { overshoot, term }) => {
+            assert_eq!(term, Nanos::from_secs(10));
+            overshoot
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_may_be_out_is_hits_or_a_percentage_rounded_down() {
+    for strategy in ["fixed_window", "gcra", "sliding_window", "sliding_log"] {
+        let at_most = |hits| Overshoot::AtMost(Hits(hits));
+        assert_eq!(out(strategy, "1"), at_most(1));
+        assert_eq!(out(strategy, "600"), at_most(600));
+        assert_eq!(out(strategy, "2%"), at_most(12));
+        assert_eq!(out(strategy, "0.5%"), at_most(3));
+        assert_eq!(out(strategy, "0.33%"), at_most(1), "1.98 rounded down");
+        assert_eq!(out(strategy, "100%"), at_most(600));
+    }
+    assert_eq!(out("fixed_window", "0"), Overshoot::InWindow);
+    assert_eq!(out("fixed_window", "0%"), Overshoot::InWindow);
+}
+
+#[test]
+fn a_bound_that_cannot_hold_or_binds_nothing_is_refused() {
+    let with = |strategy: &str, overshoot: &str, said: &[&str]| {
+        let text = "unit: minute, requests_per_unit: 600, mode: leased";
+        refused(&format!("{text}, strategy: {strategy}, max_overshoot: {overshoot}"), said);
+    };
+    for strategy in ["gcra", "sliding_window", "sliding_log"] {
+        with(strategy, "0", &["E32 `max_overshoot: 0` with `strategy:"]);
+        with(strategy, "0.0%", &["E32 `max_overshoot: 0` with `strategy:"]);
+    }
+    for strategy in ["fixed_window", "gcra"] {
+        with(strategy, "0.1%", &["E38 this part of 600 is less than one hit"]);
+        with(strategy, "601", &["E38 a `max_overshoot` above the limit"]);
+        with(strategy, "100.01%", &["E38 a `max_overshoot` above the limit"]);
+        for amount in ["-1", "2 %", "'%'", "1.%", "1.234%", "010", "many", "'1.5'"] {
+            with(strategy, amount, &["E38 `max_overshoot: "]);
+        }
+    }
+    with("gcra", "99999999999999999999%", &["E38 `max_overshoot: "]);
+}
+
+#[test]
+fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
+    let text = "domain: d\ndefaults: {mode: leased, max_overshoot: 10%}\ndescriptors:\n\
+                - {key: a, rate_limit: {unit: second, requests_per_unit: 50}}\n\
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 50, mode: strict}}\n\
+                - {key: c, rate_limit: {unit: day, requests_per_unit: 50, max_overshoot: 0}}\n";
+    let (config, _) = load(&[("a.yaml", text)], false).unwrap();
+    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
+    let leased = |overshoot, secs| Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs) });
+    assert_eq!(
+        limit("a=").mode,
+        leased(Overshoot::AtMost(Hits(5)), 1),
+        "no longer than its window"
     );
+    assert_eq!(limit("b=").mode, Mode::Strict);
+    assert_eq!(limit("c=").mode, leased(Overshoot::InWindow, 10));
+    assert_eq!(
+        limit("a=").to_string(),
+        "50 per second, fixed_window, mode leased, max_overshoot 5"
+    );
+    assert_eq!(limit("c=").to_string(), "50 per day, fixed_window, mode leased, max_overshoot 0");
+}
+
+/// 60,000 a minute are 10,000 in the 10 s of a lease. A fleet of 2 sees 5,000 each and borrows a quarter
+/// of that, one of 8 a quarter of 1,250, one of 64 no less than 64; of a budget of 600 each has at most 300, 75 and 9.
+#[test]
+fn check_says_how_many_decisions_a_call_is_expected_for() {
+    let said = |overshoot: &str| {
+        let text = format!(
+            "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 60000, \
+             mode: leased, max_overshoot: {overshoot}}}}}\n"
+        );
+        let (_, said) = load(&[("a.yaml", &text)], false).unwrap();
+        let [note] = &said[..] else { panic!("{said:?}") };
+        assert_eq!(note.code.name(), "N41");
+        note.message.clone()
+    };
+    let all = |two, eight, many| {
+        format!(
+            "expected calls per decision at its full rate: 1 in {two} on 2 replicas, 1 in {eight} on \
+             8 replicas, 1 in {many} on 64 replicas"
+        )
+    };
+    assert_eq!(said("0"), all(1250, 313, 64));
+    assert_eq!(said("1%"), all(300, 75, 9));
+    assert_eq!(said("1"), all(1, 1, 1));
 }
 
 fn calendar(unit: &str, starts_on: &str) -> Starts {

@@ -115,12 +115,14 @@ impl World {
     fn wait(&mut self) {
         let millis = match self.dice.up_to(20) {
             0..=5 => 0,
-            6..=15 => self.dice.up_to(400),
+            6 => self.dice.pick(&[1_000, 2_000, 5_000, 15_000]),
+            7..=15 => self.dice.up_to(400),
             16..=18 => self.dice.up_to(3_000),
             19 => self.dice.up_to(9_000),
             _ => self.dice.up_to(80_000),
         };
-        self.now = self.now.plus(Nanos(millis * Nanos::MILLI.0 + self.dice.up_to(9) * 1_000));
+        let micros = if self.dice.once_in(2) { 0 } else { self.dice.up_to(9) };
+        self.now = self.now.plus(Nanos(millis * Nanos::MILLI.0 + micros * 1_000));
         if self.dice.once_in(40) {
             self.now = Nanos(self.now.0 - self.dice.up_to(3_000) * Nanos::MILLI.0);
         }

@@ -21,6 +21,7 @@
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
 mod heartbeats;
+mod holding;
 mod lending;
 mod limits;
 mod model;

@@ -15,25 +15,27 @@ use std::path::PathBuf;
 use sluicegate::cli::{self, Terminal};
 
 /// A page and its text.
-struct Page {
-    name: String,
-    text: String,
+pub struct Page {
+    pub name: String,
+    pub text: String,
 }
 
 /// A fenced block: where, its language and its text.
-struct Block {
-    place: String,
+pub struct Block {
+    pub place: String,
     language: String,
-    text: String,
+    pub text: String,
 }
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn pages() -> Vec<Page> {
-    let listed = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> = listed.chain([root().join("README.md")]).collect();
+pub fn pages() -> Vec<Page> {
+    let listed = ["docs", "docs/with"].map(|at| fs::read_dir(root().join(at)).unwrap());
+    let listed = listed.into_iter().flatten().map(|entry| entry.unwrap().path());
+    let tops = ["README.md", "SECURITY.md"].map(|name| root().join(name));
+    let mut paths: Vec<_> = listed.filter(|path| path.is_file()).chain(tops).collect();
     paths.sort();
     let read = |path: PathBuf| Page {
         name: path.strip_prefix(root()).unwrap().display().to_string(),
@@ -46,7 +48,7 @@ fn page(name: &str) -> String {
     pages().into_iter().find(|page| page.name == name).expect(name).text
 }
 
-fn blocks(wanted: &str) -> Vec<Block> {
+pub fn blocks(wanted: &str) -> Vec<Block> {
     let found = pages().into_iter().flat_map(|page| blocks_of(&page));
     found.filter(|block| block.language == wanted).collect()
 }

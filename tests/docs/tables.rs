@@ -120,8 +120,10 @@ fn every_refusal_has_the_code_of_its_row() {
 #[test]
 fn every_flag_and_variable_that_is_named_exists() {
     let cli = args::Cli::command();
-    let flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
-    let flags: BTreeSet<_> = flags.filter_map(clap::Arg::get_long).chain(["a-b-c"]).collect();
+    let arguments: Vec<_> = cli.get_subcommands().flat_map(clap::Command::get_arguments).collect();
+    let aliases = arguments.iter().flat_map(|arg| arg.get_visible_aliases().unwrap_or_default());
+    let flags = arguments.iter().filter_map(|arg| arg.get_long()).chain(aliases);
+    let flags: BTreeSet<_> = flags.chain(["a-b-c"]).collect();
     let variables: Vec<_> = table().iter().map(|row| &*row.variable).collect();
     for Page { name, text } in pages() {
         for flag in coded(&text, "`--") {
@@ -161,6 +163,22 @@ fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
     let names =
         inside.filter_map(|(_, value)| value.as_object()).flat_map(|map| map.keys().cloned());
     names.chain(below.chain(items).flat_map(properties)).collect()
+}
+
+#[test]
+fn the_summary_of_the_book_lists_every_page_once() {
+    let listed = coded_links(&page("docs/SUMMARY.md"));
+    let own = ["docs/SUMMARY.md", "README.md", "SECURITY.md"];
+    let pages: BTreeSet<_> = pages().into_iter().map(|page| page.name).collect();
+    let wanted = pages.iter().filter(|name| !own.contains(&&***name));
+    let found: BTreeSet<_> = listed.iter().filter(|name| *name != "docs/../README.md").collect();
+    assert_eq!(found, wanted.collect());
+    assert_eq!(listed.len(), found.len() + 1, "a page twice");
+}
+
+fn coded_links(summary: &str) -> Vec<String> {
+    let links = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    links.map(|link| format!("docs/{link}")).collect()
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::http1::{self, Reply};
 use crate::service::Service;
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
-const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
+pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},
                         {"name": "edge", "domain": "edge", "descriptors": [
                          [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}],
@@ -127,7 +127,7 @@ pub(super) fn gauge(metrics: SocketAddr, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
-fn shows(metrics: SocketAddr, name: &str, value: u64) {
+pub(super) fn shows(metrics: SocketAddr, name: &str, value: u64) {
     until(name, || match gauge(metrics, name) {
         found if found == value => Ok(()),
         found => Err(format!("{found}, wanted {value}")),

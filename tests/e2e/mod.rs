@@ -4,11 +4,15 @@
 
 mod auth_request;
 mod chaos;
+mod compose;
 mod endings;
 mod envoy;
 mod ext_authz;
 mod in_flight;
+mod in_nginx;
+mod leaving;
 mod nginx;
+mod rollout;
 mod upstream;
 mod visits;
 

@@ -1,4 +1,4 @@
-//! A real NGINX with the shipped `config/nginx/rate_limit.conf`: only addresses are replaced, each exactly once.
+//! A real NGINX with a shipped configuration of `config/nginx`: only addresses and patience are replaced, each exactly once.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -10,7 +10,24 @@ use super::envoy::{WhenDown, replace_once};
 use crate::http1::{self, Reply};
 use crate::waiting::until;
 
-const SHIPPED: &str = include_str!("../../config/nginx/rate_limit.conf");
+/// The shipped configurations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shipped {
+    RateLimit,
+    /// With the port for the ends of requests.
+    Concurrency(SocketAddr),
+    Lua,
+}
+
+impl Shipped {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::RateLimit => include_str!("../../config/nginx/rate_limit.conf"),
+            Self::Concurrency(_) => include_str!("../../config/nginx/concurrency.conf"),
+            Self::Lua => include_str!("../../config/nginx/concurrency_lua.conf"),
+        }
+    }
+}
 
 /// A running NGINX; gone when dropped.
 pub struct Nginx {
@@ -21,29 +38,52 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts NGINX before an upstream, with this replica's HTTP port to ask, and returns once it takes requests.
+    /// Starts NGINX with rate limits before an upstream, with this replica's HTTP port to ask.
     pub fn start(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Self {
+        Self::start_as(Shipped::RateLimit, upstream, replica, when_down)
+    }
+
+    /// Starts NGINX before an upstream, with this replica's HTTP port to ask, and returns once it takes requests.
+    pub fn start_as(
+        shipped: Shipped,
+        upstream: SocketAddr,
+        replica: SocketAddr,
+        when_down: WhenDown,
+    ) -> Self {
         let home = tempfile::tempdir().unwrap();
         // It cannot be told to take a free port and say which; another process may be quicker.
         for _ in 0..5 {
             let ingress = free_port();
-            let mut config = configured(ingress, upstream, replica, when_down);
             let own = home.path().display().to_string();
-            replace_once(
-                &mut config,
-                "http {",
-                &format!("http {{ add_header x-home {own} always;"),
-            );
+            let mut config = configured(shipped, upstream, replica, when_down);
+            // Nobody asks about this place.
+            let begins = format!("listen {ingress}; location = /own {{ return 404 {own}; }}");
+            replace_once(&mut config, "listen 8000;", &begins);
             std::fs::write(home.path().join("nginx.conf"), config).unwrap();
             let mut master = spawn(home.path());
             let answered = answers(home.path(), ingress, &mut master);
-            // The place to ask is nobody's to ask from outside.
-            if answered.is_ok_and(|it| it.status == 404 && it.header("x-home") == Some(&own)) {
+            if answered.is_ok_and(|it| it.status == 404 && it.text() == own) {
                 return Self { master, home, ingress };
             }
             stop(&mut master);
         }
         panic!("NGINX did not start:\n{}", log(home.path()));
+    }
+
+    /// Sends a signal to the master and all its workers.
+    pub fn signal(&self, signal: &str) {
+        let master = self.master.id().to_string();
+        let workers = std::process::Command::new("pgrep").args(["-P", &master]).output().unwrap();
+        let workers = String::from_utf8(workers.stdout).unwrap();
+        let all = std::iter::once(&*master).chain(workers.split_whitespace());
+        let sent = Command::new("kill").arg(format!("-{signal}")).args(all).status();
+        assert!(sent.is_ok_and(|status| status.success()), "could not send {signal}");
+    }
+
+    /// Ends it at once, the workers as well.
+    pub fn kill(&mut self) {
+        self.signal("KILL");
+        let _ = self.master.wait();
     }
 
     /// What NGINX logged so far.
@@ -60,6 +100,9 @@ impl Drop for Nginx {
 
 /// SIGTERM, for a killed master leaves its workers behind.
 fn stop(master: &mut Child) {
+    if !matches!(master.try_wait(), Ok(None)) {
+        return;
+    }
     let _ = Command::new("kill").arg("-TERM").arg(master.id().to_string()).status();
     let _ = master.wait();
 }
@@ -75,24 +118,44 @@ pub fn free_port() -> SocketAddr {
 
 /// The shipped configuration with this test's addresses, and with files of its own.
 fn configured(
-    ingress: SocketAddr,
+    shipped: Shipped,
     upstream: SocketAddr,
     replica: SocketAddr,
     when_down: WhenDown,
 ) -> String {
-    let mut text = SHIPPED.to_owned();
-    replace_once(&mut text, "listen 8000;", &format!("listen {ingress};"));
-    replace_once(&mut text, "server 127.0.0.1:8080;", &format!("server {replica};"));
-    replace_once(&mut text, "server 127.0.0.1:9000;", &format!("server {upstream};"));
+    let mut text = shipped.text().to_owned();
+    let mut replace = |from: &str, to: &str| replace_once(&mut text, from, to);
+    replace("server 127.0.0.1:9000;", &format!("server {upstream};"));
     let files = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {kind};"))
         .join(" ");
-    replace_once(&mut text, "http {", &format!("http {{ access_log off; {files}"));
     // What is tested is not how busy this machine is.
-    replace_once(&mut text, "proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
-    replace_once(&mut text, "proxy_read_timeout 250ms;", "proxy_read_timeout 20s;");
+    match shipped {
+        Shipped::RateLimit => {
+            replace("http {", &format!("http {{ access_log off; {files}"));
+            replace("server 127.0.0.1:8080;", &format!("server {replica};"));
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
+            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 20s;");
+        }
+        Shipped::Concurrency(syslog) => {
+            replace("http {", &format!("http {{ {files}"));
+            replace("server=127.0.0.1:5140", &format!("server={syslog}"));
+            replace("server 127.0.0.1:8080;", &format!("server {replica};"));
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
+            replace("proxy_read_timeout 5s;", "proxy_read_timeout 20s;");
+        }
+        Shipped::Lua => {
+            replace("http {", &format!("http {{ access_log off; {files}"));
+            let connect = format!("connect(\"{}\", {})", replica.ip(), replica.port());
+            replace("connect(\"127.0.0.1\", 8080)", &connect);
+            replace("settimeouts(100, 250, 5000)", "settimeouts(20000, 20000, 20000)");
+        }
+    }
     if let WhenDown::Deny = when_down {
-        replace_once(&mut text, "return 204;", "return 500;");
+        match shipped {
+            Shipped::Lua => replace("return nil", "return ngx.exit(500)"),
+            _ => replace("return 204;", "return 500;"),
+        }
     }
     text
 }
@@ -113,5 +176,5 @@ fn answers(home: &Path, ingress: SocketAddr, master: &mut Child) -> Result<Reply
         Ok(None) => Err("no nginx.pid yet".to_owned()),
         _ => Ok(()),
     })?;
-    http1::get(ingress, "/_sluicegate", &[]).map_err(|error| error.to_string())
+    http1::get(ingress, "/own", &[]).map_err(|error| error.to_string())
 }

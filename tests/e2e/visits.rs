@@ -61,6 +61,19 @@ impl Visit {
         self.0.write_all(format!("{head}2\r\nok\r\n").as_bytes()).unwrap();
     }
 
+    /// The head of an answer and more of its body than anything between here and the client keeps.
+    pub fn stream(&mut self) {
+        let mut stream = self.0.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+            // Until somebody on the way has gone.
+            let mut sent = stream.write_all(head.as_bytes());
+            while sent.is_ok() {
+                sent = stream.write_all(&[b'x'; 16 * 1024]);
+            }
+        });
+    }
+
     /// Agrees to a WebSocket, and says something on it.
     pub fn switch(&mut self) {
         let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket";

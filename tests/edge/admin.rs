@@ -21,7 +21,7 @@ use super::{config, empty_engine, engine, node, spanned, two_a_minute};
 fn admin(token: Option<&str>) -> Router {
     let loads = Arc::new(Loads::default);
     let token = token.map(|token| Secret::new(token).unwrap());
-    router(Admin { token, engine: engine(two_a_minute()), loads })
+    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), loads })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -62,19 +62,43 @@ async fn nothing_is_shown_without_the_token() {
 }
 
 #[tokio::test]
+async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_token() {
+    for token in [None, Some("open-sesame")] {
+        let loads = Arc::new(Loads::default);
+        let token = token.map(|token| Secret::new(token).unwrap());
+        let has_token = token.is_some();
+        let router =
+            router(Admin { token, debug_pages: true, engine: engine(two_a_minute()), loads });
+        for path in ["/", "/rlconfig", "/stats", "/nothing"] {
+            assert_eq!(get(&router, path, None).await.0, 200, "{path}");
+        }
+        let (_, list) = get(&router, "/nothing", None).await;
+        let paths: Vec<_> = list.lines().map(|line| line.split(": ").next().unwrap()).collect();
+        assert_eq!(paths, ["/", "/rlconfig", "/stats"]);
+        for path in ["/config", "/explain", "/fleet"] {
+            assert_eq!(get(&router, path, None).await.0, 401, "{path}");
+            let known = get(&router, path, Some("Bearer open-sesame")).await.0;
+            assert_eq!(known == 401, !has_token, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn every_other_path_lists_what_there_is() {
     for path in ["/", "/nothing", "/config/"] {
         let (status, body) = get(&admin(None), path, None).await;
         assert_eq!(status, 200);
         let paths: Vec<_> = body.lines().map(|line| line.split(": ").next().unwrap()).collect();
-        assert_eq!(paths, ["/", "/config", "/explain", "/fleet", "/permits", "/rlconfig"]);
+        let all =
+            ["/", "/config", "/explain", "/fleet", "/permits", "/reset", "/rlconfig", "/stats"];
+        assert_eq!(paths, all);
     }
 }
 
 #[tokio::test]
 async fn config_before_the_first_load_says_so() {
     let loads = Arc::new(Loads::default);
-    let router = router(Admin { token: None, engine: empty_engine(), loads });
+    let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), loads });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
@@ -184,7 +208,8 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     clock.advance(Nanos(7_000_000));
     let _second = super::hold(&engine, "second").await;
     let loads = Arc::new(Loads::default);
-    let router = router(Admin { token: None, engine: Arc::clone(&engine), loads });
+    let router =
+        router(Admin { token: None, debug_pages: true, engine: Arc::clone(&engine), loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()

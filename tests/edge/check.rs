@@ -11,6 +11,9 @@ use sluicegate::edge::headers::Headers;
 use sluicegate::edge::health::{Health, Ready};
 use sluicegate::edge::http::{Ask, router};
 use sluicegate::engine::Engine;
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::units::Revision;
+use tokio::sync::watch;
 use tonic::codegen::Service as _;
 
 use super::{empty_engine, engine, two_a_minute};
@@ -32,7 +35,13 @@ pub(super) fn hooks(other: &str) -> Hooks {
 fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
     let headers = Headers { draft: true, retry_after: true, ..Headers::default() };
     let reporting = Reporting { headers, ..Reporting::default() };
-    router(Ask { engine, reporting, health: Health::new(Ready::Yes), hooks: Arc::new(hooks) })
+    router(Ask {
+        engine,
+        reporting,
+        health: Health::new(Ready::Yes),
+        hooks: Arc::new(hooks),
+        leaving: watch::channel(false).1,
+    })
 }
 
 fn limited(other: &str) -> Router {
@@ -196,4 +205,89 @@ async fn what_cannot_be_answered_says_whose_fault_it_is() {
     let long = check(&limited(""), &with(&[("x-key", &long)])).await;
     assert_eq!(long.0, 400);
     assert!(long.2.contains("65536"), "{}", long.2);
+}
+
+const ID: (&str, &str) = ("x-sluicegate-id", "0123456789abcdef");
+
+/// One request in flight at a time, with this beside its limit.
+fn under_a_ceiling(rest: &str) -> (Arc<Engine>, Router) {
+    let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{limit: 1{rest}}}\n");
+    let (config, _) =
+        sluicegate::config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    let engine = engine(config);
+    (Arc::clone(&engine), port(engine, hooks("")))
+}
+
+#[tokio::test]
+async fn with_an_id_a_place_is_taken_and_who_finds_none_learns_what_the_ceiling_says() {
+    let reject = ", reject: {status: 503, retry_after: 1500ms, body: busy}";
+    let (engine, router) = under_a_ceiling(reject);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    assert_eq!(engine.ceilings().total().in_flight, 1);
+    let other = ("x-sluicegate-id", "another-0123456789");
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
+    assert_eq!((status, &headers["x-deny-status"]), (403, &"503".parse().unwrap()));
+    assert_eq!(
+        (&headers["retry-after"], &headers["x-deny-body"]),
+        (&"2".parse().unwrap(), &"busy".parse().unwrap())
+    );
+    engine.release(ID.1, None, Outcome::Success, None);
+    assert_eq!(self::status(&router, &[("x-key", "v"), other]).await, 200);
+}
+
+#[tokio::test]
+async fn without_an_id_no_ceiling_is_asked_for_nobody_would_give_the_place_back() {
+    let (engine, router) = under_a_ceiling("");
+    for _ in 0..3 {
+        assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
+    }
+    assert_eq!(engine.ceilings().total().in_flight, 0);
+}
+
+#[tokio::test]
+async fn an_id_that_is_none_or_twice_or_in_flight_is_refused() {
+    let (engine, router) = under_a_ceiling(", reject: {body: \"two\\nlines\"}");
+    let long = "x".repeat(129);
+    for bad in ["", "0123456789abcde", "0123456789abcde!", &long] {
+        let (status, _, said) = check(&router, &with(&[("x-key", "v"), (ID.0, bad)])).await;
+        assert_eq!(status, 400, "{bad}");
+        assert!(said.contains(ID.0), "{said}");
+    }
+    assert_eq!(status(&router, &[("x-key", "v"), ID, ID]).await, 400);
+    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    // The ceiling is asked first, and its body of two lines has no way.
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), ID])).await;
+    assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
+}
+
+#[tokio::test]
+async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
+    let (engine, _) = under_a_ceiling("");
+    let (leave, leaving) = watch::channel(false);
+    let health = Health::new(Ready::Yes);
+    let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
+    let router = router(Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving });
+    let hold = async || {
+        let mut request = Request::builder().uri("/hold");
+        for (name, value) in SET.into_iter().chain([("x-key", "v")]) {
+            request = request.header(name, value);
+        }
+        let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+        response
+    };
+    let in_flight = || engine.ceilings().total().in_flight;
+    let first = hold().await;
+    assert_eq!((first.status().as_u16(), in_flight()), (200, 1));
+    let denied = hold().await;
+    assert_eq!(denied.headers()["x-deny-status"], "503");
+    assert_eq!(denied.headers()["connection"], "close");
+    drop(first);
+    assert_eq!(in_flight(), 0);
+    // One that is told to leave ends what it holds.
+    let first = hold().await;
+    assert_eq!(in_flight(), 1);
+    leave.send_replace(true);
+    let body = axum::body::to_bytes(first.into_body(), 10).await.unwrap();
+    assert_eq!((body.len(), in_flight()), (0, 0));
 }

@@ -9,6 +9,7 @@ use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::incoming::Listener;
 use sluicegate::edge::grpc::{Grpc, serve};
 use sluicegate::edge::health::{Health, Ready};
 use sluicegate::engine::Engine;
@@ -53,10 +54,12 @@ pub(super) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
         health: health.clone(),
         hooks: Arc::new(hooks),
         reflection: true,
+        tls: None,
+        age: None,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
-    let server = tokio::spawn(serve(listener, grpc, until));
+    let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     Served { channel: endpoint.connect().await.unwrap(), health, stop, server }
 }

@@ -18,6 +18,7 @@ use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tonic::codegen::Service as _;
 
 use super::{empty_engine, engine, two_a_minute};
@@ -25,7 +26,13 @@ use super::{empty_engine, engine, two_a_minute};
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
 fn port(engine: Arc<Engine>, reporting: Reporting, health: &Health) -> Router {
-    router(Ask { engine, reporting, health: health.clone(), hooks: Arc::default() })
+    router(Ask {
+        engine,
+        reporting,
+        health: health.clone(),
+        hooks: Arc::default(),
+        leaving: watch::channel(false).1,
+    })
 }
 
 fn asked(engine: Arc<Engine>) -> Router {

@@ -191,7 +191,7 @@ fn threads_that_count_at_once_lose_nothing() {
 
 #[tokio::test]
 async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
-    let router = router(Arc::new(Gauges::default));
+    let router = router("/metrics", Arc::new(|| page(&Metrics::new())));
     let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
     let Ok(reply) = router.clone().call(get("/metrics")).await;
     assert_eq!(reply.status(), 200);

@@ -15,6 +15,7 @@ mod metrics;
 mod permits;
 mod permits_code;
 mod reflection;
+mod syslog;
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const RECORDS: &str = "sluicegatesg:{fleet}:members";
 
-fn shown(service: &Service) -> Json {
+pub(super) fn shown(service: &Service) -> Json {
     serde_json::from_slice(&http1::get(service.admin, "/fleet", &[]).unwrap().body).unwrap()
 }
 

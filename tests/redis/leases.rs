@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::backend::redis::{self, Redis};
-use sluicegate::backend::{Backend as _, Home, Outcome};
+use sluicegate::backend::{Backend as _, Charge, Home, Outcome};
 use sluicegate::clock::Clock;
 use sluicegate::engine::leases::{Leased, Leases};
+use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -40,18 +41,41 @@ fn member(store: &Store) -> Arc<Leases> {
     Leases::new(Arc::new(Clock::system()), Arc::new(redis))
 }
 
-fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Leased {
-    let key = CounterKey::injective("d", [("k", "v")].into_iter(), counting);
-    let terms = Terms { overshoot, term: Nanos::from_secs(20) };
-    Leased { key, home: Home::default(), per_second: false, strategy, terms }
+/// A counter and its terms, to be asked for a hit at a time.
+#[derive(Clone)]
+struct Counter(Charge, Terms);
+
+impl Counter {
+    fn leased(&self) -> Leased<'_> {
+        Leased { charge: &self.0, terms: self.1 }
+    }
+
+    async fn ask(&self, member: &Arc<Leases>) -> Outcome {
+        match member.spend(Clock::system().now(), self.leased(), Hits(1)) {
+            Some(outcome) => outcome,
+            None => member.ask(self.leased(), Hits(1)).await,
+        }
+    }
 }
 
-fn fixed_window(overshoot: Overshoot) -> Leased {
+fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Counter {
+    let charge = Charge {
+        key: CounterKey::injective("d", [("k", "v")].into_iter(), counting),
+        home: Home::default(),
+        strategy,
+        cost: Cost::Charge(Hits(1)),
+        standing: Standing::default(),
+        per_second: false,
+    };
+    Counter(charge, Terms { overshoot, term: Nanos::from_secs(20) })
+}
+
+fn fixed_window(overshoot: Overshoot) -> Counter {
     let limit = FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap();
     leased(Strategy::FixedWindow(limit), Counting::FixedWindow(DAY), overshoot)
 }
 
-fn every(overshoot: Overshoot) -> [Leased; 4] {
+fn every(overshoot: Overshoot) -> [Counter; 4] {
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let window = Strategy::SlidingWindow(SlidingWindow::new(LIMIT, DAY).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
@@ -64,7 +88,7 @@ fn every(overshoot: Overshoot) -> [Leased; 4] {
 }
 
 /// Asks `questions` of one hit each, in several tasks at one time; how many were admitted.
-async fn asked(members: &[Arc<Leases>], leased: &Leased, questions: u64) -> u64 {
+async fn asked(members: &[Arc<Leases>], leased: &Counter, questions: u64) -> u64 {
     let (admitted, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(questions)));
     let tasks: Vec<_> = (0..TASKS * members.len())
         .map(|task| {
@@ -72,10 +96,7 @@ async fn asked(members: &[Arc<Leases>], leased: &Leased, questions: u64) -> u64 
             let (admitted, left) = (Arc::clone(&admitted), Arc::clone(&left));
             tokio::spawn(async move {
                 while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
-                    let outcome = match member.spend(&leased, Hits(1)) {
-                        Some(outcome) => outcome,
-                        None => member.ask(&leased, Hits(1)).await,
-                    };
+                    let outcome = leased.ask(&member).await;
                     let Outcome::Stepped(step) = outcome else { panic!("{outcome:?}") };
                     admitted.fetch_add(u64::from(matches!(step, Step::Admit(_))), Relaxed);
                     tokio::task::yield_now().await;
@@ -106,7 +127,7 @@ async fn members_admit_no_more_than_the_limit_and_waste_little_where_leases_end_
     let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
     let leased = fixed_window(Overshoot::InWindow);
     let admitted = asked(&members, &leased, 4 * u64::from(LIMIT)).await;
-    let held: u64 = members.iter().map(|leases| leases.balance(&leased.key).0).sum();
+    let held: u64 = members.iter().map(|leases| leases.balance(&leased.0.key).0).sum();
     assert!(admitted + held <= u64::from(LIMIT), "{admitted} admitted, {held} held");
     assert!(u64::from(LIMIT) * 95 / 100 <= admitted, "{admitted} admitted, {held} held");
 }
@@ -121,11 +142,11 @@ async fn members_admit_no_more_than_the_limit_and_what_may_be_out_and_seldom_cal
         let half = u64::from(LIMIT) / 2;
         assert_eq!(asked(&members, &leased, half).await, half, "none is denied that passes");
         let asked_for_half = calls(&store) - before;
-        assert!(asked_for_half < half / 5, "{asked_for_half} calls: {:?}", leased.strategy);
+        assert!(asked_for_half < half / 5, "{asked_for_half} calls: {:?}", leased.0.strategy);
         let rest = asked(&members, &leased, 3 * u64::from(LIMIT)).await;
         // GCRA drains a hit in 8.64 s.
         let most = u64::from(LIMIT) + u64::from(LIMIT) / 10 + 10;
-        assert!(half + rest <= most, "{} admitted: {:?}", half + rest, leased.strategy);
+        assert!(half + rest <= most, "{} admitted: {:?}", half + rest, leased.0.strategy);
         assert!(u64::from(LIMIT) * 9 / 10 <= half + rest, "{}", half + rest);
     }
 }
@@ -137,16 +158,16 @@ async fn what_one_member_gives_back_another_admits() {
         let store = Store::running();
         let (one, other) = (member(&store), member(&store));
         let admitted = asked(&[Arc::clone(&one)], &leased, 2_000).await;
-        let held = one.balance(&leased.key).0;
-        assert!(0 < held, "{:?}", leased.strategy);
+        let held = one.balance(&leased.0.key).0;
+        assert!(0 < held, "{:?}", leased.0.strategy);
         one.give_back().await;
-        assert_eq!(one.balance(&leased.key), Hits(0));
+        assert_eq!(one.balance(&leased.0.key), Hits(0));
         let rest = asked(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
-        let left = other.balance(&leased.key).0;
+        let left = other.balance(&leased.0.key).0;
         let all = admitted + rest + left;
         // The newest part of a balance comes back; what is older of it is gone with its window.
-        assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.strategy);
-        assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.strategy);
+        assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.0.strategy);
+        assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.0.strategy);
     }
 }
 
@@ -156,14 +177,17 @@ async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_aga
     let store = Store::running();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
     let in_time = Duration::from_secs(20);
-    let mut first = Box::pin(member.ask(&leased, Hits(1)));
+    // So that no answer is here before the question is given up.
+    store.signal("STOP");
+    let mut first = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
-    let mut second = Box::pin(member.ask(&leased, Hits(1)));
+    let mut second = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut second).now_or_never().is_none());
     drop(first);
+    store.signal("CONT");
     assert!(is_admitted(timeout(in_time, second).await.unwrap()));
     for _ in 0..3 {
-        assert!(is_admitted(timeout(in_time, member.ask(&leased, Hits(1))).await.unwrap()));
+        assert!(is_admitted(timeout(in_time, member.ask(leased.leased(), Hits(1))).await.unwrap()));
     }
 }
 

@@ -2,12 +2,14 @@
 //! is slow, gone, or not what it was.
 
 mod batch;
+mod ceilings;
 mod cluster;
 mod degrade;
 mod doctor;
 mod exact;
 mod faults;
 mod fleet;
+mod holds;
 mod inspect;
 mod leases;
 mod load;

@@ -102,6 +102,47 @@ fn a_password_that_is_rotated_in_its_file_is_used_without_a_restart_and_shown_no
     }
 }
 
+#[test]
+fn a_connection_that_is_open_is_told_a_rotated_password_and_lives_on_where_it_is_refused() {
+    for_a_day_with_a_minute_left();
+    let ((store, port), limits) = (over_tcp(), limits(10));
+    let set = |password: &str| {
+        let rule = format!(">{password}");
+        store.tell(&["ACL", "SETUSER", "gate", "on", "resetpass", &rule, "~sluicegate*", "+@all"]);
+    };
+    let mounted = Mounted::new();
+    mounted.swap("one", "sesame-one");
+    set("sesame-one");
+    let flags = ["--backend-password-file", &mounted.path(), "--log-level", "trace"];
+    let flags = [&["--backend-deadline", "5s"], &flags[..]].concat();
+    let service = serve(&apart(&limits), &format!("redis://gate@127.0.0.1:{port}"), &flags);
+    wait_until_whole(&service);
+    let says = |what: &str| {
+        let said = || match service.log() {
+            log if log.contains(what) => Ok(()),
+            log => Err(log),
+        };
+        until(what, said).unwrap();
+    };
+    let connections = || store.tell(&["INFO", "stats"]).text();
+    let made = |stats: String| {
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let before = made(connections());
+    mounted.swap("two", "sesame-two");
+    says("redis does not take the new password");
+    assert_eq!(ask(&service, "error", "k"), 200);
+    set("sesame-two");
+    says("redis was told the new password");
+    assert_eq!(ask(&service, "error", "k"), 200);
+    // Those that told the store, this one, and none of the service.
+    assert_eq!(made(connections()) - before, 2);
+    for text in [service.log(), service.said.clone()] {
+        assert!(!text.contains("sesame"), "{text}");
+    }
+}
+
 /// Waits until it does: a connection that was closed may be missed only with the next question.
 fn answers_again(service: &Service) {
     until("redis answers again", || match ask(service, "error", "k") {

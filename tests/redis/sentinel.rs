@@ -128,6 +128,23 @@ fn one_sentinel_of_three_is_enough_and_none_says_so() {
     holds_the_limit(&service, "again");
 }
 
+#[test]
+fn sentinels_that_were_not_named_are_found_and_asked_when_the_named_one_is_gone() {
+    for_a_day_with_a_minute_left();
+    let (mut watched, limits) = (Watched::start(), limits(LIMIT));
+    let url = format!("redis+sentinel://{}/{NAME}", watched.sentinels[0].address());
+    let service = serve(limits.path(), &url, &FLAGS);
+    wait_until_whole(&service);
+    let times = || service.log().matches("another sentinel was found").count();
+    // By the look at the start, and by those who keep the connection.
+    let found = || if times() == 4 { Ok(()) } else { Err(service.log()) };
+    until("the other two are found", found).unwrap();
+    watched.sentinels[0].kill();
+    watched.sentinels[1].order(&["SENTINEL", "FAILOVER", NAME]);
+    the_replica_counts(&watched, &service);
+    assert_eq!(found(), Ok(()), "each is found once");
+}
+
 #[tokio::test]
 async fn a_name_that_no_sentinel_knows_is_said_to_be_one() {
     let watched = Watched::start();
@@ -174,7 +191,7 @@ fn users_with_the_rights_that_the_page_names_and_no_more_are_enough() {
         redis.order(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
     }
     for sentinel in &watched.sentinels {
-        sentinel.order(&rights("+sentinel|master"));
+        sentinel.order(&rights("+sentinel|sentinels"));
         sentinel.order(&["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name"]);
     }
     let flags = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", "s3cret"];

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use sluicegate::config::Config;
 use sluicegate::kernel::units::{Nanos, Revision};
-use sluicegate::source::file::{FileSource, Options, start};
+use sluicegate::source::Source;
+use sluicegate::source::file::{Options, Tree, start};
 use sluicegate::source::{Load, Published, TextFile, Why};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -26,7 +27,7 @@ type Accepted = Arc<Mutex<HashMap<Revision, Vec<String>>>>;
 
 /// A source under test, and what its loader made of what it read.
 struct Watched {
-    source: FileSource,
+    source: Source,
     accepted: Accepted,
 }
 
@@ -56,7 +57,8 @@ async fn watching_as(options: Options) -> Watched {
 }
 
 fn options(path: &Path) -> Options {
-    Options { paths: vec![path.to_owned()], debounce: Duration::from_millis(5), look: NEVER }
+    let (paths, debounce) = (vec![path.to_owned()], Duration::from_millis(5));
+    Options { paths, debounce, look: NEVER, tree: Tree::default() }
 }
 
 impl Watched {
@@ -401,7 +403,7 @@ async fn a_loader_that_panics_is_a_refused_load_and_the_source_lives_on() {
 #[tokio::test]
 async fn a_source_that_nobody_receives_from_stops() {
     let (_room, limits) = room();
-    let FileSource { published, task, .. } = watching(&limits).await.source;
+    let Source { published, task, .. } = watching(&limits).await.source;
     drop(published);
     timeout(DEADLINE, task).await.expect("it stops in time").expect("it stops in order");
 }

@@ -2,9 +2,11 @@
 
 pub mod certificates;
 pub mod cluster;
+pub mod collector;
 pub mod dice;
 pub mod process;
 pub mod proxy;
 pub mod redis;
 pub mod resp;
 pub mod sentinel;
+pub mod xds;

@@ -8,22 +8,26 @@
 //! [`super::cluster`]).
 
 use std::fmt;
+use std::future::pending;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::ClientLike as _;
+use fred::interfaces::{AuthInterface as _, ClientLike as _};
 use fred::types::config::{Config, ConnectionConfig, Server, ServerConfig, TcpConfig};
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::options::{Address, Options, Password, Sentinels, Tls};
 use super::{files, tls};
 
 /// How long a connection may take to be made, and a command that charges nothing to be answered.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a file with a password is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Calls that the client holds before it refuses more.
 const MOST_CALLS: usize = 16_384;
@@ -86,6 +90,8 @@ impl Sentinels {
 pub(super) struct Opened {
     client: Client,
     driver: ConnectHandle,
+    /// The password that it was told last.
+    told: Option<Password>,
 }
 
 impl Opened {
@@ -95,8 +101,12 @@ impl Opened {
     /// Why not, after [`PATIENCE`] at the latest.
     pub(super) async fn new(at: &At, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
-            let client = Client::new(config(at, login).await?, None, Some(tuning()), None);
-            connect(client).await
+            let config = config(at, login).await?;
+            let told = config.password.clone().map(Password::Plain);
+            let client = Client::new(config, None, Some(tuning()), None);
+            let mut opened = connect(client).await?;
+            opened.told = told;
+            Ok(opened)
         };
         let opened = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(silent()));
         opened.map_err(|error| tls::in_words(error, login.tls))
@@ -105,6 +115,15 @@ impl Opened {
     /// What to send commands with; it fails them once this is dropped.
     pub(super) const fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Tells Redis the password again whenever its file holds another one; never ends.
+    pub(super) fn telling<'a>(
+        &self,
+        login: Login<'a>,
+        at: &'a At,
+    ) -> impl Future<Output = ()> + use<'a> {
+        tell_passwords(self.client.clone(), self.told.clone(), login, at)
     }
 
     /// Returns when the connection is closed.
@@ -117,6 +136,32 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         self.driver.abort();
+    }
+}
+
+/// Who gave the old password stays who it is: one that is refused is told again, and nothing is lost.
+async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login<'_>, at: &At) {
+    let Some(file @ Password::File(_)) = login.password else { return pending().await };
+    let mut said = String::new();
+    loop {
+        sleep(LOOK).await;
+        let Ok(text) = files::password(file).await else { continue };
+        let now = Some(Password::Plain(text.clone()));
+        if now == told {
+            continue;
+        }
+        let answer = timeout(PATIENCE, client.auth(login.user.map(str::to_owned), text)).await;
+        match answer.unwrap_or_else(|_| Err(silent())) {
+            Ok(()) => {
+                tracing::info!(%at, "redis was told the new password");
+                (told, said) = (now, String::new());
+            }
+            Err(error) if error.details() != said => {
+                tracing::warn!(%at, error = %in_words(&error), "redis does not take the new password");
+                error.details().clone_into(&mut said);
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -141,7 +186,8 @@ async fn connect(client: Client) -> Result<Opened, Error> {
     let connected = {
         let mut waiting = pin!(client.wait_for_connect());
         let begin = async {
-            driver = Some(Opened { client: client.clone(), driver: client.connect() });
+            let (its, told) = (client.clone(), None);
+            driver = Some(Opened { driver: its.connect(), client: its, told });
             std::future::pending::<()>().await;
         };
         // The waiting first: what it waits for is said once.

@@ -11,6 +11,7 @@
 //! a collision there would make two counters one, and whoever sends descriptors could look for it.
 
 pub mod heartbeat;
+pub mod holding;
 pub mod lending;
 
 use std::io::Write as _;

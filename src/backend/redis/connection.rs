@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{BORROW, CHARGE, Cause, HEARTBEAT};
+use super::{BORROW, CHARGE, Cause, HEARTBEAT, HOLD};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -43,6 +43,8 @@ pub(super) struct Live {
     borrow_digest: String,
     /// What Redis calls [`HEARTBEAT`].
     heartbeat_digest: String,
+    /// What Redis calls [`HOLD`].
+    hold_digest: String,
     /// What the process calls this run of it; empty where it does not say.
     run_id: String,
     cluster: Option<Weak<Cluster>>,
@@ -123,7 +125,8 @@ impl Live {
         let info: String = client.info(Some(InfoKind::Server)).await.unwrap_or_default();
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         let run_id = run_id.unwrap_or_default().trim().to_owned();
-        Ok(Self { client, digest, borrow_digest, heartbeat_digest, run_id, cluster })
+        let hold_digest = client.script_load(HOLD).await?;
+        Ok(Self { client, digest, borrow_digest, heartbeat_digest, hold_digest, run_id, cluster })
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -163,6 +166,17 @@ impl Live {
     /// What the process calls this run of it: another one after each restart.
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
+    }
+
+    /// Runs [`HOLD`], as [`Live::call`] does.
+    pub(super) async fn hold(
+        &self,
+        keys: [Vec<u8>; 2],
+        args: [Vec<u8>; 3],
+    ) -> Result<Vec<i64>, Cause> {
+        let script = Script { text: HOLD, digest: &self.hold_digest };
+        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
+        integers(self.script(script, keys, args).await?)
     }
 
     /// As [`Live::call`], any script and whatever it answers.

@@ -78,7 +78,7 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
                 link.set(Some(Arc::clone(&live)));
                 tracing::info!(at = %at, "redis answers");
                 let mut watched = Watched { link: &link, live: &live, opened, place: &place };
-                let why = watched.until_useless(&at, options.deadline, &mut pauses).await;
+                let why = watched.until_useless(&at, &options, &mut pauses).await;
                 link.set(None);
                 tracing::warn!(why, at = %at, "redis is lost: on_backend_failure answers until it is back");
                 said.clear();
@@ -134,9 +134,11 @@ impl Watched<'_> {
     async fn until_useless(
         &mut self,
         at: &At,
-        deadline: Duration,
+        options: &Options,
         pauses: &mut Pauses,
     ) -> &'static str {
+        let deadline = options.deadline;
+        let mut telling = pin!(self.opened.telling(options.login(), at));
         let mut proves_itself = pin!(sleep(PATIENCE));
         let mut is_proven = false;
         let mut looking = pauses.clone();
@@ -144,6 +146,7 @@ impl Watched<'_> {
         loop {
             tokio::select! {
                 () = self.opened.closed() => return "the connection was closed",
+                () = &mut telling => {}
                 () = self.link.useless() => return "it may not write, or is not ready",
                 () = &mut leaves => return "the sentinels name another primary",
                 () = &mut proves_itself, if !is_proven => {

@@ -6,8 +6,8 @@
 //! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
 //! starts, serves and reconnects for ever while there is no Redis; no text made here has the
 //! password in it.
-//! In a Cluster that is one call per slot, and each slot has its own; what several slots decide together
-//! is asked first and charged then, and each of these two steps has the deadline.
+//! In a Cluster that is one call per slot; what several slots decide together is held first and
+//! kept or given back then, within one deadline.
 //! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
 //! connection to one process, which Redis' one thread would not answer faster.
 
@@ -20,6 +20,7 @@ mod cluster;
 pub mod codec;
 mod connection;
 mod files;
+mod holding;
 pub mod inspect;
 mod keep;
 mod options;
@@ -36,22 +37,23 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::fleet::{Beat, Fleet};
 use super::heartbeat::{Heard, Round};
 use super::lease::{Lent, Message};
-use super::{Backend, Cause, Charges, Outcome, Outcomes, Reply, Rule};
+use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use batch::Calls;
 use call::Share;
 use codec::{Answer, NotUnderstood, heartbeat, lending};
 use connection::Live;
+use holding::{Holder, Holding};
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
 use route::Route;
-use steps::Together;
+use steps::{Together, can_be_held};
 pub use stores::Stores;
 
 /// The script that puts the hits of questions to their counters; its protocol stands at its top.
@@ -65,7 +67,7 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// The script that takes a member's message about a leased key; its protocol stands in `step.lua`.
+/// The script that takes a member's message about a leased key; its protocol stands in `borrow.lua`.
 /// Apart from [`CHARGE`], so that the one that is run most does not grow.
 pub const BORROW: &str = concat!(
     include_str!("lua/head.lua"),
@@ -74,17 +76,31 @@ pub const BORROW: &str = concat!(
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),
     include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
     include_str!("lua/borrow.lua"),
 );
 
 /// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
 pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
+/// The script that holds the hits of a question that several places decide together, and keeps them or
+/// gives them back; its protocol stands in `hold.lua`.
+pub const HOLD: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
+    include_str!("lua/hold.lua"),
+);
 
 /// The shared backend.
 #[derive(Debug)]
 pub struct Redis {
     route: Route,
     calls: Arc<Calls>,
+    holder: Arc<Holder>,
     key_prefix: String,
     deadline: Duration,
 }
@@ -94,10 +110,11 @@ impl Redis {
     /// that task running every charge fails.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
-        let batching = options.batching;
+        let (batching, process) = (options.batching, options.jitter);
         let (route, kept) = Route::new(options);
         let calls = Calls::new(route.clone(), deadline, batching);
-        (Self { route, calls, key_prefix, deadline }, kept)
+        let holder = Arc::new(Holder::new(route.clone(), &key_prefix, process, deadline));
+        (Self { route, calls, holder, key_prefix, deadline }, kept)
     }
 
     /// The slot of each charge's key; the one slot of all outside a Cluster.
@@ -106,7 +123,7 @@ impl Redis {
             return SmallVec::from_elem(0, 1);
         }
         let prefix = self.key_prefix.as_bytes();
-        let key = |charge: &super::Charge| codec::key(&charge.key, charge.home, prefix);
+        let key = |charge: &Charge| codec::key(&charge.key, charge.home, prefix);
         charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
     }
 
@@ -127,28 +144,49 @@ impl Redis {
         outcomes
     }
 
-    /// Asks all slots, and charges then what they decide together.
-    async fn in_two_steps(&self, charges: &Charges, slots: &[u16], together: Together) -> Outcomes {
-        let asking = Charges { list: charges.list.clone(), rule: Rule::Ask };
-        let mut outcomes = self.ask_each(&asking, slots).await;
-        let places: SmallVec<[usize; 2]> = (0..slots.len()).collect();
-        let second = together.second(&charges.list, &places, &outcomes);
-        let (places, list): (SmallVec<[usize; 2]>, _) = second.into_iter().unzip();
-        let slots: SmallVec<[u16; 2]> = places.iter().map(|&place| slots[place]).collect();
-        let answered = self.ask_each(&Charges { list, rule: Rule::Each }, &slots).await;
-        for (place, outcome) in places.into_iter().zip(answered) {
-            outcomes[place] = outcome;
+    /// Holds the charges of all slots, and keeps then what they decide together or gives it back.
+    async fn in_two_steps(&self, charges: &Charges, together: Together) -> Outcomes {
+        let (list, patience) = (&charges.list, self.deadline / 2);
+        let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
+        let (tried, rest): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|&&at| can_be_held(list, at));
+        let mut holding = Holding::default();
+        for &at in &tried {
+            holding.add(&self.holder, at, &list[at]);
         }
+        let mut outcomes = failed(charges, Cause::Late);
+        let rest: Picked = rest.into_iter().map(|at| (at, list[at].clone())).collect();
+        let asked = self.ask_some(rest, Rule::Ask, patience);
+        let (asked, ()) = join(asked, holding.hold(patience, &mut outcomes)).await;
+        put(asked, &mut outcomes);
+        let second = together.second(list, &all, &outcomes, &tried);
+        if together.deny(list, &all, &outcomes) {
+            holding.give_back(patience, &mut outcomes).await;
+            return outcomes;
+        }
+        let rest = self.ask_some(second, Rule::Each, patience);
+        let (rest, ()) = join(rest, holding.keep(patience, &mut outcomes)).await;
+        put(rest, &mut outcomes);
         outcomes
     }
 
-    /// What a call for a slot's keys comes to within the deadline, the breaker being told.
+    /// Asks for some charges of a question, and says what came of each.
+    async fn ask_some(&self, some: Picked, rule: Rule, patience: Duration) -> Answered {
+        let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
+        let charges = Charges { list, rule };
+        let slots = self.slots(&charges);
+        let outcomes = timeout(patience, self.ask_each(&charges, &slots)).await;
+        places.into_iter().zip(outcomes.unwrap_or_else(|_| failed(&charges, Cause::Late))).collect()
+    }
+
+    /// What a call for a slot's keys comes to within `patience`, the breaker being told.
     async fn within<T>(
         &self,
+        patience: Duration,
         slot: u16,
         called: impl Future<Output = Result<T, Cause>>,
     ) -> Result<T, Cause> {
-        let answer = tokio::time::timeout(self.deadline, called).await;
+        let answer = timeout(patience, called).await;
         let answer = answer.unwrap_or(Err(Cause::Late));
         self.route.saw(slot, answer.as_ref().err().copied());
         answer
@@ -164,9 +202,8 @@ impl Redis {
         message: &Message,
         call: lending::Packed,
     ) -> Lent {
-        let answered = timeout(self.deadline, live.borrow(call.keys, call.args));
-        let answered = answered.await.unwrap_or(Err(Cause::Late));
-        self.route.saw(slot, answered.as_ref().err().copied());
+        let borrowed = live.borrow(call.keys, call.args);
+        let answered = self.within(self.deadline, slot, borrowed).await;
         let lent = answered.and_then(|reply| {
             lending::read(message, &reply).map_err(|refused| not_understood(&refused))
         });
@@ -176,7 +213,7 @@ impl Redis {
     /// Sends a round, once, and waits for the answer until the deadline.
     async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let reply = self.within(slot, live.heartbeat(call.keys, call.args)).await?;
+        let reply = self.within(self.deadline, slot, live.heartbeat(call.keys, call.args)).await?;
         heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 
@@ -189,12 +226,27 @@ impl Redis {
 /// What was `said` of `charges`.
 fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
     let answers = codec::read(charges, said).map_err(|refused| not_understood(&refused))?;
-    let outcome = |answer| match answer {
+    Ok(answers.into_iter().map(outcome).collect())
+}
+
+const fn outcome(answer: Answer) -> Outcome {
+    match answer {
         Answer::Outcome(outcome) => outcome,
         Answer::Stale(store_now) => Outcome::Stale(store_now),
         Answer::Unreadable => Outcome::Failed(Cause::WrongType),
-    };
-    Ok(answers.into_iter().map(outcome).collect())
+    }
+}
+
+/// Some charges of a question, each with its place.
+type Picked = SmallVec<[(usize, Charge); 2]>;
+
+/// What came of them.
+type Answered = SmallVec<[(usize, Outcome); 2]>;
+
+fn put(answered: Answered, outcomes: &mut Outcomes) {
+    for (place, outcome) in answered {
+        outcomes[place] = outcome;
+    }
 }
 
 fn not_understood(refused: &NotUnderstood) -> Cause {
@@ -221,7 +273,7 @@ impl Backend for Redis {
         let together = Together::of(charges.rule);
         Reply::Later(Box::pin(async move {
             match together {
-                Some(together) => self.in_two_steps(charges, &slots, together).await,
+                Some(together) => self.in_two_steps(charges, together).await,
                 None => self.ask_each(charges, &slots).await,
             }
         }))

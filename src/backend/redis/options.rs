@@ -127,6 +127,8 @@ pub struct Tls {
     pub identity: Option<Identity>,
     /// The name that servers' certificates must be made out to; each one's host without.
     pub server_name: Option<String>,
+    /// Whether a server's certificate may be made out to anybody.
+    pub any_name: bool,
 }
 
 /// A client's certificate and its key, PEM both.

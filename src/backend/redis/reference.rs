@@ -18,12 +18,13 @@ mod send;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use fred::bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{Cause, Redis};
-use crate::backend::{Charge, Charges, Outcome, Outcomes};
+use crate::backend::{Charge, Charges, Held, Outcome, Outcomes};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
 use crate::kernel::rate::limit::EXACT;
@@ -101,13 +102,14 @@ impl Reference {
         self.options.quota_for_all
     }
 
-    /// Puts `charges`, all of them the reference's, to `redis` at `now`.
+    /// Puts `charges`, all of them the reference's, to `redis` at `now`; each call waits for `patience`.
     pub(super) async fn charge(
         &self,
         redis: &Redis,
         now: Nanos,
         charges: &Charges,
         decided: Decided,
+        patience: Duration,
     ) -> Outcomes {
         let counters: SmallVec<[Counter; 2]> =
             charges.list.iter().filter_map(|charge| self.counter(charge, now)).collect();
@@ -115,7 +117,8 @@ impl Reference {
             return super::failed(charges, Cause::NotUnderstood);
         }
         let counters = &counters[..];
-        let question = Question { reference: self, redis, now, charges, counters, decided };
+        let question =
+            Question { reference: self, redis, now, charges, counters, decided, patience };
         question.answer().await
     }
 
@@ -168,7 +171,8 @@ impl Counter {
 
     /// What is known to be over, without being asked.
     fn over(&self, now: Nanos) -> Outcome {
-        Outcome::Stepped(self.step(u64::from(self.window.limit()) + 1, now, self.hits))
+        let held = u64::from(self.window.limit()) + 1;
+        Outcome::Counted(self.step(held, now, self.hits), Held { held, is_remembered: true })
     }
 
     /// What is left of a counter that holds `held`.

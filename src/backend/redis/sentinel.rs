@@ -1,9 +1,10 @@
 //! Where the primary is, by those who watch it.
 //!
-//! Guarantees: all sentinels that were named are asked at once, and the one whose configuration is
+//! Guarantees: all sentinels that are known are asked at once, and the one whose configuration is
 //! the newest is believed, so that neither one that is dead nor one that is behind decides; answered
-//! within [`PATIENCE`], or not at all.
-//! Leaves out: whether it is a primary yet, which it says itself; sentinels that were not named.
+//! within [`PATIENCE`], or not at all. Known are those that were named, and up to [`MOST_FOUND`] that
+//! these, or others found so, tell of.
+//! Leaves out: whether it is a primary yet, which it says itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,24 +26,40 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long those who have not answered yet are waited for once one has.
 const STRAGGLERS: Duration = Duration::from_millis(100);
 
+/// Sentinels that were not named and are asked all the same: more than watch any primary.
+const MOST_FOUND: usize = 16;
+
 /// The sentinels, and connections to those that answer.
 #[derive(Debug)]
 pub(super) struct Watchers {
     options: Arc<Options>,
     sentinels: Arc<Sentinels>,
-    opened: Vec<Arc<Mutex<Option<Opened>>>>,
+    known: parking_lot::Mutex<Vec<Arc<Watcher>>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Watcher {
+    address: Address,
+    /// Whether it was named; a stranger is forgotten once nobody who is believed tells of it.
+    is_named: bool,
+    opened: Mutex<Option<Opened>>,
 }
 
 /// What one sentinel says.
 struct Said {
+    teller: Address,
     epoch: u64,
     primary: Address,
+    /// The others that watch it; none where it may not say.
+    others: Option<Vec<Address>>,
 }
 
 impl Watchers {
     pub(super) fn new(options: Arc<Options>, sentinels: Sentinels) -> Self {
-        let opened = sentinels.addresses.iter().map(|_| Arc::default()).collect();
-        Self { options, sentinels: Arc::new(sentinels), opened }
+        let named = sentinels.addresses.iter().map(|address| Watcher::new(address, true));
+        let known = parking_lot::Mutex::new(named.collect());
+        Self { options, sentinels: Arc::new(sentinels), known }
     }
 
     /// Where the primary is.
@@ -51,10 +68,9 @@ impl Watchers {
     /// No sentinel answers, or none knows it.
     pub(super) async fn primary(&self) -> Result<Address, Error> {
         let mut asked = JoinSet::new();
-        for (number, opened) in self.opened.iter().enumerate() {
+        for watcher in self.known.lock().iter().map(Arc::clone) {
             let (options, sentinels) = (Arc::clone(&self.options), Arc::clone(&self.sentinels));
-            let opened = Arc::clone(opened);
-            asked.spawn(async move { ask(number, &opened, &options, &sentinels).await });
+            asked.spawn(Box::pin(async move { ask(&watcher, &options, &sentinels).await }));
         }
         let mut newest: Option<Said> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
@@ -71,7 +87,25 @@ impl Watchers {
                 Ok(None) | Err(_) => break,
             }
         }
-        newest.map(|said| said.primary).ok_or(failed)
+        let newest = newest.ok_or(failed)?;
+        if let Some(others) = &newest.others {
+            self.learn(&newest.teller, others);
+        }
+        Ok(newest.primary)
+    }
+
+    /// Knows those that were named and, of others, these, and who tells of them.
+    fn learn(&self, teller: &Address, others: &[Address]) {
+        let mut known = self.known.lock();
+        let stays = |its: &Address| its == teller || others.contains(its);
+        known.retain(|watcher| watcher.is_named || stays(&watcher.address));
+        for address in others {
+            let found = known.iter().filter(|watcher| !watcher.is_named).count();
+            if found < MOST_FOUND && known.iter().all(|watcher| watcher.address != *address) {
+                tracing::info!(sentinel = %address, "another sentinel was found");
+                known.push(Watcher::new(address, false));
+            }
+        }
     }
 
     /// Returns when the primary is not at `address` any more.
@@ -86,36 +120,38 @@ impl Watchers {
     }
 }
 
-/// What the sentinel of this number says, over its connection or a new one.
-async fn ask(
-    number: usize,
-    opened: &Mutex<Option<Opened>>,
-    options: &Options,
-    sentinels: &Sentinels,
-) -> Result<Said, Error> {
-    let missing = || Error::new(ErrorKind::Config, "no such sentinel");
-    let address = sentinels.addresses.get(number).ok_or_else(missing)?;
+impl Watcher {
+    fn new(address: &Address, is_named: bool) -> Arc<Self> {
+        Arc::new(Self { address: address.clone(), is_named, opened: Mutex::default() })
+    }
+}
+
+/// What a sentinel says, over its connection or a new one.
+async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Result<Said, Error> {
+    let address = &watcher.address;
     let of_it = |error: Error| {
         Error::new(error.kind().clone(), format!("sentinel {address}: {}", error.details()))
     };
-    let mut opened = opened.lock().await;
+    let mut opened = watcher.opened.lock().await;
     let connection = if let Some(connection) = opened.take() {
         connection
     } else {
         let at = At::Tcp(address.clone());
         Opened::new(&at, sentinels.login(options.tls.as_ref())).await.map_err(of_it)?
     };
-    let said = say(&connection, &sentinels.primary).await.map_err(of_it)?;
+    let said = Box::pin(say(&connection, address, &sentinels.primary));
+    let said = said.await.map_err(of_it)?;
     // Put back only now: a connection whose answers were not awaited would answer the next one.
     *opened = Some(connection);
     Ok(said)
 }
 
-async fn say(connection: &Opened, name: &str) -> Result<Said, Error> {
+async fn say(connection: &Opened, teller: &Address, name: &str) -> Result<Said, Error> {
     let client = connection.client();
     let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", name];
-    let details = ["SENTINEL", "MASTER", name];
-    let (address, details) = tokio::join!(run(client, &address), run(client, &details));
+    let (details, others) = (["SENTINEL", "MASTER", name], ["SENTINEL", "SENTINELS", name]);
+    let (address, details, others) =
+        tokio::join!(run(client, &address), run(client, &details), run(client, &others));
     let unknown = || Error::new(ErrorKind::NotFound, format!("knows no primary called {name}"));
     let Value::Array(parts) = address? else { return Err(unknown()) };
     let mut parts = parts.iter().filter_map(Value::as_string);
@@ -123,14 +159,27 @@ async fn say(connection: &Opened, name: &str) -> Result<Said, Error> {
     let port = port.parse().map_err(|_| unknown())?;
     // One that may not tell its epoch is believed least, not refused.
     let epoch = details.ok().and_then(|details| epoch(&details)).unwrap_or_default();
-    Ok(Said { epoch, primary: Address { host, port } })
+    let others = others.ok().and_then(|others| addresses(&others));
+    Ok(Said { teller: teller.clone(), epoch, primary: Address { host, port }, others })
+}
+
+fn addresses(others: &Value) -> Option<Vec<Address>> {
+    let Value::Array(others) = others else { return None };
+    let address = |details| {
+        let port = field(details, "port")?.parse().ok().filter(|port| *port != 0)?;
+        Some(Address { host: field(details, "ip")?, port })
+    };
+    Some(others.iter().filter_map(address).collect())
 }
 
 fn epoch(details: &Value) -> Option<u64> {
-    let fields: Vec<_> = match details {
-        Value::Array(fields) => fields.iter().map(Value::as_string).collect(),
-        _ => return None,
-    };
-    let at = fields.iter().position(|field| field.as_deref() == Some("config-epoch"))?;
-    fields.get(at + 1)?.as_deref()?.parse().ok()
+    field(details, "config-epoch")?.parse().ok()
+}
+
+/// A field of a list of names and values.
+fn field(details: &Value, name: &str) -> Option<String> {
+    let Value::Array(fields) = details else { return None };
+    let at =
+        fields.iter().step_by(2).position(|field| field.as_string().as_deref() == Some(name))?;
+    fields.get(2 * at + 1)?.as_string()
 }

@@ -1,9 +1,10 @@
 //! What is charged as one and lives in several places: all are asked first, and charged then.
 //!
-//! Guarantees: pure; nothing is charged of a question that is denied when it is asked, but for what
+//! Guarantees: pure; nothing stays charged of a question that is denied when it is asked, but for what
 //! [`Spared::Others`] says.
-//! Leaves out: asking and charging. Between the two another question may come: then a place may
-//! deny the second step, and what the other places took is charged though the question is denied.
+//! Leaves out: asking and charging. What can be is held when it is asked ([`super::holding`]), and
+//! only stays charged then. For all else another question may come between the two: then a place may
+//! deny the second step.
 
 use smallvec::SmallVec;
 
@@ -53,16 +54,19 @@ impl Together {
     }
 
     /// What is charged at `places`, each for itself, now that all of them were `asked`; with the place of
-    /// each. Refunds were made by asking, and who did not answer is not asked again.
+    /// each. Refunds were made by asking, and who did not answer is not asked again. Of those `tried`,
+    /// which were to be held, what did not deny is.
     pub(super) fn second(
         self,
         list: &[Charge],
         places: &[usize],
         asked: &Outcomes,
+        tried: &[usize],
     ) -> SmallVec<[(usize, Charge); 2]> {
         let denied = self.deny(list, places, asked);
         let cost = |at: usize| match (list[at].cost, asked[at]) {
             (Cost::Refund(_), _) | (_, Outcome::Failed(_)) => None,
+            (_, asked) if tried.contains(&at) && !asked.denies() => None,
             (cost, _) if !denied => Some(cost),
             _ if self.spared == Spared::All => None,
             (cost, asked) if asked.denies() => Some(cost),
@@ -71,4 +75,12 @@ impl Together {
         let charged = |&at: &usize| Some((at, Charge { cost: cost(at)?, ..list[at].clone() }));
         places.iter().filter_map(charged).collect()
     }
+}
+
+/// Whether the charge at `at` can be held: of a counter that the question names several times the
+/// script that asks knows what all of them come to.
+pub(super) fn can_be_held(list: &[Charge], at: usize) -> bool {
+    let its = &list[at];
+    let same = list.iter().filter(|charge| charge.key == its.key && charge.home == its.home);
+    matches!(its.cost, Cost::Charge(_)) && same.count() == 1
 }

@@ -3,18 +3,22 @@
 //!
 //! Guarantees: one answer per charge, in the question's order; parts are asked at the same time,
 //! each with its own deadline and breaker; a part that fails leaves the others as they are.
-//! What all parts must decide together is asked first and charged then ([`super::steps`]): only a
-//! question within one part is atomic. Of one that is denied only when it is charged, hits under the
-//! reference's keys are given back: these keys name their window, so that they get back to where they were taken.
-//! All other hits stay charged, for a late refund could open the next window above its limit.
+//! What all parts must decide together is asked first and charged then ([`super::steps`]), within one
+//! deadline: only a question within one part is atomic. Of one that is denied nothing stays charged: ours was
+//! only held ([`super::holding`]), and the reference's keys name their window, so that hits get back to
+//! where they were taken.
 //! Leaves out: counting, which is for [`Redis`] and [`Reference`].
 
-use futures_util::future::join_all;
-use smallvec::SmallVec;
+use std::time::Duration;
 
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use super::holding::Holding;
 use super::reference::{self, Decided, Reference};
-use super::steps::{Spared, Together};
-use super::{Cause, Redis};
+use super::steps::{Spared, Together, can_be_held};
+use super::{Answered, Cause, Redis, put};
 use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::lease::{Lent, Message};
@@ -40,6 +44,9 @@ struct Part {
 }
 
 type Parts = SmallVec<[Part; 2]>;
+
+/// Places of charges in the question.
+type Places = SmallVec<[usize; 2]>;
 
 /// A store and a kind of keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,16 +105,11 @@ impl Stores {
     async fn divide(&self, now: Nanos, charges: &Charges) -> Outcomes {
         let parts = self.parts(charges.list.iter().enumerate(), charges.rule);
         let mut outcomes = super::failed(charges, Cause::NotUnderstood);
-        let (mut bound, free) = self.split(parts, charges.rule);
-        let places: SmallVec<[usize; 2]> = bound.iter().flat_map(|part| part.at.clone()).collect();
-        for part in &mut bound {
-            part.charges.rule = Rule::Ask;
-        }
-        let first: Parts = bound.into_iter().chain(free).collect();
-        self.ask(now, &first, Decided::Here, &mut outcomes).await;
-        if !places.is_empty() {
-            self.charge_together(now, charges, &places, &mut outcomes).await;
-        }
+        let (bound, free) = self.split(parts, charges.rule);
+        let apart = self.ask(now, &free, Decided::Here, None);
+        let (apart, bound) = join(apart, self.decide(now, charges, &bound)).await;
+        put(apart, &mut outcomes);
+        put(bound, &mut outcomes);
         outcomes
     }
 
@@ -133,75 +135,119 @@ impl Stores {
         !place.reference || charges.list.len() == 1 || !self.store(place).route.is_clustered()
     }
 
-    /// The second step for those at `places`, now that all of them were asked.
-    async fn charge_together(
-        &self,
-        now: Nanos,
-        charges: &Charges,
-        places: &[usize],
-        outcomes: &mut Outcomes,
-    ) {
+    /// What all of `bound` decide together: what can be is held, the rest is asked; then all is charged,
+    /// and kept if nobody denied it meanwhile.
+    async fn decide(&self, now: Nanos, charges: &Charges, bound: &[Part]) -> Answered {
+        let places: Places = bound.iter().flat_map(|part| part.at.iter().copied()).collect();
+        if places.is_empty() {
+            return Answered::new();
+        }
+        let (list, together) = (&charges.list, self.together(charges.rule));
+        let has_reference = bound.iter().any(|part| part.place.reference);
+        let patience = self.main.deadline / if has_reference { 3 } else { 2 };
+        let mut outcomes = super::failed(charges, Cause::Late);
+        let (mut holding, tried) = self.to_be_held(list, &places);
+        let rest = places.iter().filter(|&at| !tried.contains(at)).map(|&at| (at, &list[at]));
+        let rest = self.parts(rest, Rule::Ask);
+        let asked = self.ask(now, &rest, Decided::Here, Some(patience));
+        let (asked, ()) = join(asked, holding.hold(patience, &mut outcomes)).await;
+        put(asked, &mut outcomes);
+        let asked = outcomes.clone();
+        let second = together.second(list, &places, &asked, &tried);
+        let parts = self.parts(second.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
+        put(self.ask(now, &parts, Decided::Before, Some(patience)).await, &mut outcomes);
+        if together.spared == Spared::All && together.deny(list, &places, &outcomes) {
+            let mut left = outcomes.clone();
+            let given = self.give_back(now, &second, &outcomes, patience);
+            let (given, ()) = join(given, holding.give_back(patience, &mut left)).await;
+            outcomes = left;
+            for (at, _) in given.iter().filter(|(_, it)| matches!(it, Outcome::Refunded(_))) {
+                outcomes[*at] = asked[*at];
+            }
+        } else {
+            holding.keep(patience, &mut outcomes).await;
+        }
+        places.iter().map(|&at| (at, outcomes[at])).collect()
+    }
+
+    fn together(&self, rule: Rule) -> Together {
         let stopping = || Together {
             quota_for_all: self.reference.as_ref().is_some_and(Reference::quota_for_all),
             rescued: false,
             spared: Spared::Others,
         };
-        let together = Together::of(charges.rule).unwrap_or_else(stopping);
-        let asked = outcomes.clone();
-        let second = together.second(&charges.list, places, &asked);
-        let parts = self.parts(second.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
-        self.ask(now, &parts, Decided::Before, outcomes).await;
-        if together.spared == Spared::All && together.deny(&charges.list, places, outcomes) {
-            self.give_back(now, &second, &asked, outcomes).await;
-        }
+        Together::of(rule).unwrap_or_else(stopping)
     }
 
-    /// Gives back what was `charged` under the reference's keys, as if only asked.
+    /// What of those at `places` can be held; and which they are.
+    fn to_be_held(&self, list: &[Charge], places: &[usize]) -> (Holding, Places) {
+        let mut holding = Holding::default();
+        let is_ours = |at: usize| !self.place(&list[at]).reference;
+        let can = |&&at: &&usize| is_ours(at) && can_be_held(list, at);
+        let tried: Places = places.iter().filter(can).copied().collect();
+        for &at in &tried {
+            holding.add(&self.store(self.place(&list[at])).holder, at, &list[at]);
+        }
+        (holding, tried)
+    }
+
+    /// Gives back what was `charged` under the reference's keys.
     async fn give_back(
         &self,
         now: Nanos,
         charged: &[(usize, Charge)],
-        asked: &Outcomes,
-        outcomes: &mut Outcomes,
-    ) {
+        outcomes: &Outcomes,
+        patience: Duration,
+    ) -> Answered {
         let taken = charged.iter().filter_map(|(at, charge)| {
             // What denied was perhaps not charged: it is not asked when it is known to be over.
-            let is_taken = matches!(outcomes[*at], Outcome::Stepped(Step::Admit(_)));
+            let is_taken = matches!(
+                outcomes[*at],
+                Outcome::Stepped(Step::Admit(_)) | Outcome::Counted(Step::Admit(_), _)
+            );
             let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
-            let is_ours = !self.place(charge).reference;
             let cost = Cost::Refund(hits);
-            (is_taken && !is_ours).then(|| (*at, Charge { cost, ..charge.clone() }))
+            let is_theirs = self.place(charge).reference;
+            (is_taken && is_theirs).then(|| (*at, Charge { cost, ..charge.clone() }))
         });
         let taken: SmallVec<[(usize, Charge); 2]> = taken.collect();
         let parts = self.parts(taken.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
-        let mut given = outcomes.clone();
-        self.ask(now, &parts, Decided::Before, &mut given).await;
-        for (at, _) in taken {
-            if let Outcome::Refunded(_) = given[at] {
-                outcomes[at] = asked[at];
-            }
-        }
+        self.ask(now, &parts, Decided::Before, Some(patience)).await
     }
 
-    /// Asks all of `parts` at the same time and puts the answers where they belong.
-    async fn ask(&self, now: Nanos, parts: &[Part], decided: Decided, outcomes: &mut Outcomes) {
-        let asked = join_all(parts.iter().map(|part| self.charge_part(now, part, decided))).await;
-        for (part, answered) in parts.iter().zip(asked) {
-            for (&at, outcome) in part.at.iter().zip(answered) {
-                outcomes[at] = outcome;
-            }
-        }
+    /// Asks all of `parts` at the same time.
+    async fn ask(
+        &self,
+        now: Nanos,
+        parts: &[Part],
+        decided: Decided,
+        patience: Option<Duration>,
+    ) -> Answered {
+        let ask = |part| self.charge_part(now, part, decided, patience);
+        let asked = join_all(parts.iter().map(ask)).await;
+        let places = parts.iter().flat_map(|part| part.at.iter().copied());
+        places.zip(asked.into_iter().flatten()).collect()
     }
 
-    async fn charge_part(&self, now: Nanos, part: &Part, decided: Decided) -> Outcomes {
-        let store = self.store(part.place);
+    async fn charge_part(
+        &self,
+        now: Nanos,
+        part: &Part,
+        decided: Decided,
+        patience: Option<Duration>,
+    ) -> Outcomes {
+        let (store, charges) = (self.store(part.place), &part.charges);
+        let patience = patience.unwrap_or(store.deadline);
         match &self.reference {
             Some(reference) if part.place.reference => {
-                reference.charge(store, now, &part.charges, decided).await
+                reference.charge(store, now, charges, decided, patience).await
             }
-            _ => match store.charge(now, &part.charges) {
+            _ => match store.charge(now, charges) {
                 Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => reply.await,
+                Reply::Later(reply) => {
+                    let answered = timeout(patience, reply).await;
+                    answered.unwrap_or_else(|_| super::failed(charges, Cause::Late))
+                }
             },
         }
     }
@@ -217,7 +263,8 @@ impl Backend for Stores {
             _ if !is_whole => Reply::Later(Box::pin(self.divide(now, charges))),
             Some(reference) if place.reference => {
                 let store = self.store(place);
-                Reply::Later(Box::pin(reference.charge(store, now, charges, Decided::Here)))
+                let asked = reference.charge(store, now, charges, Decided::Here, store.deadline);
+                Reply::Later(Box::pin(asked))
             }
             _ => self.store(place).charge(now, charges),
         }

@@ -1,16 +1,20 @@
 //! TLS toward Redis.
 //!
-//! Guarantees: a server's certificate is verified, its name too, against the roots that were named or
-//! the system's; there is no way to turn that off; files are read anew for each connection.
+//! Guarantees: a server's certificate is verified against the roots that were named or the system's, and there is
+//! no way to turn that off; so is its name, unless anybody's will do; files are read anew for each connection.
 //! Leaves out: the handshake, which is the client's.
 
 use std::sync::Arc;
 
 use fred::error::{Error, ErrorKind};
 use fred::types::config::{TlsConfig, TlsConnector};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 
 use super::files::{aside, read, refused};
 use super::options::{Identity, Tls};
@@ -48,10 +52,16 @@ pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
 fn client(tls: &Tls) -> Result<ClientConfig, Error> {
     // Named, not left to what the process has: two of its parts could disagree about that.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = Arc::new(roots(tls)?);
+    let known = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
+    let known = known.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
+    let verifier: Arc<dyn ServerCertVerifier> =
+        if tls.any_name { Arc::new(AnyName(known)) } else { known };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| broken(&error))?
-        .with_root_certificates(roots(tls)?);
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
     match &tls.identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
@@ -59,6 +69,52 @@ fn client(tls: &Tls) -> Result<ClientConfig, Error> {
             let unfit = |error| refused(&identity.certificate, &format!("does not fit: {error}"));
             builder.with_client_auth_cert(chain(identity)?, key).map_err(unfit)
         }
+    }
+}
+
+/// Takes a certificate that is sound but for the name.
+#[derive(Debug)]
+struct AnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Self(known) = self;
+        // The name is looked at last, so that what it alone is wrong with has been found sound before.
+        match known.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
 

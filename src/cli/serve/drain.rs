@@ -4,13 +4,14 @@
 //! 2. After `drain_delay`, when load balancers have looked elsewhere: GOAWAY, no new calls.
 //! 3. Calls under way finish, for `drain_timeout` at most. A second signal ends the wait.
 //!
-//! SIGHUP is not an end here: it reloads.
+//! SIGHUP is an end where `on_hangup: stop` says so; otherwise it reloads.
 
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::config::settings::OnHangup;
 use crate::edge::health::{Health, Ready};
 
 /// The phases of the end, in order.
@@ -26,20 +27,31 @@ pub(super) enum Phase {
 pub(super) struct Ends {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Ends {
     /// # Errors
     /// When the system refuses a handler.
-    pub(super) fn listen() -> std::io::Result<Self> {
+    pub(super) fn listen(on_hangup: OnHangup) -> std::io::Result<Self> {
+        let stops = on_hangup == OnHangup::Stop;
         Ok(Self {
+            hangup: stops.then(|| signal(SignalKind::hangup())).transpose()?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         })
     }
 
-    async fn next(&mut self) -> &'static str {
+    /// The next one.
+    pub(super) async fn next(&mut self) -> &'static str {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            _ = hangup => "SIGHUP",
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }

@@ -1,4 +1,4 @@
-//! Requests in flight, from the engine's words to those of metrics.
+//! Requests in flight and balances, from the engine's words to those of metrics.
 //!
 //! Leaves out: which of them have series of their own, which is for [`metrics`].
 
@@ -26,4 +26,10 @@ pub(super) fn in_use(engine: &Engine) -> Vec<metrics::Ceiling> {
         gradient: all.busiest.and_then(|look| look.gradient()),
     };
     engine.ceilings_in_use().into_iter().map(ceiling).collect()
+}
+
+/// What is held of leased limits.
+pub(super) fn balances(engine: &Engine) -> metrics::Balances {
+    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
+    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }

@@ -1,32 +1,131 @@
 //! From the source of limits to the engine, and what admin shows of it.
 
+use std::collections::HashSet;
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::diagnostic::{Diagnostic, Severity};
-use crate::config::load;
-use crate::config::settings::Settings;
+use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::settings::{Address, CounterKeys, Settings};
+use crate::config::{Config, Mode, Rule, Window, load};
 use crate::edge::health::{Health, Ready};
 use crate::edge::http::admin::{LastError, Loads};
 use crate::engine::Engine;
-use crate::source::file::{self, FileSource, Options};
-use crate::source::{Load, Published, Refused, Why};
+use crate::kernel::rate::Strategy;
+use crate::source::file::{self, Options, Tree};
+use crate::source::xds;
+use crate::source::{Load, Published, Refused, Source, Why};
 use crate::telemetry::event;
+use crate::telemetry::stats::{Stat, Stats};
+
+use super::drain::Ends;
 
 /// Starts watching the limits; the first load is done when this returns.
-pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> FileSource {
+///
+/// # Errors
+/// A sentence, where a management server cannot be asked so.
+pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> Result<Source, String> {
     let merge_domains = settings.merge_domains;
+    let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
     let loader: Arc<Load> = Arc::new(move |texts, revision| {
         let texts = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
         let (config, mut warnings) = load(texts, revision, merge_domains)?;
+        let refused = if shared_keys { not_leased(&config, &warnings) } else { Vec::new() };
+        if !refused.is_empty() {
+            return Err(refused);
+        }
         warnings.retain(|one| one.severity() != Severity::Note);
         Ok((config, warnings))
     });
-    let options = Options::new(settings.limits.clone(), settings.reload_debounce);
     let engine = Arc::clone(engine);
-    file::start(options, loader, move || engine.clock().now()).await
+    let now = move || engine.clock().now();
+    if let Some(server) = &settings.xds_server {
+        let options = xds_of(settings, server);
+        return xds::start(options, loader, now).map_err(|error| format!("`xds_headers`: {error}"));
+    }
+    let options = Options {
+        tree: Tree {
+            prefix: settings.limits_prefix.clone(),
+            dot_files: settings.limits_dot_files,
+            optional: settings.limits_optional,
+        },
+        ..Options::new(settings.limits.clone(), settings.reload_debounce)
+    };
+    Ok(file::start(options, loader, now).await)
+}
+
+fn xds_of(settings: &Settings, server: &Address) -> xds::Options {
+    let identity = settings.xds_tls_cert_file.clone().zip(settings.xds_tls_key_file.clone());
+    let name = settings.xds_tls_server_name.as_ref();
+    let tls = xds::Tls {
+        ca: settings.xds_tls_ca_file.clone(),
+        identity,
+        server_name: name.map(|name| name.as_str().to_owned()),
+    };
+    xds::Options {
+        server: xds::Server {
+            host: server.host.clone(),
+            port: server.port,
+            tls: settings.xds_tls.then_some(tls),
+        },
+        node_id: settings.xds_node_id.clone(),
+        node_metadata: settings.xds_node_metadata.0.clone(),
+        headers: settings.xds_headers.0.clone(),
+        max_message: usize::try_from(settings.xds_max_message).unwrap_or(usize::MAX),
+        backoff: xds::Bounds {
+            least: settings.xds_backoff_min.into(),
+            most: settings.xds_backoff_max.into(),
+            jitter: settings.xds_backoff_jitter,
+            seed: std::hash::RandomState::new().hash_one(3_u8),
+        },
+    }
+}
+
+impl Source {
+    /// Waits for the first limits of a management server, unless it may be done without. False when it is told
+    /// to stop before.
+    pub(super) async fn is_first_here(&mut self, without: bool, ends: &mut Ends) -> bool {
+        if without || !self.is_awaited {
+            return true;
+        }
+        tracing::info!("waiting for the first limits of the management server");
+        tokio::select! {
+            _ = ends.next() => false,
+            first = self.published.wait_for(|published| published.config.is_some()) => first.is_ok(),
+        }
+    }
+}
+
+/// The leased limits that cannot be: the reference service asks the same counters, and knows of no
+/// leases. Each has a note of its forecast, which stands where the rule does.
+fn not_leased(config: &Config, notes: &[Diagnostic]) -> Vec<Diagnostic> {
+    let is_shared = |rule: &&Rule| {
+        rule.limit.as_ref().is_some_and(|limit| {
+            let in_units = matches!(limit.window, Window::Unit(_));
+            in_units
+                && matches!(
+                    (limit.strategy, limit.mode),
+                    (Strategy::FixedWindow(_), Mode::Leased(_))
+                )
+        })
+    };
+    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
+    let places: HashSet<&str> = rules.filter(is_shared).map(|rule| &*rule.place).collect();
+    let forecasts = notes.iter().filter(|note| note.code == Code::LeaseForecast);
+    let shared = forecasts
+        .filter(|note| places.contains(&*format!("{}:{}", note.place.file, note.place.line)));
+    let refusal = |note: &Diagnostic| {
+        Diagnostic {
+        code: Code::Contradiction,
+        message: "`mode: leased` while `counter_keys` is `envoyproxy`, whose counters are asked for each hit"
+            .to_owned(),
+        help: Some("`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased".to_owned()),
+        ..note.clone()
+    }
+    };
+    shared.map(refusal).collect()
 }
 
 /// Puts every accepted load in force, and only then shows it: whoever reads on admin that a load was
@@ -78,7 +177,7 @@ impl Follower {
                 health.set(ready);
             }
         }
-        self.counted.count(&latest);
+        self.counted.count(&latest, self.engine.stats().map(|stats| &**stats));
         self.shown.send_replace(latest);
     }
 }
@@ -91,7 +190,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn count(&mut self, latest: &Published) {
+    fn count(&mut self, latest: &Published, told: Option<&Stats>) {
         let status = &latest.status;
         for _ in self.loads..status.loads {
             let at = status.loaded_at.unwrap_or_default();
@@ -99,6 +198,17 @@ impl Counted {
         }
         for _ in self.refused..status.refused {
             event::LoadRefused.emit();
+        }
+        if let Some(stats) = told {
+            let (taken, refused) = (status.loads - self.loads, status.refused - self.refused);
+            stats.add(Stat::ConfigLoadSuccess, taken);
+            stats.add(Stat::RuntimeLoadAttempts, taken + refused);
+            let is_unread = |error: &Arc<Refused>| matches!(error.why, Why::Source(_));
+            if status.last_error.as_ref().is_some_and(is_unread) {
+                stats.add(Stat::RuntimeLoadFailures, refused);
+            } else {
+                stats.add(Stat::ConfigLoadError, refused);
+            }
         }
         (self.loads, self.refused) = (status.loads, status.refused);
     }
@@ -146,6 +256,7 @@ fn sentence(why: &Why) -> String {
             None => error.to_string(),
         },
         Why::Diagnostics(found) => format!("{} findings", found.len()),
+        Why::Words(words) => words.clone(),
         Why::Broke => "the loader broke, which is a defect of this program".to_owned(),
     }
 }

@@ -1,20 +1,47 @@
 //! The sockets, bound before anything else is started.
 //!
 //! Guarantees: either every listener is bound or none stays; what could not be bound is told in
-//! words, all at once; port 0 takes a free port.
+//! words, all at once; port 0 takes a free port; a Unix socket that nobody listens on any more is replaced, and
+//! goes with its listener.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
 
 use crate::config::settings::Settings;
 
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
 /// The bound sockets.
 pub(super) struct Listeners {
-    pub(super) grpc: TcpListener,
+    pub(super) grpc: Grpc,
     pub(super) http: TcpListener,
-    pub(super) metrics: TcpListener,
+    pub(super) metrics: Option<TcpListener>,
     pub(super) admin: TcpListener,
+    pub(super) syslog: Option<UdpSocket>,
+}
+
+/// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
+/// its `net.core.rmem_max` allows.
+const DATAGRAMS_KEPT: usize = 4 << 20;
+/// Where gRPC is spoken.
+pub(super) enum Grpc {
+    /// At a port.
+    Tcp(TcpListener),
+    /// At a socket in the file system.
+    Unix(UnixListener, SocketFile),
+}
+
+/// A socket's file, which goes when this does.
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Whoever took it away already is welcome.
+        std::fs::remove_file(&self.0).ok();
+    }
 }
 
 impl Listeners {
@@ -23,44 +50,112 @@ impl Listeners {
     /// # Errors
     /// A sentence for each that cannot be bound.
     pub(super) async fn bind(settings: &Settings) -> Result<Self, Vec<String>> {
-        let Settings { host, admin_host, .. } = *settings;
-        let grpc = bind("grpc", host, settings.grpc_port).await;
-        let http = bind("http", host, settings.http_port).await;
-        let metrics = bind("metrics", host, settings.metrics_port).await;
-        let admin = bind("admin", admin_host, settings.admin_port).await;
-        match (grpc, http, metrics, admin) {
-            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin)) => Ok(Self { grpc, http, metrics, admin }),
-            (grpc, http, metrics, admin) => {
-                Err([grpc.err(), http.err(), metrics.err(), admin.err()]
-                    .into_iter()
-                    .flatten()
-                    .collect())
+        let Settings { host, admin_host, reuse_port: reuse, .. } = *settings;
+        let at =
+            |name, own: Option<IpAddr>, port| Ask { name, host: own.unwrap_or(host), port, reuse };
+        let grpc = match &settings.grpc_socket {
+            Some(path) => unix(path).await,
+            None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(Grpc::Tcp),
+        };
+        let http = at("http", settings.http_host, settings.http_port).bind();
+        let metrics = at("metrics", settings.metrics_host, settings.metrics_port);
+        let metrics = settings.metrics.then(|| metrics.bind()).transpose();
+        let admin = at("admin", Some(admin_host), settings.admin_port).bind();
+        let syslog = match settings.syslog_port {
+            Some(port) => datagrams(settings.syslog_host, port).await.map(Some),
+            None => Ok(None),
+        };
+        match (grpc, http, metrics, admin, syslog) {
+            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog)) => {
+                Ok(Self { grpc, http, metrics, admin, syslog })
+            }
+            (grpc, http, metrics, admin, syslog) => {
+                let all = [grpc.err(), http.err(), metrics.err(), admin.err(), syslog.err()];
+                Err(all.into_iter().flatten().collect())
             }
         }
     }
 
     /// A line for each: its name and where it listens.
     pub(super) fn lines(&self) -> Vec<String> {
-        let named = [
-            ("grpc", &self.grpc),
-            ("http", &self.http),
-            ("metrics", &self.metrics),
-            ("admin", &self.admin),
-        ];
-        let line = |(name, listener): (&str, &TcpListener)| {
+        let line = |name: &str, listener: &TcpListener| {
             let address = listener.local_addr().ok()?;
             Some(format!("{name} listening on {address}"))
         };
-        named.into_iter().filter_map(line).collect()
+        let grpc = match &self.grpc {
+            Grpc::Tcp(listener) => line("grpc", listener),
+            Grpc::Unix(_, SocketFile(path)) => {
+                Some(format!("grpc listening on {}", path.display()))
+            }
+        };
+        let metrics = self.metrics.as_ref().and_then(|listener| line("metrics", listener));
+        let (http, admin) = (line("http", &self.http), line("admin", &self.admin));
+        let syslog = self.syslog.as_ref().and_then(|socket| socket.local_addr().ok());
+        let syslog = syslog.map(|address| format!("syslog listening on {address}"));
+        [grpc, http, metrics, admin, syslog].into_iter().flatten().collect()
     }
 }
 
-async fn bind(name: &str, host: IpAddr, port: u16) -> Result<TcpListener, String> {
-    TcpListener::bind(SocketAddr::new(host, port)).await.map_err(|error| {
-        let host_setting = if name == "admin" { "admin-host" } else { "host" };
-        format!(
-            "{name} cannot listen on {host}:{port}: {error}; \
-             choose another with --{name}-port (0 takes a free one) or --{host_setting}"
-        )
-    })
+/// A port to listen on.
+struct Ask {
+    name: &'static str,
+    host: IpAddr,
+    port: u16,
+    reuse: bool,
+}
+
+impl Ask {
+    fn bind(self) -> Result<TcpListener, String> {
+        let bound = self.listen();
+        bound.map_err(|error| cannot(self.name, SocketAddr::new(self.host, self.port), &error))
+    }
+
+    fn listen(&self) -> std::io::Result<TcpListener> {
+        let socket = if self.host.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // As after a restart: connections of the process before may still be ending.
+        socket.set_reuseaddr(true)?;
+        if self.reuse {
+            socket.set_reuseport(true)?;
+        }
+        socket.bind(SocketAddr::new(self.host, self.port))?;
+        socket.listen(BACKLOG)
+    }
+}
+
+async fn unix(path: &Path) -> Result<Grpc, String> {
+    let failed = |error: std::io::Error| {
+        let path = path.display();
+        format!("grpc cannot listen on {path}: {error}; choose another with --grpc-socket")
+    };
+    if path.exists() {
+        if UnixStream::connect(path).await.is_ok() {
+            let error = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+            return Err(failed(error));
+        }
+        // Left behind by a process that was killed.
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    Ok(Grpc::Unix(listener, SocketFile(path.to_owned())))
+}
+
+async fn datagrams(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
+    let bound = UdpSocket::bind(SocketAddr::new(host, port)).await.and_then(|socket| {
+        socket2::SockRef::from(&socket).set_recv_buffer_size(DATAGRAMS_KEPT)?;
+        Ok(socket)
+    });
+    bound.map_err(|error| cannot("syslog", SocketAddr::new(host, port), &error))
+}
+
+fn cannot(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
+    let (host, port) = (address.ip(), address.port());
+    let host_setting = match name {
+        "admin" => "admin-host",
+        "syslog" => "syslog-host",
+        _ => "host",
+    };
+    format!(
+        "{name} cannot listen on {host}:{port}: {error}; \
+         choose another with --{name}-port (0 takes a free one) or --{host_setting}"
+    )
 }

@@ -3,11 +3,13 @@
 use std::hash::BuildHasher as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis, Stores, reference};
 use crate::clock::Clock;
 use crate::config::settings::{Address, Backend, CounterKeys, Place, RedisUrl, Secret, Settings};
+use crate::engine::admit::fleet::{Fleet, Pace};
 use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
@@ -23,8 +25,18 @@ pub(super) fn check(settings: &Settings) -> Result<(), String> {
             "`backend_deadline` {got} leaves no time to answer; at least 1ms does"
         ));
     }
+    let (heartbeat, term) = (settings.fleet_heartbeat, settings.fleet_term);
+    if heartbeat < SHORTEST_HEARTBEAT || term.0 < heartbeat.0.saturating_mul(3) {
+        return Err(format!(
+            "`fleet_heartbeat` {heartbeat} and `fleet_term` {term}: heartbeats take at least \
+             {SHORTEST_HEARTBEAT}, and a term at least three of them"
+        ));
+    }
     Ok(())
 }
+
+/// Sooner than this and calls that wait out their deadline would take up all the time.
+const SHORTEST_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
 /// The engine, and what keeps its connection where it has one. `memory` counts where there is no
 /// other store, and where that does not answer.
@@ -34,15 +46,24 @@ pub(super) fn engine(
     policy: Policy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
     let Backend::Redis(url) = &settings.backend else {
-        return (Engine::new(Clock::system(), memory.clone(), policy), None);
+        let engine = Engine::new(Clock::system(), memory.clone(), policy);
+        let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
+        return (engine.with_buckets(most, random()), None);
     };
     let (stores, connections) = stores(settings, url);
     let clock = Clock::system();
     // Another one in every life: no two begin in one nanosecond.
     let incarnation = clock.now().0;
     let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
-    let local = Local::new(memory.clone(), Arc::new(membership));
-    (Engine::new(clock, Arc::new(stores), policy).with_local(local), Some(connections))
+    let membership = Arc::new(membership);
+    let pace = Pace { heartbeat: settings.fleet_heartbeat, term: settings.fleet_term };
+    let patience = Duration::from(settings.backend_deadline);
+    let fleet = Fleet::new(Arc::clone(&membership), clock.now(), pace, patience);
+    let local = Local::new(memory.clone(), membership);
+    let engine = Engine::new(clock, Arc::new(stores), policy).with_local(local);
+    let (most, jitter) = (usize::try_from(settings.max_buckets).unwrap_or(usize::MAX), random());
+    let engine = engine.with_buckets(most, jitter).with_fleet(Arc::new(fleet));
+    (engine, Some(connections))
 }
 
 /// The stores, and what keeps their connections.
@@ -162,5 +183,6 @@ fn tls(settings: &Settings) -> redis::Tls {
             _ => None,
         },
         server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
+        any_name: settings.backend_tls_any_name,
     }
 }

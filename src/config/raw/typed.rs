@@ -212,6 +212,9 @@ impl<'a, 's> Reader<'a, 's> {
             Word::Limit => self.optional(field, &mut ceiling.limit, Self::count),
             Word::Adaptive => self.block(field, &mut ceiling.adaptive, Self::in_adaptive),
             Word::Mode => self.optional(field, &mut ceiling.mode, Self::text),
+            Word::OnBackendFailure => {
+                self.optional(field, &mut ceiling.on_backend_failure, Self::text);
+            }
             Word::Queue => self.block(field, &mut ceiling.queue, Self::in_queue),
             Word::MaxDuration => self.optional(field, &mut ceiling.max_duration, Self::text),
             Word::Reject => self.block(field, &mut ceiling.reject, Self::in_reject),

@@ -318,9 +318,15 @@ impl Block {
             ],
             Self::Replaces => &[W::Name],
             Self::Calendar => &[W::TimeZone, W::StartsOn],
-            Self::Concurrency => {
-                &[W::Limit, W::Adaptive, W::Mode, W::Queue, W::MaxDuration, W::Reject]
-            }
+            Self::Concurrency => &[
+                W::Limit,
+                W::Adaptive,
+                W::Mode,
+                W::OnBackendFailure,
+                W::Queue,
+                W::MaxDuration,
+                W::Reject,
+            ],
             Self::Adaptive => &[W::Policy, W::Min, W::Max],
             Self::Queue => &[W::Size, W::Timeout],
             Self::Reject => &[W::Status, W::RetryAfter, W::Body],

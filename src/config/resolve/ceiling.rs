@@ -7,7 +7,7 @@ use super::duration;
 use super::findings::{At, Findings};
 use super::limit::Ask;
 use super::words;
-use crate::config::concurrency::{MAX_DURATION, Reject};
+use crate::config::concurrency::{LONG, MAX_DURATION, Mode, OnFailure, Reject};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::kernel::concurrency::limiter::{Rules, Waiting};
@@ -16,6 +16,15 @@ use crate::kernel::units::Nanos;
 
 /// How far an adaptive ceiling may rise where the file does not say.
 const MAX: u32 = 1000;
+
+/// What a block says.
+pub(super) struct Said {
+    pub(super) rules: Rules,
+    pub(super) mode: Option<Mode>,
+    pub(super) on_backend_failure: OnFailure,
+    pub(super) max_duration: Nanos,
+    pub(super) reject: Reject,
+}
 
 /// One block being read.
 pub(super) struct Block<'r, 'f, 'a> {
@@ -26,20 +35,24 @@ pub(super) struct Block<'r, 'f, 'a> {
 
 impl Block<'_, '_, '_> {
     /// The ceiling and the answer to one who is turned away; `None` where the findings say why not.
-    pub(super) fn read(mut self) -> Option<(Rules, Nanos, Reject)> {
+    pub(super) fn read(mut self) -> Option<Said> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
         let waiting = raw.queue.as_ref().map(|block| self.waiting(block));
         let reject = self.reject(raw.reject.as_ref());
-        self.mode();
+        let mode = self.mode();
+        let on_backend_failure = self.failure(mode);
         let word = raw.max_duration.as_ref();
         let max_duration =
             word.map_or(Some(MAX_DURATION), |word| self.duration("max_duration", word));
+        self.long_exposure(mode, max_duration);
         // An absent block is no problem, and one that means nothing is.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
-        Some((Rules { limit: limit?, adaptive, waiting }, max_duration?, reject?))
+        let rules = Rules { limit: limit?, adaptive, waiting };
+        let (max_duration, reject) = (max_duration?, reject?);
+        Some(Said { rules, mode, on_backend_failure, max_duration, reject })
     }
 
     fn limit(&mut self) -> Option<u32> {
@@ -106,14 +119,45 @@ impl Block<'_, '_, '_> {
         Some(Reject { status: status?, retry_after: retry_after?, body: body.into() })
     }
 
-    /// `local`, which is what an absent word means.
-    fn mode(&mut self) {
-        let Some(mode) = &self.raw.mode else { return };
+    fn mode(&mut self) -> Option<Mode> {
+        let mode = self.raw.mode.as_ref()?;
         let mut ask = Ask { file: self.file, findings: self.findings };
-        if ask.word(words::CEILING_MODES, "mode", Some(mode)) == Some(false) {
+        let found = ask.word(words::CEILING_MODES, "mode", Some(mode));
+        if found == Some(None) {
             let what = format!("`mode: {}` of a ceiling", mode.value);
-            ask.not_yet(mode.span, &what, "`mode: local`: each replica holds the ceiling alone");
+            ask.not_yet(mode.span, &what, "`mode: leased`: the fleet holds the ceiling in shares");
         }
+        found.flatten()
+    }
+
+    fn failure(&mut self, mode: Option<Mode>) -> OnFailure {
+        let Some(word) = &self.raw.on_backend_failure else { return OnFailure::default() };
+        if mode == Some(Mode::Local) {
+            let message = "`on_backend_failure` beside `mode: local`, which asks no backend".into();
+            let cure = "leave one of them out";
+            self.error(Code::Contradiction, word.span, message, cure);
+        }
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        let found = ask.word(words::CEILING_FAILURES, "on_backend_failure", Some(word));
+        found.unwrap_or_default()
+    }
+
+    /// The part of a replica that is gone is kept for `max_duration`, because its requests go on.
+    fn long_exposure(&mut self, mode: Option<Mode>, max_duration: Option<Nanos>) {
+        let word = self.raw.max_duration.as_ref();
+        let is_long = word.is_none() || max_duration.is_some_and(|it| LONG < it);
+        let Some(said) = self.raw.mode.as_ref().filter(|_| mode == Some(Mode::Leased) && is_long)
+        else {
+            return;
+        };
+        let message = match word {
+            None => "a fleet's ceiling without `max_duration`".to_owned(),
+            Some(word) => format!("a fleet's ceiling with `max_duration: {}`", word.value),
+        };
+        let cure = "the part of a replica that is lost is kept so long: say the proxy's route \
+                    timeout, at most 5m";
+        let span = word.map_or(said.span, |word| word.span);
+        self.error(Code::LongExposure, span, message, cure);
     }
 
     fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, cure: &str) -> Option<u32> {

@@ -7,11 +7,13 @@
 use std::sync::Arc;
 
 use super::findings::{At, Findings};
-use super::words::{self, StrategyWord, Words};
+use super::overshoot::{self, Amount};
+use super::words::{self, ModeWord, StrategyWord, Words};
 use super::{calendar_of, duration};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
-use crate::config::{Calendar, Limit, Mode, OnBackendFailure, Unit, Window};
+use crate::config::{Calendar, Limit, OnBackendFailure, Unit, Window};
+use crate::kernel::lease::Overshoot;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::gcra::Gcra;
@@ -27,7 +29,8 @@ const LARGE_BURST: u32 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Defaults {
     pub(super) strategy: StrategyWord,
-    pub(super) mode: Mode,
+    pub(super) mode: ModeWord,
+    pub(super) overshoot: Option<Amount>,
     pub(super) on_backend_failure: OnBackendFailure,
 }
 
@@ -47,10 +50,11 @@ pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings
     let mut ask = Ask { file, findings };
     let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
     let failure = ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
-    let mode = ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+    let mode = ask.word(words::MODES, "mode", raw.mode.as_ref());
     Defaults {
         strategy: strategy.unwrap_or_default(),
         mode: mode.unwrap_or_default(),
+        overshoot: ask.amount(raw.max_overshoot.as_ref()),
         on_backend_failure: failure.unwrap_or_default(),
     }
 }
@@ -68,7 +72,7 @@ impl Block<'_, '_, '_> {
         let raw = self.raw;
         let window = self.window();
         let mut ask = Ask { file: self.file, findings: self.findings };
-        let mode = ask.mode(raw.mode.as_ref(), raw.max_overshoot.as_ref());
+        let mode = ask.word(words::MODES, "mode", raw.mode.as_ref());
         let mode = mode.unwrap_or(self.defaults.mode);
         let failure =
             ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
@@ -76,10 +80,11 @@ impl Block<'_, '_, '_> {
         let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
         let strategy = strategy.unwrap_or(self.defaults.strategy);
         let window = self.calendar(strategy, window);
-        let burst = self.burst(strategy);
-        let (window, burst) = (window?, burst?);
+        let (burst, overshoot) = (self.burst(strategy), self.overshoot(mode, strategy));
+        let (window, burst, overshoot) = (window?, burst?, overshoot.ok()?);
         let requests = raw.requests_per_unit.value;
         let strategy = self.strategy(strategy, &window, burst)?;
+        let mode = overshoot::mode(mode, overshoot, window.length());
         Some(Limit { requests, window, strategy, mode, on_backend_failure })
     }
 
@@ -219,6 +224,43 @@ impl Block<'_, '_, '_> {
         Some(burst.value)
     }
 
+    /// What may be out; nothing where the limit is not leased.
+    fn overshoot(
+        &mut self,
+        mode: ModeWord,
+        strategy: StrategyWord,
+    ) -> Result<Option<Overshoot>, Wrong> {
+        let raw = self.raw;
+        let own = raw.max_overshoot.as_ref();
+        if mode != ModeWord::Leased {
+            let Some(own) = own else { return Ok(None) };
+            let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
+            self.error(
+                Code::Contradiction,
+                own.span,
+                message,
+                "say `mode: leased`, or leave it out",
+            );
+            return Err(Wrong);
+        }
+        let at = own.or(raw.mode.as_ref()).map_or(raw.span, |word| word.span);
+        let amount = match own {
+            Some(_) => Ask { file: self.file, findings: self.findings }.amount(own).ok_or(Wrong)?,
+            None => self.defaults.overshoot.ok_or_else(|| {
+                let message = "`mode: leased` without a `max_overshoot`".to_owned();
+                let cure = "say what the fleet may admit above the limit at most, as in `2%`";
+                self.error(Code::OutOfRange, at, message, cure);
+                Wrong
+            })?,
+        };
+        let requests = raw.requests_per_unit.value;
+        amount.of(requests, strategy).map(Some).map_err(|not| {
+            let (code, message, cure) = overshoot::refusal(&not, requests, strategy);
+            self.error(code, at, message, &cure);
+            Wrong
+        })
+    }
+
     fn strategy(&mut self, word: StrategyWord, window: &Window, burst: u32) -> Option<Strategy> {
         let requests = self.raw.requests_per_unit.value;
         if requests == 0 && !self.zero(word) {
@@ -343,28 +385,22 @@ impl Ask<'_, '_> {
         found
     }
 
-    /// `mode` and `max_overshoot`; `leased` is not there yet.
-    fn mode(
-        &mut self,
-        mode: Option<&Spanned<String>>,
-        overshoot: Option<&Spanned<String>>,
-    ) -> Option<Mode> {
-        let found = self.word(words::MODES, "mode", mode);
-        if let (Some(None), Some(mode)) = (found, mode) {
-            self.not_yet(
-                mode.span,
-                &format!("`mode: {}`", mode.value),
-                "`mode: strict`, or leave it out",
+    /// What `max_overshoot` says.
+    fn amount(&mut self, word: Option<&Spanned<String>>) -> Option<Amount> {
+        let word = word?;
+        let found = overshoot::parse(&word.value);
+        if found.is_none() {
+            let message = format!("`max_overshoot: {}` is no number of hits", word.value);
+            let cure =
+                "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
+            self.findings.add(
+                Code::OutOfRange,
+                At { file: self.file, span: word.span },
+                message,
+                cure,
             );
         }
-        if let Some(overshoot) = overshoot {
-            self.not_yet(
-                overshoot.span,
-                "`max_overshoot`",
-                "leave it out; `strict` never overshoots",
-            );
-        }
-        found.flatten()
+        found
     }
 
     pub(super) fn not_yet(&mut self, span: Span, what: &str, cure: &str) {

@@ -5,8 +5,9 @@
 
 use jiff::civil::Weekday;
 
+use crate::config::concurrency::{self, OnFailure};
 use crate::config::settings::nearest;
-use crate::config::{Charging, Mode, OnBackendFailure, Unit};
+use crate::config::{Charging, OnBackendFailure, Unit};
 use crate::kernel::concurrency::policy::Law;
 
 /// A closed list of words and what they stand for.
@@ -41,13 +42,32 @@ pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
     ("sliding_log", StrategyWord::SlidingLog),
 ];
 
-/// `mode`; nothing where this version cannot do it.
-pub(crate) const MODES: &Words<Option<Mode>> =
-    &[("strict", Some(Mode::Strict)), ("cached_deny", Some(Mode::CachedDeny)), ("leased", None)];
+/// What may be answered without asking the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ModeWord {
+    #[default]
+    Strict,
+    CachedDeny,
+    Leased,
+}
 
-/// `mode` of a ceiling; false where this version cannot do it.
-pub(crate) const CEILING_MODES: &Words<bool> =
-    &[("local", true), ("leased", false), ("strict", false)];
+/// `mode`.
+pub(crate) const MODES: &Words<ModeWord> = &[
+    ("strict", ModeWord::Strict),
+    ("cached_deny", ModeWord::CachedDeny),
+    ("leased", ModeWord::Leased),
+];
+
+/// `mode` of a ceiling; nothing where this version cannot do it.
+pub(crate) const CEILING_MODES: &Words<Option<concurrency::Mode>> = &[
+    ("local", Some(concurrency::Mode::Local)),
+    ("leased", Some(concurrency::Mode::Leased)),
+    ("strict", None),
+];
+
+/// `on_backend_failure` of a ceiling.
+pub(crate) const CEILING_FAILURES: &Words<OnFailure> =
+    &[("deny", OnFailure::Deny), ("local", OnFailure::Local), ("allow", OnFailure::Allow)];
 
 /// `policy` of a ceiling.
 pub(crate) const POLICIES: &Words<Law> =
@@ -90,6 +110,12 @@ pub(crate) fn unit(word: &str) -> Option<Unit> {
 impl std::fmt::Display for StrategyWord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(name(STRATEGIES, *self))
+    }
+}
+
+impl std::fmt::Display for ModeWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(name(MODES, *self))
     }
 }
 

@@ -146,7 +146,7 @@ fn addresses(text: &str, port: u16) -> Option<Vec<Address>> {
     text.split(',').map(|text| address(text, port)).collect()
 }
 
-fn address(text: &str, default: u16) -> Option<Address> {
+pub(super) fn address(text: &str, default: u16) -> Option<Address> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;

@@ -20,6 +20,21 @@ pub struct Doors {
     pub environment: Vec<(String, String)>,
     /// Name and text of `server.yaml`.
     pub file: Option<(String, String)>,
+    /// What a name that the process was started under stands for; weaker than all of them.
+    pub named: Vec<Named>,
+}
+
+/// A value that the process's name brings along.
+#[derive(Clone)]
+pub struct Named {
+    /// The setting.
+    pub setting: &'static str,
+    /// Its texts.
+    pub texts: Vec<String>,
+    /// The variable that it follows from.
+    pub variable: &'static str,
+    /// Whether that was set, or has its default.
+    pub is_set: bool,
 }
 
 /// Where a value came from.
@@ -33,6 +48,8 @@ pub enum Origin {
     Environment(String),
     /// The flag of this name, without its two dashes.
     Flag(String),
+    /// What this variable of the reference is where it is not set.
+    Reference(&'static str),
 }
 
 impl fmt::Display for Origin {
@@ -42,6 +59,7 @@ impl fmt::Display for Origin {
             Self::File(name, line, column) => write!(f, "{name}:{line}:{column}"),
             Self::Environment(variable) => f.write_str(variable),
             Self::Flag(flag) => write!(f, "--{flag}"),
+            Self::Reference(variable) => write!(f, "ratelimit's default of {variable}"),
         }
     }
 }
@@ -86,6 +104,7 @@ pub struct Loaded {
 /// Every problem of every door, warnings among them, when at least one is an error.
 pub fn read(doors: &Doors) -> Result<Loaded, Vec<Problem>> {
     let mut reader = Reader::default();
+    reader.named(&doors.named);
     if let Some((name, text)) = &doors.file {
         reader.file(&Arc::from(name.as_str()), text);
     }
@@ -122,6 +141,19 @@ impl Reader {
                     self.assign(setting, at(entry.value_at), texts.as_deref());
                 }
                 None => self.unknown(at(entry.name_at), &entry.name, ""),
+            }
+        }
+    }
+
+    fn named(&mut self, values: &[Named]) {
+        for Named { setting, texts, variable, is_set } in values {
+            let origin = match is_set {
+                true => Origin::Environment((*variable).to_owned()),
+                false => Origin::Reference(variable),
+            };
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            if let Some(setting) = table().iter().find(|row| row.name == *setting) {
+                self.assign(setting, origin, Some(&texts));
             }
         }
     }
@@ -221,7 +253,7 @@ fn spelt_for(origin: &Origin, name: &str) -> String {
     match origin {
         Origin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
         Origin::Flag(_) => format!("--{}", name.replace('_', "-")),
-        Origin::File(..) | Origin::Default => format!("`{name}`"),
+        Origin::File(..) | Origin::Default | Origin::Reference(_) => format!("`{name}`"),
     }
 }
 

@@ -3,7 +3,7 @@
 //! Guarantees: a setting that nothing would heed, because of what another one says, is an error.
 //! Leaves out: what one value alone is refused for ([`super::value`]).
 
-use super::{Backend, CounterKeys, Place, RedisUrl, Settings};
+use super::{Backend, CounterKeys, MetricNames, Place, RedisUrl, Settings, StatsSink};
 use crate::kernel::units::Nanos;
 
 /// The longest that an expiry may be put off, in seconds: Redis' own bound is beyond it.
@@ -26,7 +26,9 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
         jitter(settings),
     ];
     let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
-    found.chain(sentinels(settings)).chain(reference(settings)).collect()
+    let found = found.chain(sentinels(settings)).chain(reference(settings));
+    let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
+    found.chain(syslog(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -45,6 +47,7 @@ fn clash(setting: &'static str, message: impl Into<String>, help: &'static str) 
 
 fn admin(settings: &Settings) -> Option<Clash> {
     let open = !settings.admin_host.is_loopback() && settings.admin_token.is_none();
+    let open = open && !settings.debug_pages;
     let message = || {
         format!(
             "`admin_host` {} lets other machines read the limits, and `admin_token` is not set",
@@ -125,6 +128,22 @@ fn reference(settings: &Settings) -> Vec<Clash> {
         .collect()
 }
 
+/// Settings of releases where none are received.
+fn syslog(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    let given = [
+        ("syslog_host", settings.syslog_host != defaults.syslog_host),
+        ("syslog_from", settings.syslog_from != defaults.syslog_from),
+    ];
+    let given = given.into_iter().filter(|(_, given)| *given && settings.syslog_port.is_none());
+    given
+        .map(|(name, _)| {
+            let message = format!("`{name}` is about releases by datagrams, and there is no port");
+            clash(name, message, "set syslog_port, or leave this out")
+        })
+        .collect()
+}
+
 fn identity(settings: &Settings) -> Option<Clash> {
     let (name, other) = match (&settings.backend_tls_cert_file, &settings.backend_tls_key_file) {
         (Some(_), None) => ("backend_tls_cert_file", "backend_tls_key_file"),
@@ -145,6 +164,7 @@ fn tls(settings: &Settings) -> Vec<Clash> {
         ("backend_tls_cert_file", settings.backend_tls_cert_file.is_some()),
         ("backend_tls_key_file", settings.backend_tls_key_file.is_some()),
         ("backend_tls_server_name", settings.backend_tls_server_name.is_some()),
+        ("backend_tls_any_name", settings.backend_tls_any_name),
     ];
     let given = given.into_iter().filter(|(_, given)| *given);
     given
@@ -184,6 +204,120 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
         let message = "`backend_sentinel_user` is set without a password, whom no sentinel knows";
         let help = "set backend_sentinel_password_file or backend_sentinel_password";
         found.push(clash("backend_sentinel_user", message, help));
+    }
+    found
+}
+
+/// Those of `given` that are set although nothing would heed them.
+fn unheeded(given: &[(&'static str, bool)], why: &str, help: &'static str) -> Vec<Clash> {
+    let set = given.iter().filter(|(_, is_set)| *is_set);
+    set.map(|(name, _)| clash(name, format!("`{name}` is set, and {why}"), help)).collect()
+}
+
+/// Both of a pair of files, or none.
+fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
+    let [(one, has_one), (other, has_other)] = pair;
+    let (there, absent) = match (has_one, has_other) {
+        (true, false) => (one, other),
+        (false, true) => (other, one),
+        _ => return Vec::new(),
+    };
+    let message = format!("`{there}` is set and `{absent}` is not");
+    vec![clash(there, message, "a certificate is good with its key only: name both")]
+}
+
+/// Where limits come from.
+fn source(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    let pair = [
+        ("xds_tls_cert_file", settings.xds_tls_cert_file.is_some()),
+        ("xds_tls_key_file", settings.xds_tls_key_file.is_some()),
+    ];
+    let tls = [
+        ("xds_tls_ca_file", settings.xds_tls_ca_file.is_some()),
+        ("xds_tls_server_name", settings.xds_tls_server_name.is_some()),
+        pair[0],
+        pair[1],
+    ];
+    if settings.xds_server.is_none() {
+        let given = [
+            ("xds_node_id", settings.xds_node_id != defaults.xds_node_id),
+            ("xds_node_metadata", !settings.xds_node_metadata.0.is_empty()),
+            ("xds_headers", !settings.xds_headers.0.is_empty()),
+            ("xds_tls", settings.xds_tls),
+            ("xds_max_message", settings.xds_max_message != 0),
+        ];
+        let why = "`xds_server` names no management server";
+        return unheeded(&[&given[..], &tls].concat(), why, "set xds_server, or leave this out");
+    }
+    let files = [("limits", !settings.limits.is_empty())];
+    let mut found = unheeded(&files, "`xds_server` has the limits", "keep one of them");
+    if !settings.xds_tls {
+        let why = "the management server is not spoken to in TLS";
+        found.extend(unheeded(&tls, why, "set xds_tls, or leave this out"));
+    }
+    found.extend(halves(pair));
+    found
+}
+
+/// What the gRPC port is.
+fn grpc(settings: &Settings) -> Vec<Clash> {
+    let pair = [
+        ("grpc_tls_cert_file", settings.grpc_tls_cert_file.is_some()),
+        ("grpc_tls_key_file", settings.grpc_tls_key_file.is_some()),
+    ];
+    let mut found = halves(pair);
+    if !pair[0].1 && !pair[1].1 {
+        let client = [
+            ("grpc_tls_client_ca_file", settings.grpc_tls_client_ca_file.is_some()),
+            ("grpc_tls_client_name", settings.grpc_tls_client_name.is_some()),
+        ];
+        found.extend(unheeded(&client, "gRPC is in plain text", "set grpc_tls_cert_file"));
+    } else if settings.grpc_tls_client_ca_file.is_none() {
+        let name = [("grpc_tls_client_name", settings.grpc_tls_client_name.is_some())];
+        let why = "clients need no certificate";
+        found.extend(unheeded(&name, why, "set grpc_tls_client_ca_file"));
+    }
+    let grace = [("grpc_max_age_grace", settings.grpc_max_age_grace.0 != 0)];
+    if settings.grpc_max_age.0 == 0 {
+        found.extend(unheeded(&grace, "connections last for ever", "set grpc_max_age"));
+    }
+    found
+}
+
+/// Where statistics go.
+fn told(settings: &Settings) -> Vec<Clash> {
+    let mut found = Vec::new();
+    if !settings.metrics_path.starts_with('/') {
+        let message = "`metrics_path` is no path";
+        found.push(clash("metrics_path", message, "a path begins with `/`"));
+    }
+    if settings.metrics_names == MetricNames::Own {
+        let given = [
+            ("metrics_mapping", settings.metrics_mapping.is_some()),
+            ("metrics_milliseconds", settings.metrics_milliseconds),
+        ];
+        let why = "envoyproxy/ratelimit's metrics are not shown";
+        found.extend(unheeded(&given, why, "set `metrics_names: all`, or leave this out"));
+    }
+    let is_sent = matches!(settings.stats_sink, StatsSink::Statsd | StatsSink::Dogstatsd);
+    if is_sent && settings.stats_address.is_none() {
+        let message = "`stats_sink` names a service and `stats_address` does not say where it is";
+        found.push(clash("stats_sink", message, "set stats_address"));
+    }
+    if !is_sent {
+        let given = [("stats_address", settings.stats_address.is_some())];
+        let why = "statistics are not sent anywhere";
+        found.extend(unheeded(&given, why, "set stats_sink, or leave this out"));
+    }
+    if settings.stats_interval.0 == 0 {
+        let message = "`stats_interval` 0 would send for ever";
+        found.push(clash("stats_interval", message, "10s is the default"));
+    }
+    if settings.stats_sink != StatsSink::Dogstatsd {
+        let given = [("stats_mogrifiers", !settings.stats_mogrifiers.0.is_empty())];
+        let why = "DogStatsD is not spoken";
+        found.extend(unheeded(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
     }
     found
 }

@@ -81,6 +81,8 @@ choice! {
         Text = "text",
         /// One JSON object a line.
         Json = "json",
+        /// One JSON object a line, with `@timestamp`, `@message` and `level`.
+        Reference = "reference",
     }
 }
 choice! {
@@ -105,5 +107,47 @@ choice! {
         Deny = "deny",
         /// Only tighten the configured one.
         Max = "max",
+    }
+}
+choice! {
+    /// Whose metrics are shown.
+    MetricNames {
+        /// This service's.
+        Own = "own",
+        /// The reference's.
+        Reference = "reference",
+        /// Both.
+        All = "all",
+    }
+}
+choice! {
+    /// Where the reference's statistics are sent.
+    StatsSink {
+        /// Nowhere.
+        None = "none",
+        /// To StatsD.
+        Statsd = "statsd",
+        /// To DogStatsD, with real tags.
+        Dogstatsd = "dogstatsd",
+        /// To standard error, one JSON object a line.
+        Log = "log",
+    }
+}
+choice! {
+    /// How StatsD is spoken to.
+    StatsProtocol {
+        /// A connection.
+        Tcp = "tcp",
+        /// Datagrams.
+        Udp = "udp",
+    }
+}
+choice! {
+    /// What SIGHUP does.
+    OnHangup {
+        /// Loads the limits anew.
+        Reload = "reload",
+        /// Ends the process as SIGTERM does.
+        Stop = "stop",
     }
 }

@@ -123,9 +123,15 @@ pub fn reply(
         overall_code: code(answer.verdict).into(),
         statuses: answer.statuses.iter().map(status).collect(),
         response_headers_to_add: headers(&reporting.headers, answer),
+        request_headers_to_add: upstream(reporting, answer),
         dynamic_metadata: reporting.dynamic_metadata.then(|| metadata::of(request, answer)),
         ..RateLimitResponse::default()
     }
+}
+
+fn upstream(reporting: &Reporting, answer: &Answer) -> Vec<HeaderValue> {
+    let reference = reporting.upstream.clone();
+    headers(&Headers { reference, ..Headers::default() }, answer)
 }
 
 /// The reply to a question whose descriptors `covered` a ceiling turned away.

@@ -33,6 +33,7 @@ use crate::engine::{Admitted, Answer, Engine};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Protocol};
+use crate::telemetry::trace;
 
 /// What of `context_extensions` names the hook.
 const HOOK: &str = "hook";
@@ -101,6 +102,17 @@ impl Authorizations {
 #[tonic::async_trait]
 impl Authorization for Authorizations {
     async fn check(
+        &self,
+        request: Request<CheckRequest>,
+    ) -> Result<Response<CheckResponse>, Status> {
+        let header = |name: &str| request.metadata().get(name)?.to_str().ok();
+        let span = trace::question(Protocol::ExtAuthz, &header);
+        span.around(self.checked(request)).await
+    }
+}
+
+impl Authorizations {
+    async fn checked(
         &self,
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {

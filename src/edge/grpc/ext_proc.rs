@@ -39,6 +39,7 @@ use crate::kernel::concurrency::Outcome;
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Protocol};
+use crate::telemetry::trace;
 
 /// The gRPC header that names a hook; Envoy's configuration sets it, for a filter or for a route.
 pub const HOOK: &str = "x-sluicegate-hook";
@@ -85,13 +86,15 @@ impl ExternalProcessor for Processor {
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let name = request.metadata().get(HOOK).and_then(|name| name.to_str().ok());
         let name = name.map(str::to_owned);
+        let header = |name: &str| request.metadata().get(name)?.to_str().ok();
+        let span = trace::question(Protocol::ExtProc, &header);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(async move {
             tokio::select! {
                 // The other side of the stream is gone, and with it whatever is held here.
                 () = replies.closed() => {}
-                () = service.run(name.as_deref(), messages, &replies) => {}
+                () = service.run((name.as_deref(), span), messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -102,7 +105,7 @@ impl Processor {
     /// One request, from its headers to its end.
     async fn run(
         &self,
-        hook: Option<&str>,
+        (hook, span): (Option<&str>, trace::Span),
         mut messages: Streaming<ProcessingRequest>,
         replies: &Replies,
     ) {
@@ -114,7 +117,7 @@ impl Processor {
         };
         let Ok(Some(first)) = first else { return };
         let asked = self.engine.clock().now();
-        let answered = self.answer(hook, &first, replies).await;
+        let answered = span.around(self.answer(hook, &first, replies)).await;
         Answered { took: self.engine.clock().now().since(asked) }.emit();
         let (reply, permits) = match answered {
             Ok((said, permits)) => (Ok(reply(said)), permits),

@@ -2,17 +2,20 @@
 //!
 //! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
-//! Leaves out: TLS, and any limit on how long the finishing may take.
+//! Leaves out: any limit on how long the finishing may take.
 
 pub mod access_log;
 pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
+pub mod incoming;
 pub mod metadata;
 pub mod permits;
 mod reserved;
 pub mod rls;
 pub mod surface;
+mod timed;
+pub mod tls;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -26,9 +29,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::Ex
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitServiceServer, SERVICE_NAME as RATE_LIMITS,
 };
-use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tonic_reflection::server::Error as ReflectionError;
@@ -42,10 +43,13 @@ use crate::telemetry::event::Protocol;
 use access_log::AccessLogs;
 use ext_authz::Authorizations;
 use ext_proc::Processor;
+use incoming::{Incoming, Listener};
 use permits::Places;
 use permits::api::permits_server::PermitsServer;
 use rls::RateLimits;
 use surface::Surface;
+use timed::Timed;
+use tls::Tls;
 
 /// How often a silent proxy is pinged, and how long it may take to answer. Without it a proxy
 /// whose machine died keeps its connection here for as long as the kernel likes, hours, and with it
@@ -78,16 +82,30 @@ pub struct Grpc {
     pub hooks: Arc<Hooks>,
     /// Whether the services can be listed. The reference has no reflection.
     pub reflection: bool,
+    /// TLS; plain text without.
+    pub tls: Option<Arc<Tls>>,
+    /// When a connection is told to go; never without.
+    pub age: Option<Age>,
+}
+
+/// How long a connection may last.
+#[derive(Clone, Copy, Debug)]
+pub struct Age {
+    /// After this it is told to go (GOAWAY).
+    pub most: Duration,
+    /// How long its calls have then, before it is closed; any time without.
+    pub grace: Option<Duration>,
 }
 
 /// Serves `grpc` on `listener` until `shutdown`, then finishes what is under way.
 ///
-/// Never sets `max_connection_age_grace`: tonic 0.14 then sends no GOAWAY and cuts calls.
+/// Never sets `max_connection_age_grace`: tonic 0.14 then sends no GOAWAY and cuts calls. [`Incoming`] closes
+/// a connection after its grace instead.
 ///
 /// # Errors
 /// When the server cannot be set up.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     grpc: Grpc,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
@@ -100,8 +118,15 @@ pub async fn serve(
     let ended = AccessLogs::new(Arc::clone(&engine), leaving.clone());
     let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
     let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let whose = Arc::clone(&grpc.engine);
     let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
-    let server = tonic::transport::Server::builder()
+    let life = grpc.age.and_then(|age| Some(age.most.saturating_add(age.grace?)));
+    let incoming = Incoming::new(listener, grpc.tls, life);
+    let mut server = tonic::transport::Server::builder();
+    if let Some(Age { most, .. }) = grpc.age {
+        server = server.max_connection_age(most);
+    }
+    let server = server
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(Surface(RateLimitServiceServer::new(limits), Protocol::Grpc))
@@ -109,12 +134,9 @@ pub async fn serve(
         .add_service(ExternalProcessorServer::new(processor))
         .add_service(AccessLogServiceServer::new(ended))
         .add_service(Surface(PermitsServer::new(places), Protocol::Permits))
-        .add_service(health)
+        .add_service(Timed(health, whose))
         .add_optional_service(grpc.reflection.then(reflection).transpose()?)
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            until(shutdown, reporter.clone(), leave),
-        );
+        .serve_with_incoming_shutdown(incoming, until(shutdown, reporter.clone(), leave));
     tokio::select! {
         ended = server => Ok(ended?),
         () = mirror(reporter, ready) => Ok(()),

@@ -17,11 +17,13 @@ use tonic::{Extensions, Request, Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
-use crate::edge::{Reporting, outcome};
+use crate::edge::{Reporting, outcome, tell};
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::stats::Method;
+use crate::telemetry::trace;
 
 /// What of a caller's time is kept for the way back to it.
 const MARGIN: Nanos = Nanos(2_000_000);
@@ -104,10 +106,17 @@ impl RateLimits {
     fn told(&self, replied: Replied, came: Nanos) -> Result<Response<RateLimitResponse>, Status> {
         let (reply, outcome) = match replied {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
-            Err(refused) => (Err(convert::refusal(&refused)), outcome(&Err(refused))),
+            Err(refused) => {
+                tell(&self.engine, &refused);
+                (Err(convert::refusal(&refused)), outcome(&Err(refused)))
+            }
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
-        Answered { took: self.engine.clock().now().since(came) }.emit();
+        let took = self.engine.clock().now().since(came);
+        Answered { took }.emit();
+        if let Some(stats) = self.engine.stats() {
+            stats.called(Method::ShouldRateLimit, took);
+        }
         reply
     }
 }
@@ -152,19 +161,21 @@ impl RateLimitService for RateLimits {
     {
         let came = self.engine.clock().now();
         let (metadata, extensions, mut request) = request.into_parts();
+        let header = |name: &str| metadata.get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Grpc, &header);
         let call = reserved::take_off(&mut request);
         if call == Ok(Call::Plain)
-            && let Some(replied) = self.at_once(&request, came)
+            && let Some(told) = span.during(|| Some(self.told(self.at_once(&request, came)?, came)))
         {
-            return Box::pin(ready(self.told(replied, came)));
+            return Box::pin(ready(told));
         }
         let (source, patience) = (source(&extensions), patience(&metadata));
-        Box::pin(async move {
+        Box::pin(span.around(async move {
             let replied = match call {
                 Ok(call) => self.reply((call, &request), source, patience).await,
                 Err(refusal) => Err(refusal),
             };
             self.told(replied, came)
-        })
+        }))
     }
 }

@@ -1,7 +1,7 @@
 //! The admin port: what is loaded, and why a question would be answered as it would.
 //!
-//! Guarantees: with a token, nothing is shown without it; asking changes nothing and charges
-//! nothing.
+//! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
+//! looking changes nothing and charges nothing; `/reset` alone does something, and only to who posts.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
 mod explain;
@@ -16,11 +16,15 @@ use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
 use crate::engine::Engine;
+use crate::kernel::decision::{Cost, Descriptor, Question, Reason};
+use crate::kernel::rate::limit::EXACT;
+use crate::kernel::units::Hits;
+use crate::telemetry::stats::Sample;
 
 pub use explain::{Explain, explain};
 pub use permits::permits;
@@ -31,6 +35,8 @@ pub use show::{LastError, Loads, config, fleet, rlconfig};
 pub struct Admin {
     /// What callers send as `Authorization: Bearer …`, if they must.
     pub token: Option<Secret>,
+    /// Whether the first three of the paths are shown without the token, and nothing else is.
+    pub debug_pages: bool,
     /// Whose configuration is shown.
     pub engine: Arc<Engine>,
     /// What looks up how loads went.
@@ -38,13 +44,15 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 6] = [
+const PATHS: [(&str, &str); 8] = [
     ("/", "this list"),
+    ("/rlconfig", "every limit, one a line"),
+    ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
     ("/config", "what is loaded, what was refused and why, as JSON"),
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
+    ("/reset", "POST: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
-    ("/rlconfig", "every limit, one a line"),
 ];
 
 /// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them.
@@ -55,14 +63,42 @@ pub fn router(admin: Admin) -> Router {
         .route("/fleet", get(show_fleet))
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
-        .fallback(async || (PLAIN, list()))
+        .route("/stats", get(show_stats))
+        .route("/reset", post(reset))
+        .fallback(show_list)
         .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
 }
 
-fn list() -> String {
+/// How many of the paths are the reference's.
+const REFERENCE_PATHS: usize = 3;
+
+async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    let shown = if admin.knows(&headers) { PATHS.len() } else { REFERENCE_PATHS };
     let line = |(path, help): &(&str, &str)| [*path, ": ", *help, "\n"].concat();
-    PATHS.iter().map(line).collect()
+    let mut lines: Vec<_> = PATHS.iter().take(shown).map(line).collect();
+    lines.sort_unstable();
+    (PLAIN, lines.concat()).into_response()
+}
+
+async fn show_stats(State(admin): State<Admin>) -> Response {
+    let mut counted = serde_json::Map::new();
+    if let Some(stats) = admin.engine.stats() {
+        stats.each(&[], |sample| {
+            if let Sample::Counter(name, count) = sample {
+                counted.insert(name.to_owned(), count.into());
+            }
+        });
+    }
+    let command: Vec<_> =
+        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    // No argument is shown: one may be a token.
+    let shown = serde_json::json!({
+        "cmdline": command.first(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "stats": counted,
+    });
+    (JSON, shown.to_string()).into_response()
 }
 
 async fn show_config(State(admin): State<Admin>) -> Response {
@@ -71,7 +107,9 @@ async fn show_config(State(admin): State<Admin>) -> Response {
 }
 
 async fn show_fleet(State(admin): State<Admin>) -> Response {
-    let shown = fleet(admin.engine.membership(), admin.engine.clock().now());
+    let clock = admin.engine.clock();
+    let shares = show::shares(admin.engine.ceilings().fleet(), clock);
+    let shown = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, shown.to_string()).into_response()
 }
 
@@ -100,9 +138,46 @@ async fn show_explain(
     }
 }
 
+impl Admin {
+    /// Whether who sends `headers` may see everything.
+    fn knows(&self, headers: &HeaderMap) -> bool {
+        match &self.token {
+            Some(token) => bears(headers, token),
+            None => !self.debug_pages,
+        }
+    }
+
+    /// Whether anybody may see `path`: with the debug pages, what is no path of ours is the list.
+    fn is_open(&self, path: &str) -> bool {
+        let is_ours = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
+        self.debug_pages && !is_ours
+    }
+}
+
+/// Gives back all hits that the counters of these descriptors hold.
+async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
+    let asked = match Explain::read(query) {
+        Ok(asked) => asked,
+        Err(why) => return refused(why),
+    };
+    let descriptors = asked.descriptors.iter().map(|entries| Descriptor {
+        entries: entries.iter().map(|(key, value)| (&**key, &**value)).collect(),
+        cost: Cost::Refund(Hits(EXACT)),
+        limit: None,
+    });
+    let question = Question { domain: &asked.domain, descriptors: descriptors.collect() };
+    match admin.engine.decide(&question).await {
+        Err(refusal) => refused(refusal.to_string()),
+        Ok(answer) => {
+            let given = answer.statuses.iter().filter(|one| one.finding.reason == Reason::Refunded);
+            (PLAIN, format!("{} counters are empty\n", given.count())).into_response()
+        }
+    }
+}
+
 async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    let known = admin.token.is_none_or(|token| bears(request.headers(), &token));
-    if known {
+    if admin.knows(request.headers()) || admin.is_open(request.uri().path()) {
         return next.run(request).await;
     }
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];

@@ -18,7 +18,7 @@ use tokio_stream::StreamExt as _;
 
 use super::{Ask, text};
 use crate::edge::grpc::convert;
-use crate::edge::outcome;
+use crate::edge::{outcome, tell};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
@@ -55,7 +55,10 @@ async fn decide(ask: &Ask, body: Body) -> (Outcome, Response) {
         Ok(answer) => {
             show(&convert::reply(&request, &answer, &ask.reporting), answer.verdict, outcome)
         }
-        Err(_) => (outcome, text(StatusCode::BAD_REQUEST)),
+        Err(refusal) => {
+            tell(&ask.engine, &refusal);
+            (outcome, text(StatusCode::BAD_REQUEST))
+        }
     };
     Answered { took: ask.engine.clock().now().since(decoded) }.emit();
     shown

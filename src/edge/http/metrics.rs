@@ -1,7 +1,7 @@
-//! The metrics port: `/metrics` for Prometheus.
+//! The metrics port: one page for Prometheus.
 //!
 //! Guarantees: text format 0.0.4; asking changes nothing.
-//! Leaves out: what is counted, which is in [`crate::telemetry::metrics`].
+//! Leaves out: what is counted, which is in [`crate::telemetry`].
 
 use std::sync::Arc;
 
@@ -11,15 +11,14 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 
 use super::{Typed, not_found};
-use crate::telemetry::metrics::{Gauges, METRICS};
 
 const EXPOSITION: Typed = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
 
-/// What looks up the numbers that are not counted but read.
-pub type Look = Arc<dyn Fn() -> Gauges + Send + Sync>;
+/// What makes the page.
+pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// `/metrics`.
-pub fn router(look: Look) -> Router {
-    let page = async move || (EXPOSITION, METRICS.page(look()).to_string()).into_response();
-    Router::new().route("/metrics", get(page)).fallback(not_found)
+/// The page at `path`.
+pub fn router(path: &str, page: Page) -> Router {
+    let page = async move || (EXPOSITION, page()).into_response();
+    Router::new().route(path, get(page)).fallback(not_found)
 }

@@ -19,13 +19,17 @@ use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use tokio::sync::watch;
 
 use super::Reporting;
 use super::health::{Health, Ready};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::kernel::decision::Cause;
+use crate::telemetry::event::Protocol;
+use crate::telemetry::trace;
 
+use nginx::hold::Holds;
 pub use serve::serve;
 
 /// What the port for questions and health serves.
@@ -37,8 +41,10 @@ pub struct Ask {
     pub reporting: Reporting,
     /// What health checks show.
     pub health: Health,
-    /// What `/check` asks about.
+    /// What `/check` and `/hold` ask about.
     pub hooks: Arc<Hooks>,
+    /// Becomes true when what is held must end.
+    pub leaving: watch::Receiver<bool>,
 }
 
 /// One header of a response.
@@ -49,11 +55,17 @@ const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Browsers must not take an error's text for a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-/// `/json`, `/check`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
+/// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
 pub fn router(ask: Ask) -> Router {
+    let holds = Holds::default();
+    let hold = move |State(ask): State<Arc<Ask>>, headers: HeaderMap| {
+        let holds = holds.clone();
+        async move { nginx::hold::answer(&ask, &holds, &headers).await }
+    };
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
+        .route("/hold", any(hold))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
@@ -62,18 +74,25 @@ pub fn router(ask: Ask) -> Router {
 }
 
 async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
-    json::answer(&ask, request.into_body()).await
+    let span = question(Protocol::Json, request.headers());
+    span.around(json::answer(&ask, request.into_body())).await
 }
 
 async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
-    nginx::answer(&ask, &headers).await
+    question(Protocol::Nginx, &headers).around(nginx::answer(&ask, &headers)).await
+}
+
+fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
+    trace::question(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
 /// As the reference answers: the state and nothing else.
 async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
     match ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
-        Ready::NoConfig | Ready::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
     }
 }
 
@@ -81,7 +100,7 @@ async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
     let ready = ask.health.ready();
     let status = match ready {
         Ready::Yes => StatusCode::OK,
-        Ready::NoConfig | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
 }

@@ -1,24 +1,27 @@
 //! `/check`: NGINX's `auth_request` asks about a request.
 //!
 //! Guarantees: what NGINX says of the request (`X-Hook`, `X-Original-URI`, `X-Original-Method`,
-//! `X-Real-IP`) is said at most once, or refused: a second one would be the client's. 200 may pass, 403
-//! may not, with the status for the client in `X-Deny-Status`; 400 and 501 are mistakes of the
-//! configurations, 503 is for NGINX's to pass or not.
+//! `X-Real-IP`, `X-Sluicegate-Id`) is said at most once, or refused: a second one would be the client's.
+//! 200 may pass, 403 may not, with the status for the client in `X-Deny-Status` and a ceiling's body in
+//! `X-Deny-Body`; 400 and 501 are mistakes of the configurations, 503 is for NGINX's to pass or not.
+//! Ceilings are asked where there is an id, which a datagram gives back ([`crate::edge::syslog`]).
 //! Leaves out: whether NGINX set those headers at all. Its configuration must, every one.
+
+pub(super) mod hold;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
 use axum::body::Body;
+use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::{Ask, NO_SNIFFING, PLAIN};
 use crate::config::hooks::{Attributes, Hooks};
-use crate::edge::grpc::convert;
 use crate::edge::hook::{self, Unanswered};
-use crate::engine::{Answer, Refusal};
+use crate::engine::{Admitted, Answer, Refusal, Rejection};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
@@ -32,6 +35,8 @@ const METHOD: &str = "x-original-method";
 const ADDRESS: &str = "x-real-ip";
 /// The status that the client should get.
 const DENY_STATUS: HeaderName = HeaderName::from_static("x-deny-status");
+/// The body that it should get: a subrequest's own goes nowhere.
+const DENY_BODY: HeaderName = HeaderName::from_static("x-deny-body");
 
 /// What `$remote_addr` is where the client came by a Unix socket.
 const NO_ADDRESS: &str = "unix:";
@@ -41,8 +46,8 @@ pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
     let began = ask.engine.clock().now();
     let (outcome, response) = match Original::of(headers) {
         Ok(original) => {
-            let answer = decide(ask, headers, &original).await;
-            (hook::outcome(&answer), show(ask, &answer))
+            let admitted = decide(ask, headers, &original).await;
+            (hook::counted(&admitted), show(ask, admitted.as_ref()))
         }
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
@@ -55,10 +60,10 @@ async fn decide(
     ask: &Ask,
     headers: &HeaderMap,
     original: &Original<'_>,
-) -> Result<Answer, Unanswered> {
+) -> Result<Admitted, Unanswered> {
     let request = original.asked(&ask.hooks, headers)?;
-    let question = convert::question(&request, &ask.reporting)?;
-    Ok(ask.engine.decide(&question).await?)
+    // Whoever waits in a queue does so at most for that queue's timeout, or until NGINX closes.
+    hook::ask(&ask.engine, &ask.reporting, &request, original.id.as_deref(), None).await
 }
 
 /// What NGINX says of the client's request.
@@ -67,6 +72,7 @@ struct Original<'h> {
     uri: Cow<'h, str>,
     method: Cow<'h, str>,
     address: Option<Cow<'h, str>>,
+    id: Option<Cow<'h, str>>,
 }
 
 impl<'h> Original<'h> {
@@ -76,6 +82,7 @@ impl<'h> Original<'h> {
             uri: once(headers, URI)?.ok_or(Wrong::Missing(URI))?,
             method: once(headers, METHOD)?.ok_or(Wrong::Missing(METHOD))?,
             address: address(once(headers, ADDRESS)?.ok_or(Wrong::Missing(ADDRESS))?)?,
+            id: once(headers, hook::ID)?,
         })
     }
 
@@ -132,9 +139,10 @@ fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-fn show(ask: &Ask, answer: &Result<Answer, Unanswered>) -> Response {
-    match answer {
-        Ok(answer) => decided(ask, answer),
+fn show(ask: &Ask, admitted: Result<&Admitted, &Unanswered>) -> Response {
+    match admitted {
+        Ok(Admitted::Decided(answer, _)) => decided(ask, answer),
+        Ok(Admitted::Rejected(rejection)) => rejected(rejection),
         Err(Unanswered::NothingToAsk) => StatusCode::OK.into_response(),
         Err(why @ Unanswered::NoHooks) => explained(StatusCode::NOT_IMPLEMENTED, why),
         Err(why @ Unanswered::Refused(Refusal::NoConfig | Refusal::BackendDown(_))) => {
@@ -156,6 +164,23 @@ fn decided(ask: &Ask, answer: &Answer) -> Response {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
         }
+    }
+    response
+}
+
+fn rejected(rejection: &Rejection) -> Response {
+    let reject = &rejection.reject;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::FORBIDDEN;
+    response.headers_mut().insert(DENY_STATUS, HeaderValue::from(reject.status));
+    if let Some(wait) = reject.retry_after {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil()));
+    }
+    // One of several lines has no way through a header.
+    if let Ok(body) = HeaderValue::from_str(&reject.body)
+        && !body.is_empty()
+    {
+        response.headers_mut().insert(DENY_BODY, body);
     }
     response
 }

@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -21,7 +22,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Most connections at one time; the next wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 4_096;
+pub(super) const MAX_CONNECTIONS: usize = 4_096;
+
+/// How long a connection is silent until its peer's machine is asked, and between two askings.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// The pause after a failed accept: without it a process that is out of files spins.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -64,11 +68,21 @@ async fn accept(
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, slot),
+            Ok((stream, _)) => {
+                keep_alive(&stream);
+                return (stream, slot);
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+}
+
+/// Asks the peer's machine whether it is still there, so that one that vanished frees what it holds.
+fn keep_alive(stream: &TcpStream) {
+    let asking = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE).with_retries(2);
+    // Without it a connection lives as long as it would on any other system.
+    drop(SockRef::from(stream).set_tcp_keepalive(&asking));
 }

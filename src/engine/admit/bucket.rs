@@ -9,13 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
+use super::fleet::Fleet;
+use super::leased::{Leased, Shown, Speak};
+use super::usage::Happened;
 use super::{Ask, Load, Look};
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
-use crate::kernel::units::Nanos;
+use crate::kernel::coordinator::{Heartbeat, Reply};
+use crate::kernel::units::{Incarnation, Nanos, Share};
 
 #[derive(Debug)]
 pub(super) struct Bucket(Mutex<State>);
@@ -27,6 +31,8 @@ struct State {
     rules: Rules,
     /// The latency of those that succeeded, smoothed: each counts for an eighth.
     rtt: Option<Nanos>,
+    /// Where the ceiling is the fleet's.
+    leased: Option<Box<Leased>>,
     waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
     /// Dropped from the map: whoever still finds it must look again.
     retired: bool,
@@ -37,6 +43,8 @@ pub(super) enum Place {
     Passes(Permit),
     Waits(Waiting),
     Turned(Refusal),
+    /// Nobody knows yet how many may pass: to come again once there is an answer.
+    Cold(watch::Receiver<()>),
 }
 
 /// A place in the queue; dropped, it is given up.
@@ -50,12 +58,19 @@ pub(super) struct Waiting {
 impl Bucket {
     pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
-        let (rules, waiters) = (*rules, HashMap::new());
-        Self(Mutex::new(State { limiter, rules, rtt: None, waiters, retired: false }))
+        let (rules, rtt, leased, waiters) = (*rules, None, None, HashMap::new());
+        Self(Mutex::new(State { limiter, rules, rtt, leased, waiters, retired: false }))
     }
 
-    /// `None` where this bucket is no longer the one of its name.
-    pub(super) fn arrive(self: &Arc<Self>, clock: &Arc<Clock>, ask: &Ask<'_>) -> Option<Place> {
+    /// `None` where this bucket is no longer the one of its name. One who `waited` for an answer passes
+    /// or not by what is known.
+    pub(super) fn arrive(
+        self: &Arc<Self>,
+        clock: &Arc<Clock>,
+        ask: &Ask<'_>,
+        fleet: Option<&Fleet>,
+        waited: bool,
+    ) -> Option<Place> {
         let mut state = self.0.lock();
         if state.retired {
             return None;
@@ -63,6 +78,12 @@ impl Bucket {
         // Under the lock: the time of one step must not be before that of another.
         let now = clock.now();
         state.reload(now, ask.rules);
+        if let Some(fleet) = fleet.filter(|_| ask.shared.is_some() || state.leased.is_some())
+            && let Some(answers) = state.join(now, ask, fleet, self)
+            && !waited
+        {
+            return Some(Place::Cold(answers));
+        }
         let Ask { keep, patience, .. } = *ask;
         let mut effects = state.step(now, Event::Arrive { keep, patience });
         Some(match effects.pop()? {
@@ -81,9 +102,18 @@ impl Bucket {
         state.step(now, event)
     }
 
-    pub(super) fn reload(&self, clock: &Clock, rules: &Rules) {
+    /// Works by `rules` from now on, and alone unless the ceiling is `shared`.
+    pub(super) fn reload(&self, clock: &Clock, rules: &Rules, shared: bool) {
         let mut state = self.0.lock();
-        state.reload(clock.now(), rules);
+        let now = clock.now();
+        state.reload(now, rules);
+        if !shared {
+            state.go_alone(now);
+        }
+    }
+
+    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
+        self.0.lock().limiter.since(permit)
     }
 
     /// Takes back what is over; since when the bucket has been idle, if it is.
@@ -96,7 +126,8 @@ impl Bucket {
     /// Retires the bucket if it is idle and `old` enough.
     pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
-        state.retired = state.limiter.idle_since().is_some_and(old);
+        let seated = state.leased.as_ref().is_some_and(|leased| leased.is_seated());
+        state.retired = !seated && state.limiter.idle_since().is_some_and(old);
         state.retired
     }
 
@@ -145,7 +176,25 @@ impl State {
     /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
     fn step(&mut self, now: Nanos, event: Event) -> Effects {
         let mut mine = Effects::new();
-        let mut todo = self.limiter.step(now, event);
+        let Some(leased) = &mut self.leased else {
+            let todo = self.limiter.step(now, event);
+            self.carry_out(now, todo, &mut mine);
+            return mine;
+        };
+        leased.usage.pass(now, self.limiter.in_flight(), self.limiter.waiting());
+        if leased.fence(now) {
+            let todo = self.limiter.step(now, Event::Fence);
+            self.carry_out(now, todo, &mut mine);
+        }
+        let todo = self.limiter.step(now, event);
+        if let Some(leased) = &mut self.leased {
+            leased.usage.note(happened(event, &todo), self.limiter.in_flight());
+        }
+        self.carry_out(now, todo, &mut mine);
+        mine
+    }
+
+    fn carry_out(&mut self, now: Nanos, mut todo: Effects, mine: &mut Effects) {
         while !todo.is_empty() {
             let mut refused = Effects::new();
             for effect in todo.drain(..) {
@@ -165,7 +214,6 @@ impl State {
             }
             todo = refused;
         }
-        mine
     }
 
     /// Hands `permit` over; gives it back where nobody takes it.
@@ -174,6 +222,124 @@ impl State {
             Some(waiter) => waiter.send(permit).err(),
             None => Some(permit),
         }
+    }
+}
+
+/// What an event and its effects are to those who count.
+fn happened(event: Event, effects: &Effects) -> Happened {
+    let refused = || effects.iter().any(|effect| matches!(effect, Effect::Deny(_)));
+    match event {
+        Event::Arrive { .. } if refused() => Happened::Refused,
+        Event::Arrive { .. } => Happened::Arrived,
+        Event::Leave { .. } if effects.contains(&Effect::Unknown) => Happened::Nothing,
+        Event::Leave { outcome: Outcome::Ignored, .. } => Happened::Left,
+        Event::Leave { .. } => Happened::Sampled,
+        _ => Happened::Nothing,
+    }
+}
+
+/// What the fleet's voice asks of a bucket.
+impl Bucket {
+    /// What is to be said. `rests` is called, under the lock, where the bucket is cold.
+    pub(super) fn speaks(&self, clock: &Clock, rests: impl FnOnce()) -> Speak {
+        let mut state = self.0.lock();
+        let now = clock.now();
+        state.step(now, Event::Expire);
+        let State { leased, limiter, .. } = &mut *state;
+        let Some(leased) = leased else {
+            rests();
+            return Speak::Cold;
+        };
+        let speak = leased.speak(now, limiter);
+        if matches!(speak, Speak::Cold) {
+            rests();
+            if leased.local {
+                state.leased = None;
+            }
+        }
+        speak
+    }
+
+    /// What became of it.
+    pub(super) fn hear(
+        &self,
+        clock: &Clock,
+        said: &Heartbeat,
+        reply: Option<&Reply>,
+        alone: impl FnOnce(u32) -> Share,
+    ) {
+        let mut state = self.0.lock();
+        let now = clock.now();
+        let State { leased: Some(leased), rules, .. } = &mut *state else { return };
+        if let Some(Share(share)) = leased.hear(now, said, reply, alone(rules.limit)) {
+            state.step(now, Event::Share(u32::try_from(share).unwrap_or(u32::MAX)));
+        }
+    }
+
+    /// Gives the seat up.
+    pub(super) fn part(&self, clock: &Clock) {
+        let mut state = self.0.lock();
+        if let Some(leased) = &mut state.leased {
+            leased.part();
+            state.step(clock.now(), Event::Fence);
+        }
+    }
+
+    pub(super) fn under(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
+        let state = self.0.lock();
+        let in_flight = state.limiter.in_flight();
+        state.leased.as_ref().map_or(Ok(None), |leased| leased.under(now, in_flight))
+    }
+
+    pub(super) fn longest(&self) -> Nanos {
+        self.0.lock().leased.as_ref().map_or(Nanos(0), |leased| leased.longest())
+    }
+
+    pub(super) fn shown(&self, clock: &Clock) -> Option<Shown> {
+        let state = self.0.lock();
+        state.leased.as_ref().map(|leased| leased.shown(clock.now(), &state.limiter))
+    }
+}
+
+impl State {
+    /// Leaves the fleet: what this replica holds alone needs no share.
+    fn go_alone(&mut self, now: Nanos) {
+        if let Some(leased) = self.leased.as_mut().filter(|leased| !leased.local) {
+            leased.local = true;
+            leased.part();
+            self.step(now, Event::Share(u32::MAX));
+        }
+    }
+
+    /// Takes or keeps a seat in the fleet, or leaves it, as the ceiling says; where nothing was heard of
+    /// it yet, what tells when something is.
+    fn join(
+        &mut self,
+        now: Nanos,
+        ask: &Ask<'_>,
+        fleet: &Fleet,
+        bucket: &Arc<Bucket>,
+    ) -> Option<watch::Receiver<()>> {
+        let Some(shared) = ask.shared else {
+            self.go_alone(now);
+            return None;
+        };
+        if self.leased.is_none() {
+            let leased = Leased::new(shared, fleet.terms(shared.max_duration), now);
+            self.leased = Some(Box::new(leased));
+            self.step(now, Event::Share(0));
+        }
+        let leased = self.leased.as_mut()?;
+        if leased.shared != shared {
+            leased.reload(shared, fleet.terms(shared.max_duration));
+        }
+        if !leased.is_seated() && !fleet.has_left() {
+            leased.join(now, fleet.member(), fleet.next_life());
+            fleet.activate(ask.bucket, bucket);
+            self.step(now, Event::Share(0));
+        }
+        let leased = self.leased.as_mut()?;
+        leased.is_cold().then(|| leased.answers())
     }
 }
 

@@ -55,6 +55,12 @@ impl InFlight {
         permit
     }
 
+    /// When `permit` was admitted; `None` when it is not out.
+    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
+        let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
+        slot.held.filter(|_| slot.life == permit.life).map(|held| held.since)
+    }
+
     /// Gives `permit` back; `None` when it is not out.
     pub(super) fn take(&mut self, permit: Permit) -> Option<Held> {
         let held = self.slot(permit)?.held.take()?;
@@ -88,12 +94,6 @@ impl InFlight {
 
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
         self.deadlines.first().map(|&(until, _)| until)
-    }
-
-    /// When `permit` was admitted; `None` where it is not out.
-    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
-        let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
-        slot.held.filter(|_| slot.life == permit.life).map(|held| held.since)
     }
 
     /// Those that are out, with when each was admitted, in the order of their slots.

@@ -93,6 +93,8 @@ pub enum Event {
     Reload(Rules),
     /// This replica's part of the ceiling; `u32::MAX` where it is alone.
     Share(u32),
+    /// This replica's part is over: nobody is admitted, and nobody waits any longer for a place in it.
+    Fence,
 }
 
 /// What is to be done about an event.
@@ -106,7 +108,7 @@ pub enum Effect {
     Deny(Refusal),
     /// One that waited passes.
     Wake(Ticket, Permit),
-    /// One that waited has waited too long.
+    /// One that waited has waited too long, or in vain.
     Late(Ticket),
     /// A permit was out too long and is taken back.
     Expired(Permit),
@@ -173,6 +175,11 @@ impl Limiter {
             Event::Expire => {}
             Event::Reload(rules) => self.reload(&rules),
             Event::Share(share) => self.share = share,
+            Event::Fence => {
+                self.share = 0;
+                let waiters = std::iter::from_fn(|| self.queue.serve());
+                effects.extend(waiters.map(|waiter| Effect::Late(waiter.ticket)));
+            }
         }
         self.admit_waiting(now, &mut effects);
         effects
@@ -202,7 +209,7 @@ impl Limiter {
         &self.policy
     }
 
-    /// When `permit` was admitted; `None` where it is not out.
+    /// When `permit` was admitted; `None` when it is not out.
     #[must_use]
     pub fn since(&self, permit: Permit) -> Option<Nanos> {
         self.in_flight.since(permit)

@@ -26,6 +26,7 @@ use gradient2::Gradient2;
 use level::Level;
 
 use super::Outcome;
+use crate::kernel::coordinator::aggregate;
 use crate::kernel::units::Nanos;
 
 /// How a ceiling is inferred.
@@ -130,6 +131,12 @@ impl Policy {
             Learnt::Gradient(gradient) => gradient.ideal(),
             Learnt::Gradient2(gradient2) => gradient2.ideal(),
         }
+    }
+
+    /// The same with its fraction, as a fleet's ceilings have theirs.
+    #[must_use]
+    pub fn estimate(&self) -> aggregate::Level {
+        self.estimate.fine()
     }
 
     /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy

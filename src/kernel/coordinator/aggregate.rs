@@ -30,7 +30,7 @@ use std::num::NonZeroU64;
 use crate::kernel::units::Share;
 
 /// Levels per permit: a ceiling of 4 that should grow by a twentieth must not stay 4 for ever.
-const FINE: u64 = 1 << 10;
+pub const FINE: u64 = 1 << 10;
 
 /// Samples without which an estimate says nothing.
 pub const FRESH: u32 = 8;

@@ -83,6 +83,13 @@ impl Member {
         }
     }
 
+    /// Goes on under other terms; an answer that is under way was asked for under the old ones, so it is
+    /// void.
+    pub const fn reload(&mut self, terms: Terms) {
+        self.terms = terms;
+        self.awaits = false;
+    }
+
     /// The share that may be used at `now`; zero before the first grant and after a fence.
     #[must_use]
     pub fn in_force(&self, now: Nanos) -> Share {

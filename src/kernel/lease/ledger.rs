@@ -24,6 +24,10 @@ use crate::kernel::units::{Hits, Nanos};
 /// something to lend again, and whether a denial still stands that was due to what others hold.
 const TRIES_A_TERM: u64 = 8;
 
+/// Where so many hits were to be expected and none came, demand is over: of arrivals by chance one
+/// pause in three thousand is as long.
+const NO_CHANCE: Hits = Hits(8);
+
 /// Hits held of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
@@ -125,6 +129,31 @@ impl Ledger {
         }
     }
 
+    /// Counts a question that is put to [`Ledger::look`].
+    pub fn asked(&mut self, now: Nanos, hits: Hits) {
+        self.sizer.asked(now, hits);
+    }
+
+    /// Puts back hits that were just spent, when their question is not admitted after all. Only while no
+    /// message was written, settled or given up since, so that this undoes the spending and nothing
+    /// else; void where the balance is.
+    pub fn put_back(&mut self, now: Nanos, hits: Hits) {
+        if now < self.until {
+            self.balance = self.balance.plus(hits);
+        }
+    }
+
+    /// Forgets a denial, because hits were given back to the key.
+    pub const fn forget_denial(&mut self) {
+        self.denial = None;
+    }
+
+    /// Whether [`Ledger::ahead`] may have a message: cheaper than to ask it.
+    #[must_use]
+    pub fn is_near_its_end(&self, now: Nanos) -> bool {
+        self.flight.is_none() && self.pause <= now && self.is_due(now, self.balance(now))
+    }
+
     /// What the key has left for those who ask here: what the store had when last heard of, and the
     /// balance.
     #[must_use]
@@ -169,6 +198,20 @@ impl Ledger {
         self.balance = self.balance.less(surplus);
         self.sizer.stranded(now, surplus);
         Some(self.parting(now, number, surplus))
+    }
+
+    /// The message that gives everything back because nobody asks any more, after `quiet` in which so
+    /// many hits were to be expected that it is no chance. None otherwise, or when nothing is held or
+    /// another message is on its way.
+    pub fn abandon(&mut self, now: Nanos, number: Number, quiet: Nanos) -> Option<Borrow> {
+        self.expire(now);
+        let is_chance = self.sizer.expected(now, quiet) < NO_CHANCE;
+        if self.flight.is_some() || self.balance == Hits(0) || is_chance {
+            return None;
+        }
+        let all = std::mem::take(&mut self.balance);
+        self.sizer.stranded(now, all);
+        Some(self.parting(now, number, all))
     }
 
     /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes

@@ -35,6 +35,7 @@
 
 pub mod book;
 pub mod counter;
+pub mod hold;
 pub mod ledger;
 pub mod sizer;
 

@@ -28,6 +28,15 @@ const LEASES_A_TERM: u64 = 4;
 /// With a fixed size, what is left when the next lease is asked for: one part in so many.
 const LAST_PART: u64 = 4;
 
+/// A lease is at most one part in so many of what passes at one instant.
+const PARTS: u64 = 10;
+
+/// The most that one lease is for, of a limit that admits `at_once` at one instant; at least 1.
+#[must_use]
+pub fn most(at_once: u32) -> Hits {
+    Hits((u64::from(at_once) / PARTS).max(1))
+}
+
 /// How the size of a lease is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Size {
@@ -112,6 +121,16 @@ impl Sizer {
             Size::Learned => {
                 balance.less(Hits(scaled(self.seen(now).asked.0, left.0, self.term.0)))
             }
+        }
+    }
+
+    /// Hits that would be asked for in `span` by the demand of the last term; none is foretold of a fixed
+    /// size.
+    #[must_use]
+    pub fn expected(&self, now: Nanos, span: Nanos) -> Hits {
+        match self.size {
+            Size::Fixed(_) => Hits(0),
+            Size::Learned => Hits(scaled(self.seen(now).asked.0, span.0, self.term.0)),
         }
     }
 

@@ -92,6 +92,18 @@ impl Gcra {
         Worth { hits: self.requests.get(), ticks: self.period }
     }
 
+    /// The most that can be owed, in hit·ticks.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The debt, in hit·ticks, at most the capacity.
+    #[must_use]
+    pub fn owed(&self, state: &Tat, now: Nanos) -> u64 {
+        self.ahead(*state, self.tick.floor(now))
+    }
+
     /// The verdict that [`Gcra::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, state: &Tat, now: Nanos, hits: Hits) -> Step {
@@ -111,6 +123,12 @@ impl Gcra {
         let ahead = self.ahead(*state, now).saturating_sub(self.cost(hits));
         *state = self.tat(now, ahead);
         Step::Admit(self.room(*state, now, self.free(ahead)))
+    }
+
+    /// Takes so many hit·ticks off the debt; it does not fall below zero.
+    pub fn forgive(&self, state: &mut Tat, now: Nanos, owed: u64) {
+        let now = self.tick.floor(now);
+        *state = self.tat(now, self.ahead(*state, now).saturating_sub(owed));
     }
 
     /// Is this state as good as never seen?

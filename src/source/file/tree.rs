@@ -1,6 +1,6 @@
 //! The files below the paths that were named.
 //!
-//! Guarantees: every regular file counts, whatever its extension, as in the reference; dot files
+//! Guarantees: every regular file counts, whatever its extension, as in the reference; dot files, unless asked for,
 //! and what editors leave behind do not, so that a Kubernetes volume is read once and not also
 //! through its `..data`. Files come in the order of their names. What is read is bounded.
 //! Leaves out: directories behind symbolic links below a named path: they are passed over.
@@ -25,6 +25,37 @@ pub const LARGEST_TOGETHER: u64 = 256 << 20;
 pub const MOST_FILES: usize = 10_000;
 /// How many directories may lie between a named one and a file; bounds the stack.
 pub const DEEPEST: usize = 32;
+
+/// Which files below the named paths count.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// The beginning of a file's name, that is its path below the named one with dots for slashes; a dot
+    /// follows. Empty for all files.
+    pub prefix: String,
+    /// Whether names that begin with a dot count.
+    pub dot_files: bool,
+    /// Whether a path that is not there is one with nothing below it.
+    pub optional: bool,
+}
+
+impl Tree {
+    /// Whether the file at `path` below `root` counts.
+    fn has(&self, root: &Path, path: &Path) -> bool {
+        if self.prefix.is_empty() {
+            return true;
+        }
+        let below = path.strip_prefix(root).unwrap_or(path);
+        let name = below.to_string_lossy().replace('/', ".");
+        name.strip_prefix(&*self.prefix).is_some_and(|rest| rest.starts_with('.'))
+    }
+
+    fn passes_over(&self, name: &OsStr) -> bool {
+        if name.as_encoded_bytes().starts_with(b".") {
+            return !self.dot_files;
+        }
+        is_left_behind(name)
+    }
+}
 
 /// What is there, before it is read.
 #[derive(Debug, Default)]
@@ -56,18 +87,27 @@ pub(super) struct Listed {
 ///
 /// The first file or directory that cannot be read, or the first bound that is passed.
 pub fn read_tree(paths: &[PathBuf]) -> Result<Vec<TextFile>, SourceError> {
-    let (listing, error) = list(paths);
+    let (listing, error) = list(paths, &Tree::default());
     error.map_or_else(|| read(&listing), Err)
 }
 
 /// Lists the files below `paths`. What could be listed is listed even when there is an error.
-pub(super) fn list(paths: &[PathBuf]) -> (Listing, Option<SourceError>) {
+pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceError>) {
     let mut listing = Listing::default();
     let mut error = None;
     for path in paths {
-        if let Err(failed) = listing.named(path) {
+        if tree.optional && !path.exists() {
+            continue;
+        }
+        let before = listing.files.len();
+        if let Err(failed) = listing.named(path, tree) {
             error = error.or(Some(failed));
         }
+        let mut nth = 0;
+        listing.files.retain(|file| {
+            nth += 1;
+            nth <= before || tree.has(path, &file.path)
+        });
     }
     listing.files.sort_unstable();
     listing.files.dedup_by(|a, b| a.name == b.name);
@@ -104,10 +144,10 @@ fn within(most: u64, bytes: u64, path: &Path) -> Result<(), SourceError> {
 
 impl Listing {
     /// A path that a person named: followed wherever it leads.
-    fn named(&mut self, path: &Path) -> Result<(), SourceError> {
+    fn named(&mut self, path: &Path, tree: &Tree) -> Result<(), SourceError> {
         let metadata = fs::metadata(path).map_err(unreadable(path))?;
         if metadata.is_dir() {
-            return self.directory(path, 0);
+            return self.directory(path, 0, tree);
         }
         if !metadata.is_file() {
             return Err(SourceError::NeitherFileNorDirectory { path: path.to_owned() });
@@ -115,28 +155,28 @@ impl Listing {
         self.file(path, &metadata)
     }
 
-    fn directory(&mut self, path: &Path, depth: usize) -> Result<(), SourceError> {
+    fn directory(&mut self, path: &Path, depth: usize, tree: &Tree) -> Result<(), SourceError> {
         if depth > DEEPEST {
             return Err(SourceError::TooDeep { path: path.to_owned(), most: DEEPEST });
         }
         self.directories.push(path.to_owned());
         for entry in fs::read_dir(path).map_err(unreadable(path))? {
             let entry = entry.map_err(unreadable(path))?;
-            if !is_left_behind(&entry.file_name()) {
-                self.entry(&entry.path(), depth)?;
+            if !tree.passes_over(&entry.file_name()) {
+                self.entry(&entry.path(), depth, tree)?;
             }
         }
         Ok(())
     }
 
-    fn entry(&mut self, path: &Path, depth: usize) -> Result<(), SourceError> {
+    fn entry(&mut self, path: &Path, depth: usize, tree: &Tree) -> Result<(), SourceError> {
         let own = match fs::symlink_metadata(path) {
             // It went away since the directory was read; so it is not there.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             own => own.map_err(unreadable(path))?,
         };
         if own.is_dir() {
-            return self.directory(path, depth + 1);
+            return self.directory(path, depth + 1, tree);
         }
         let metadata = fs::metadata(path).map_err(unreadable(path))?;
         if metadata.is_file() {
@@ -164,13 +204,12 @@ impl Listing {
     }
 }
 
-/// Dot files, and what editors leave behind: backups, swap files, and the `4913` by which Vim finds
+/// What editors leave behind: backups, swap files, and the `4913` by which Vim finds
 /// out whether it may write.
 fn is_left_behind(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let ends = ["~", ".swp", ".swx"];
-    name.starts_with('.')
-        || ends.iter().any(|end| name.ends_with(end))
+    ends.iter().any(|end| name.ends_with(end))
         || (name.starts_with('#') && name.ends_with('#'))
         || name == "4913"
 }

@@ -1,6 +1,35 @@
-  until true
-  return code, remaining, retry, reset
-end
+-- Takes a member's message about a leased key: what it reports and gives back, the hits of a question,
+-- and a grant, by the same arithmetic as kernel/lease/book.rs.
+--
+-- KEYS[1]  the counter
+-- KEYS[2]  a hash in the counter's slot: member -> what is known of it, little-endian, packed, 57 bytes
+--            double number      of the last message taken
+--            double lease       of the last message granted anything
+--            double until       the microsecond at which its lease ends
+--            double kept_until  the microsecond at which this is forgotten
+--            double mark        where the newest part of `held` was charged: the microsecond at which the
+--                               window began, or of the log's entry; 0 for GCRA
+--            uint32 held        hits that it may still spend
+--            uint32 fresh       how many of these are the newest part
+--            uint32 granted     by the last message taken
+--            uint32 demand
+--            byte   passed      1 when the hits of that message passed
+-- ARGV[1]  the instant, as at the top
+-- ARGV[2]  the message, little-endian, packed
+--            double number, hits, want, demand, held, returned, lease
+--            double budget      hits that may be out; -1 when leases end with their window
+--            double term        microseconds
+--            8 bytes            the member
+-- ARGV[3]  the record of the limit, as at the top; its act and hits are not read
+--
+-- Reply: {code, remaining, retry after, reset after, granted, kept, parked, good for}. Codes and the
+-- first four are as at the top; times among those are in ticks of the limit; hits are hits, and good for
+-- is microseconds. Beside 3 and 5 all but retry after is 0. Code 6: a later message was taken before.
+--
+-- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
+-- The hash expires when the last of its records is to be forgotten. What is given back is listed as given
+-- back before it is: a store that has no memory to list it does not give it back either.
+-- Commands: those at the top, and HGETALL, HSET, HDEL, LRANGE.
 
 local SUPERSEDED = 6
 local KNOWN = '<dddddI4I4I4I4B'
@@ -12,70 +41,9 @@ local member = string.sub(ARGV[2], member_at)
 local coupled = budget < 0
 local has_windows = strategy == 2 or strategy == 3
 
-local function min(a, b) if b < a then return b end return a end
-
 -- kernel/lease/book.rs, `share`.
 local function share(whole, mine, others)
   return floor(whole * mine / (mine + others))
-end
-
--- kernel/lease/counter.rs, `mark`.
-local function mark()
-  if strategy == 1 then return 0 end
-  if strategy == 5 then return now end
-  local value = call('GET', KEYS[1])
-  if not value then return -1 end
-  if strategy == 4 then
-    local _, began = unpack('<Bd', value)
-    return began
-  end
-  local start = match(value, '^(%d+):')
-  if start then return tonumber(start) end
-  local sum = tonumber(value)
-  return sum - sum % period
-end
-
--- kernel/rate/sliding_log.rs, `refund_at`. The totals behind the entry fall with it, so it costs
--- O(entries behind it): a lease's is among the newest.
-local function refund_at(instant, hits)
-  local size = call('LLEN', KEYS[1])
-  local low, high = 0, size
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if unpack('<d', call('LINDEX', KEYS[1], middle)) < instant then
-      low = middle + 1
-    else
-      high = middle
-    end
-  end
-  local runs = call('LRANGE', KEYS[1], low, -1)
-  if not runs[1] then return end
-  local its_at, _, its_own = unpack('<ddI4', runs[1])
-  if its_at ~= instant then return end
-  local taken = min(hits, its_own)
-  if low == 0 then
-    call('DEL', KEYS[1])
-  else
-    call('LTRIM', KEYS[1], 0, low - 1)
-  end
-  for i = 1, #runs do
-    local ran_at, total, ran = unpack('<ddI4', runs[i])
-    if i == 1 then ran = ran - taken end
-    if 0 < ran then
-      call('RPUSH', KEYS[1], pack('<ddI4', ran_at, (total - taken) % 4503599627370496, ran))
-    end
-  end
-end
-
--- kernel/lease/counter.rs, `refund`.
-local function refund(charged_at, hits)
-  -- Brings the counter to its current window, so that marks compare.
-  step(CHARGE, 0)
-  if strategy == 5 then
-    refund_at(charged_at, hits)
-  elseif mark() == charged_at then
-    step(REFUND, hits)
-  end
 end
 
 -- A debt that was written under another limit is converted whatever becomes of the message.

@@ -4,13 +4,15 @@
 //! together, and slots at one time.
 //! Leaves out: putting it ([`super::send`]).
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::send::Reply;
 use super::{Counter, Decided, Reference};
 use crate::backend::redis::Redis;
-use crate::backend::{Charge, Charges, Outcome, Outcomes, Rule};
+use crate::backend::{Charge, Charges, Held, Outcome, Outcomes, Rule};
 use crate::kernel::decision::{Group, Verdict, combine};
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
@@ -23,6 +25,7 @@ pub(super) struct Question<'q> {
     pub(super) charges: &'q Charges,
     pub(super) counters: &'q [Counter],
     pub(super) decided: Decided,
+    pub(super) patience: Duration,
 }
 
 /// Places of charges in the question.
@@ -148,10 +151,17 @@ impl Question<'_> {
         {
             self.reference.denied.remember(&counter.key, counter.end);
         }
+        let asked = |held| Held { held, is_remembered: false };
         match reply {
-            Reply::Charged(held) => Outcome::Stepped(counter.counted(held, now)),
-            Reply::Spared(held) => Outcome::Stepped(counter.step(held, now, Hits(0))),
-            Reply::Over(held) => Outcome::Stepped(counter.step(held, now, self.together(place))),
+            Reply::Charged(held) => Outcome::Counted(counter.counted(held, now), asked(held)),
+            Reply::Spared(held) => Outcome::Counted(counter.step(held, now, Hits(0)), asked(held)),
+            Reply::Over(held) => {
+                let together = self.together(place);
+                Outcome::Counted(
+                    counter.step(held, now, together),
+                    asked(held.saturating_add(together.0)),
+                )
+            }
             Reply::GivenBack(held) => Outcome::Refunded(Step::Admit(counter.room(held, now))),
             Reply::Failed(cause) => Outcome::Failed(cause),
         }

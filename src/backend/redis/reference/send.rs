@@ -10,10 +10,12 @@ use fred::error::Error;
 use fred::interfaces::{KeysInterface as _, LuaInterface as _};
 use fred::prelude::Client;
 use fred::types::Value;
+use tokio::time::timeout;
 
 use super::question::{Places, Question, Replies, Way};
 use super::{Counter, Reference};
 use crate::backend::Cause;
+use crate::backend::redis::client::PATIENCE;
 use crate::backend::redis::cluster::Redirect;
 use crate::backend::redis::connection::{self, Live, MOST_REDIRECTS, Next, Script, cause};
 use crate::kernel::decision::Group;
@@ -25,6 +27,12 @@ const SCRIPT: &str = include_str!("../lua/reference.lua");
 
 /// To one command.
 type Answer = Result<Value, Error>;
+
+/// To the commands of one charge: what it counts, and then perhaps when that expires.
+struct Piped {
+    counted: Answer,
+    expires: Option<Answer>,
+}
 
 /// What the store says of one charge.
 #[derive(Clone, Copy)]
@@ -43,10 +51,13 @@ pub(super) enum Reply {
 
 /// Putting it.
 impl Question<'_> {
-    /// Puts what is at `places`, keys of one slot, within the deadline.
+    /// Puts what is at `places`, keys of one slot, within its patience.
     pub(super) async fn put(&self, slot: u16, places: &[usize], way: Way) -> Replies {
         let replies = match self.redis.route.live(slot) {
-            Ok(live) => self.redis.within(slot, self.send(&live, slot, places, way)).await,
+            Ok(live) => {
+                let sent = self.send(&live, slot, places, way);
+                self.redis.within(self.patience, slot, sent).await
+            }
             Err(cause) => Err(cause),
         };
         replies.unwrap_or_else(|cause| places.iter().map(|_| Reply::Failed(cause)).collect())
@@ -78,29 +89,55 @@ impl Question<'_> {
     ) -> Result<Replies, Cause> {
         let mut answers = self.pipe(live, places, way, false).await?;
         for _ in 0..MOST_REDIRECTS {
-            let next = |answer: &Answer| live.next(answer.as_ref().err()?);
+            let next = |piped: &Piped| live.next(piped.counted.as_ref().err()?);
             let Some(Next { live, asks }) = answers.iter().find_map(next) else { break };
             // These were not run; a slot that moves while they come may have taken the others.
-            let is_sent_on = |answer: &Answer| answer.as_ref().is_err_and(is_redirect);
+            let is_sent_on = |piped: &Piped| piped.counted.as_ref().is_err_and(is_redirect);
             let left: Places = (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
             let again: Places = left.iter().map(|&n| places[n]).collect();
             for (n, answer) in left.into_iter().zip(self.pipe(&live, &again, way, asks).await?) {
                 answers[n] = answer;
             }
         }
+        let parted = places.iter().zip(&answers).filter(|(_, piped)| piped.is_parted());
+        self.expire_after_all(live, parted);
         let replies = places.iter().zip(answers);
-        let replies = replies.map(|(&place, answer)| self.piped(place, answer, way)).collect();
+        let replies =
+            replies.map(|(&place, piped)| self.piped(place, piped.counted, way)).collect();
         self.learn(slot, &replies).map(|()| replies)
     }
 
-    /// One answer for each of `places`.
+    /// Sends on what was to expire counters that left between the two commands of a charge: they must
+    /// not stay for ever. Nobody waits for it, and who does not wait any more does not end it.
+    fn expire_after_all<'p>(
+        &self,
+        live: &Live,
+        parted: impl Iterator<Item = (&'p usize, &'p Piped)>,
+    ) {
+        for (&place, piped) in parted {
+            let Some(Err(error)) = &piped.expires else { continue };
+            let (next, counter) = (live.next(error), &self.counters[place]);
+            let (key, seconds) = (counter.key.clone(), counter.seconds);
+            let expired = async move {
+                let mut next = next;
+                for _ in 0..MOST_REDIRECTS {
+                    let Some(Next { live, asks }) = next else { return };
+                    let Err(again) = expire(&live, &key, seconds, asks).await else { return };
+                    next = live.next(&again);
+                }
+            };
+            tokio::spawn(timeout(PATIENCE, expired));
+        }
+    }
+
+    /// The answers for each of `places`.
     async fn pipe(
         &self,
         live: &Live,
         places: &[usize],
         way: Way,
         asks: bool,
-    ) -> Result<Vec<Answer>, Cause> {
+    ) -> Result<Vec<Piped>, Cause> {
         let pipeline = live.client().pipeline();
         for &place in places {
             let queued = queue(&pipeline, &self.counters[place], way, asks).await;
@@ -112,7 +149,13 @@ impl Question<'_> {
             let error = answers.into_iter().find_map(Result::err);
             return Err(error.map_or(Cause::NotUnderstood, |error| cause(&error)));
         }
-        Ok(answers.into_iter().skip(first).step_by(per_charge).collect())
+        let mut answers = answers.into_iter();
+        let mut piped = Vec::with_capacity(places.len());
+        while let Some(counted) = answers.nth(first) {
+            let expires = if way == Way::Ask { None } else { answers.nth(first) };
+            piped.push(Piped { counted, expires });
+        }
+        Ok(piped)
     }
 
     /// What the answer to one command of a pipeline says.
@@ -188,6 +231,24 @@ impl Question<'_> {
             format!("{group}{}", u8::from(standing.shadow)),
         ]
     }
+}
+
+impl Piped {
+    /// Whether its counter went elsewhere before it was told when to expire.
+    fn is_parted(&self) -> bool {
+        let is_sent_on = |answer: &Answer| answer.as_ref().is_err_and(is_redirect);
+        self.counted.is_ok() && self.expires.as_ref().is_some_and(is_sent_on)
+    }
+}
+
+/// Says when a counter expires.
+async fn expire(live: &Live, key: &Bytes, seconds: i64, asks: bool) -> Result<(), Error> {
+    let pipeline = live.client().pipeline();
+    if asks {
+        connection::ask(&pipeline).await?;
+    }
+    pipeline.expire::<(), _>(key.clone(), seconds, None).await?;
+    pipeline.last().await
 }
 
 impl Reference {

@@ -9,8 +9,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use crate::clock::Clock;
 use crate::config::{Config, Rule, Unit};
+use crate::engine::admit::fleet::Fleet;
+use crate::engine::admit::{Name, Shown};
 use crate::engine::membership::{Member, Membership, Record, read};
+use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
 /// How loads went.
@@ -69,7 +73,7 @@ fn domains(config: &Config) -> Map<String, Value> {
 /// `/fleet`: the replicas that share the store, as this one last saw them; null with counters in
 /// memory.
 #[must_use]
-pub fn fleet(membership: Option<&Membership>, now: Nanos) -> Value {
+pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
     let Some(membership) = membership else { return Value::Null };
     let seen = membership.seen();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
@@ -83,8 +87,40 @@ pub fn fleet(membership: Option<&Membership>, now: Nanos) -> Value {
         "replicas": membership.replicas(),
         "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.at))),
         "members": seen.iter().flat_map(|seen| &seen.members).map(member).collect::<Vec<_>>(),
+        "shares": shares,
     })
 }
+
+/// The ceilings that are shared, as this replica has them; at most [`MOST_SHOWN`].
+#[must_use]
+pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
+    let Some(fleet) = fleet else { return Value::Null };
+    let (store, member, life) = fleet.lives();
+    let ceiling = |(name, shown): (Name, Shown)| {
+        let grant = shown.grant.as_ref();
+        json!({
+            "ceiling": CounterKey::words(&name),
+            "share": shown.share.0,
+            "fair": grant.map(|grant| grant.fair.0),
+            "whole": grant.map(|grant| grant.ceiling.0),
+            "seats": grant.map(|grant| grant.members),
+            "generation": grant.map(|grant| grant.generation.0),
+            "granted_by": grant.map(|grant| grant.coordinator.0),
+            "recovering": grant.is_some_and(|grant| grant.recovering),
+            "ends_in_ms": shown.left.0 / Nanos::MILLI.0,
+            "in_flight": shown.in_flight,
+            "wanted": shown.wanted.0,
+            "fences": shown.fences,
+            "handoffs": shown.handoffs,
+            "outage": shown.outage,
+        })
+    };
+    let ceilings: Vec<_> = fleet.shown(clock, MOST_SHOWN).into_iter().map(ceiling).collect();
+    json!({"store": store.map(|life| life.0), "member": member.0, "life": life.0, "ceilings": ceilings})
+}
+
+/// One screen, or ten.
+const MOST_SHOWN: usize = 200;
 
 /// RFC 3339, in UTC.
 fn instant(at: Nanos) -> Option<String> {

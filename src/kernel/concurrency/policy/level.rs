@@ -4,6 +4,7 @@
 //! is downward. Floats would have done, but not bit by bit the same everywhere.
 //! Leaves out: bounds, which are the policy's.
 
+use crate::kernel::coordinator::aggregate;
 use crate::kernel::units::Nanos;
 
 /// One, in fixed point.
@@ -68,6 +69,11 @@ impl Level {
 
     pub(super) fn floor(self) -> u32 {
         u32::try_from(self.0 / ONE).unwrap_or(u32::MAX)
+    }
+
+    /// As a fleet's ceilings have it, rounded down.
+    pub(super) const fn fine(self) -> aggregate::Level {
+        aggregate::Level(self.0 / (ONE / aggregate::FINE))
     }
 
     /// Without the fraction: what is in force.

@@ -1,0 +1,44 @@
+# syntax=docker/dockerfile:1
+# The service on glibc and nothing else: no shell, nobody's user, a root that may be read-only.
+#
+#   docker build -t sluicegate .
+#   docker buildx build --platform linux/amd64,linux/arm64 --sbom=true --provenance=true -t … --push .
+#   docker build --target sbom --output sbom .        (the crates of this build, as CycloneDX)
+
+FROM docker.io/library/rust:1.89-bookworm AS source
+WORKDIR /build
+# Read by the allocator's build: huge pages.
+COPY .cargo .cargo
+COPY Cargo.toml Cargo.lock ./
+# Cargo.toml names them, so they have to be there.
+COPY benches benches
+COPY tests/all.rs tests/all.rs
+COPY proto proto
+COPY src src
+
+FROM source AS build
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
+    cargo build --release --locked --bin sluicegate --config 'profile.release.strip=true' \
+    && mkdir -p /out/bin \
+    && cp target/release/sluicegate /out/bin/sluicegate \
+    # What the image of envoyproxy/ratelimit is started as.
+    && ln -s sluicegate /out/bin/ratelimit
+
+FROM source AS list
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    cargo install --locked cargo-cyclonedx --version 0.5.9 \
+    && cargo cyclonedx --format json --override-filename sluicegate
+
+FROM scratch AS sbom
+COPY --from=list /build/sluicegate.json /
+
+FROM gcr.io/distroless/cc-debian12:nonroot
+LABEL org.opencontainers.image.title="sluicegate" \
+    org.opencontainers.image.description="Rate limits and ceilings on requests in flight for Envoy and NGINX" \
+    org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /out/ /
+USER 65532:65532
+# gRPC, HTTP, metrics; admin listens on loopback.
+EXPOSE 8081 8080 9090
+ENTRYPOINT ["/bin/sluicegate"]
+CMD ["--help"]

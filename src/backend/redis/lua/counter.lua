@@ -1,0 +1,65 @@
+  until true
+  return code, remaining, retry, reset
+end
+
+local function min(a, b) if b < a then return b end return a end
+
+-- kernel/lease/counter.rs, `mark`.
+local function mark()
+  if strategy == 1 then return 0 end
+  if strategy == 5 then return now end
+  local value = call('GET', KEYS[1])
+  if not value then return -1 end
+  if strategy == 4 then
+    local _, began = unpack('<Bd', value)
+    return began
+  end
+  local start = match(value, '^(%d+):')
+  if start then return tonumber(start) end
+  local sum = tonumber(value)
+  return sum - sum % period
+end
+
+-- kernel/rate/sliding_log.rs, `refund_at`. The totals behind the entry fall with it, so it costs
+-- O(entries behind it): a lease's is among the newest.
+local function refund_at(instant, hits)
+  local size = call('LLEN', KEYS[1])
+  local low, high = 0, size
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if unpack('<d', call('LINDEX', KEYS[1], middle)) < instant then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  local runs = call('LRANGE', KEYS[1], low, -1)
+  if not runs[1] then return end
+  local its_at, _, its_own = unpack('<ddI4', runs[1])
+  if its_at ~= instant then return end
+  local taken = min(hits, its_own)
+  if low == 0 then
+    call('DEL', KEYS[1])
+  else
+    call('LTRIM', KEYS[1], 0, low - 1)
+  end
+  for i = 1, #runs do
+    local ran_at, total, ran = unpack('<ddI4', runs[i])
+    if i == 1 then ran = ran - taken end
+    if 0 < ran then
+      call('RPUSH', KEYS[1], pack('<ddI4', ran_at, (total - taken) % 4503599627370496, ran))
+    end
+  end
+end
+
+-- kernel/lease/counter.rs, `refund`.
+local function refund(charged_at, hits)
+  -- Brings the counter to its current window, so that marks compare.
+  step(CHARGE, 0)
+  if strategy == 5 then
+    refund_at(charged_at, hits)
+  elseif mark() == charged_at then
+    step(REFUND, hits)
+  end
+end
+

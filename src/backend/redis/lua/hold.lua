@@ -1,0 +1,160 @@
+-- Holds the hits of a question that several places decide together, keeps them or gives them back, by the same
+-- arithmetic as kernel/lease/hold.rs.
+--
+-- KEYS[1]  the counter
+-- KEYS[2]  a hash in the counter's slot, little-endian, packed
+--            'h' -> 52 bytes, once anything was held
+--            double earliest    no hold's term is over before this microsecond
+--            double since       of a debt: a tick, and
+--            double owed_then   what was owed then, in hit-ticks, and
+--            double held        how much of it is surely held
+--            uint32 n, double p, uint32 b, uint32 t   under which limit; 0 for none
+--            the 16 bytes of a hold -> 20 bytes
+--            double until       the microsecond at which its term is over
+--            double mark        where it was charged, as in borrow.lua
+--            uint32 hits
+-- ARGV[1]  the instant, as at the top
+-- ARGV[2]  the message, little-endian, packed
+--            byte   what        0 hold, 1 keep, 2 give back
+--            double term        microseconds
+--            16 bytes           whose hold
+-- ARGV[3]  the record of the charge, as at the top; its act is not read
+--
+-- Reply: {code, remaining, retry after, reset after}, as at the top, in ticks of the charge; beside 3 and 5 all
+-- but retry after is 0. Code 6, with zeros: not held, because too many are; not kept, because it is held no more.
+--
+-- Exact: what is owed and held is below 2^53. Where a product passes it, what is compared with it does not.
+-- The hash expires when a counter that was charged last by a hold, whose term is over then, has come to rest.
+-- A hold goes from the list before its hits go back: they go back once.
+-- Commands: those at the top, and HMGET, HGETALL, HLEN, HSET, HDEL, LRANGE.
+
+local KEEP, GIVE_BACK = 1, 2
+local REFUSED = 6
+local HEAD, OPEN = '<ddddI4dI4I4', '<ddI4'
+local MOST_HOLDS = 4096
+
+local what, term, id_at = unpack('<Bd', ARGV[2])
+local id = string.sub(ARGV[2], id_at)
+
+local listed = try('HMGET', KEYS[2], 'h', id)
+if listed.err or listed[1] and #listed[1] ~= 52 or listed[2] and #listed[2] ~= 20 then
+  return {NOT_UNDERSTOOD, 0, 0, 0}
+end
+local head, open = listed[1], listed[2]
+local earliest, since, owed_then, held, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0
+if head then earliest, since, owed_then, held, n, p, b, t = unpack(HEAD, head) end
+
+local function pack_head()
+  return pack(HEAD, earliest, since, owed_then, held, n, p, b, t)
+end
+
+if what == KEEP then -- Holds::keep
+  if not open then return {REFUSED, 0, 0, 0} end
+  local _, _, hits = unpack(OPEN, open)
+  call('HDEL', KEYS[2], id)
+  if head and n ~= 0 then
+    held = held - hits * p
+    if held < 0 then held = 0 end
+    call('HSET', KEYS[2], 'h', pack_head())
+  end
+  return {ADMIT, 0, 0, 0}
+end
+
+-- A debt that was written under another limit is converted whatever becomes of the question.
+local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
+if code == STALE or code == NOT_UNDERSTOOD then
+  return {code, 0, retry, 0}
+end
+
+-- kernel/rate/gcra.rs, `owed`.
+local function owed()
+  local value = call('GET', KEYS[1])
+  if not value then return 0 end
+  local _, began, its = unpack('<Bdd', value)
+  local left = its - (at - began) * limit
+  if left < 0 then return 0 end
+  return min(left, capacity)
+end
+
+-- Debt::turn
+local function turn()
+  local owes = owed()
+  if n ~= limit or p ~= period or b ~= burst or t ~= tick then
+    n, p, b, t, held = limit, period, burst, tick, 0
+  else
+    local left = min(owed_then - (at - since) * limit, capacity)
+    if left < 0 then left = 0 end
+    held = min(held, left)
+    if owes < left then held = held - (left - owes) end
+    if held < 0 then held = 0 end
+  end
+  since, owed_then = at, owes
+end
+
+-- Holds::undo, of a debt; and kernel/rate/gcra.rs, `forgive`.
+local function undo(hits)
+  turn()
+  local back = min(hits * period, held)
+  held, owed_then = held - back, owed_then - back
+  local left = owed() - back
+  if left <= 0 then
+    call('DEL', KEYS[1])
+  else
+    local state = pack('<BddI4dI4I4', 103, at, left, limit, period, burst, tick)
+    call('SET', KEYS[1], state, 'PXAT', expiry(ceil(left / limit) * tick))
+  end
+end
+
+-- Holds::expire
+local function expire()
+  if now < earliest then return end
+  local all, hits = call('HGETALL', KEYS[2]), 0
+  earliest = EXACT
+  for i = 1, #all, 2 do
+    if #all[i] == 16 and #all[i + 1] == 20 then
+      local till, mark, its = unpack(OPEN, all[i + 1])
+      if now < till then
+        earliest = min(earliest, till)
+      else
+        call('HDEL', KEYS[2], all[i])
+        if all[i] == id then open = nil end
+        if strategy == 1 then hits = hits + its else refund(mark, its) end
+      end
+    end
+  end
+  if 0 < hits then undo(hits) end
+  call('HSET', KEYS[2], 'h', pack_head())
+end
+
+if what == GIVE_BACK then -- Holds::give_back
+  if open then
+    local _, mark, hits = unpack(OPEN, open)
+    call('HDEL', KEYS[2], id)
+    if strategy == 1 then
+      undo(hits)
+      call('HSET', KEYS[2], 'h', pack_head())
+    else
+      refund(mark, hits)
+    end
+  end
+  return {step(ASK, 0)}
+end
+
+-- Holds::hold
+if head then expire() end
+if open then
+  code, remaining, retry, reset = step(ASK, 0)
+  return {ADMIT, remaining, 0, reset}
+end
+code, remaining, retry, reset = step(ASK, its_hits)
+if code ~= ADMIT or its_hits == 0 then return {code, remaining, retry, reset} end
+if MOST_HOLDS < call('HLEN', KEYS[2]) then return {REFUSED, 0, 0, 0} end
+if strategy == 1 then turn() end
+code, remaining, retry, reset = step(CHARGE, its_hits)
+if strategy == 1 then
+  held, owed_then = held + its_hits * period, owed_then + its_hits * period
+end
+earliest = min(earliest, now + term)
+call('HSET', KEYS[2], 'h', pack_head(), id, pack(OPEN, now + term, mark(), its_hits))
+call('PEXPIREAT', KEYS[2], expiry(term + reset * tick))
+return {code, remaining, retry, reset}

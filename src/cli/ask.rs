@@ -1,0 +1,133 @@
+//! `sluicegate ask`: one question, as a proxy asks it, and the answer for a person to read.
+//!
+//! Guarantees: an answer or a sentence within [`PATIENCE`].
+//! Leaves out: why the answer is what it is, which `explain` says.
+
+use std::fmt::Write as _;
+use std::io;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::UInt64Value;
+
+use super::args::Ask;
+use super::{Outcome, Terminal, remote};
+use crate::source::xds::{Server, Tls, connect};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Asks, or empties counters.
+pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+    let answered = match &args.server {
+        Some(server) if args.reset => {
+            remote::reset(server, &args.domain, &args.descriptors).map(|said| (said, Outcome::Yes))
+        }
+        _ => answer(args).map(|answer| shown(args, &answer)),
+    };
+    match answered {
+        Ok((text, outcome)) => {
+            write!(terminal.out, "{text}")?;
+            Ok(outcome)
+        }
+        Err(sentence) => {
+            writeln!(terminal.err, "error: {sentence}")?;
+            Ok(Outcome::CouldNotSay)
+        }
+    }
+}
+
+fn answer(args: &Ask) -> Result<RateLimitResponse, String> {
+    let request = RateLimitRequest {
+        domain: args.domain.clone(),
+        descriptors: args
+            .descriptors
+            .iter()
+            .map(|text| descriptor(text, if args.peek { 0 } else { args.hits }))
+            .collect::<Result<_, _>>()?,
+        hits_addend: 0,
+    };
+    let server = server(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    let asked = async {
+        let channel = connect(&server).await.map_err(|error| error.to_string())?;
+        let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
+        let refused =
+            |status: tonic::Status| format!("refused ({:?}): {}", status.code(), status.message());
+        answer.map(tonic::Response::into_inner).map_err(refused)
+    };
+    let answered = runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await });
+    let late = |_| format!("{} did not answer within {PATIENCE:?}", args.address);
+    answered.map_err(late)?.map_err(|why| format!("{}: {why}", args.address))
+}
+
+fn server(args: &Ask) -> Result<Server, String> {
+    let address = args.address.rsplit_once(':');
+    let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let Some((host, port)) = parsed else {
+        return Err(format!("`{}` is no address; one is written host:port", args.address));
+    };
+    let tls = Tls {
+        ca: args.tls_ca_file.clone(),
+        identity: args.tls_cert_file.clone().zip(args.tls_key_file.clone()),
+        server_name: args.tls_server_name.clone(),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    Ok(Server { host, port, tls: args.tls.then_some(tls) })
+}
+
+fn descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
+    let entry = |part: &str| {
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("`{part}` is not an entry; one is written key=value"))?;
+        Ok(Entry { key: key.to_owned(), value: value.to_owned() })
+    };
+    let entries: Result<_, String> = text.split(',').map(entry).collect();
+    let hits_addend = Some(UInt64Value { value: hits });
+    Ok(RateLimitDescriptor { entries: entries?, hits_addend, ..RateLimitDescriptor::default() })
+}
+
+/// A line for each descriptor, and the verdict.
+fn shown(args: &Ask, answer: &RateLimitResponse) -> (String, Outcome) {
+    let mut text = String::new();
+    for (descriptor, status) in args.descriptors.iter().zip(&answer.statuses) {
+        text.extend([descriptor, ": ", &line(status), "\n"]);
+    }
+    for header in &answer.response_headers_to_add {
+        text.extend([&header.key, ": ", &header.value, "\n"]);
+    }
+    if answer.overall_code == i32::from(Code::OverLimit) {
+        text.push_str("may not pass\n");
+        return (text, Outcome::No);
+    }
+    text.push_str("may pass\n");
+    (text, Outcome::Yes)
+}
+
+fn line(status: &DescriptorStatus) -> String {
+    let is_over = status.code == i32::from(Code::OverLimit);
+    let mut line = String::from(if is_over { "over" } else { "within" });
+    let Some(limit) = &status.current_limit else {
+        return if status.limit_remaining == u32::MAX { "unlimited" } else { "no limit" }
+            .to_owned();
+    };
+    let unit = Unit::try_from(limit.unit)
+        .map_or_else(|_| limit.unit.to_string(), |unit| unit.as_str_name().to_lowercase());
+    // A text takes everything.
+    write!(line, ", {} of {} per {unit} left", status.limit_remaining, limit.requests_per_unit)
+        .ok();
+    if !limit.name.is_empty() {
+        write!(line, " ({})", limit.name).ok();
+    }
+    if let Some(reset) = &status.duration_until_reset {
+        write!(line, ", whole again in {}s", reset.seconds).ok();
+    }
+    line
+}

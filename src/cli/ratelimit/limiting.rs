@@ -1,0 +1,52 @@
+//! How limits are counted and what answers show.
+
+use super::reading::Reading;
+
+/// The least that the reference's cache takes, in bytes.
+const LEAST_CACHE: i64 = 512 * 1024;
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    for (variable, setting) in [
+        ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "stop_when_over"),
+        ("SHADOW_MODE", "shadow_mode"),
+        ("QUOTA_MODE", "quota_mode"),
+        ("RESPONSE_DYNAMIC_METADATA", "dynamic_metadata"),
+        ("LIMIT_REQUEST_HEADERS_ENABLED", "request_headers"),
+        ("ENABLE_NEGATIVE_HITS", "negative_hits"),
+    ] {
+        reading.put_flag(variable, setting);
+    }
+    for (variable, setting) in [
+        ("LIMIT_LIMIT_HEADER", "limit_header"),
+        ("LIMIT_REMAINING_HEADER", "remaining_header"),
+        ("LIMIT_RESET_HEADER", "reset_header"),
+        ("CACHE_KEY_PREFIX", "reference_key_prefix"),
+    ] {
+        reading.put_text(variable, setting);
+    }
+    let headers = if reading.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "reference" } else { "none" };
+    reading.put("LIMIT_RESPONSE_HEADERS_ENABLED", "response_headers", headers.to_owned());
+    let jitter = reading.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
+    reading.put("EXPIRATION_JITTER_MAX_SECONDS", "expiry_jitter", format!("{jitter}s"));
+    cache(reading);
+    ratio(reading);
+}
+
+fn cache(reading: &mut Reading<'_>) {
+    let bytes = match reading.int("LOCAL_CACHE_SIZE_IN_BYTES") {
+        0 => 0,
+        bytes => bytes.max(LEAST_CACHE),
+    };
+    reading.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
+}
+
+/// Another part than one of the whole has no meaning: the reference then counts nonsense.
+fn ratio(reading: &mut Reading<'_>) {
+    let written = reading.float("NEAR_LIMIT_RATIO");
+    let ratio = if written.is_nan() { 1.0 } else { written.clamp(0.0, 1.0) };
+    if !(0.0..=1.0).contains(&written) {
+        let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
+        reading.note("NEAR_LIMIT_RATIO", &line);
+    }
+    reading.put("NEAR_LIMIT_RATIO", "near_limit_ratio", ratio.to_string());
+}

@@ -1,0 +1,75 @@
+//! Ports, TLS of gRPC, and the log.
+
+use std::path::Path;
+
+use super::reading::Reading;
+
+const PLAINTEXT: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    let hosts = [("HOST", "http_host"), ("GRPC_HOST", "grpc_host"), ("DEBUG_HOST", "admin_host")];
+    for (variable, setting) in hosts {
+        let host = reading.text(variable).to_owned();
+        reading.put_host(variable, setting, &host);
+    }
+    reading.put_port("PORT", "http_port");
+    reading.put_port("GRPC_PORT", "grpc_port");
+    reading.put_port("DEBUG_PORT", "admin_port");
+    reading.put_text("GRPC_UDS", "grpc_socket");
+    reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
+    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 {
+        reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
+    }
+    // What the reference does without being told.
+    reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
+    reading.put("PORT", "reuse_port", "true".to_owned());
+    reading.put("PORT", "on_hangup", "stop".to_owned());
+    tls(reading);
+    log(reading);
+}
+
+fn tls(reading: &mut Reading<'_>) {
+    let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
+    let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
+    if !reading.flag("GRPC_SERVER_USE_TLS") {
+        reading.unused(&pair, PLAINTEXT);
+        reading.unused(&client, PLAINTEXT);
+        return;
+    }
+    if let Some(missing) = pair.iter().find(|variable| reading.text(variable).is_empty()) {
+        return reading.refuse(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
+    }
+    let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
+    if certificate != key {
+        let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
+        return reading.refuse(pair[1], why);
+    }
+    reading.put_text(pair[0], "grpc_tls_cert_file");
+    reading.put_text(pair[1], "grpc_tls_key_file");
+    if reading.text(client[0]).is_empty() {
+        return reading.unused(
+            &client[1..],
+            "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
+        );
+    }
+    reading.put_text(client[0], "grpc_tls_client_ca_file");
+    reading.put_text(client[1], "grpc_tls_client_name");
+}
+
+fn log(reading: &mut Reading<'_>) {
+    let level = match &*reading.text("LOG_LEVEL").to_lowercase() {
+        "panic" | "fatal" | "error" => "error",
+        "warn" | "warning" => "warn",
+        "info" => "info",
+        "debug" => "debug",
+        "trace" => "trace",
+        _ => {
+            return reading
+                .refuse("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
+        }
+    };
+    reading.put("LOG_LEVEL", "log_level", level.to_owned());
+    let is_json = reading.text("LOG_FORMAT").eq_ignore_ascii_case("json");
+    let format = if is_json { "reference" } else { "text" };
+    reading.put("LOG_FORMAT", "log_format", format.to_owned());
+}

@@ -1,0 +1,51 @@
+//! The name `ratelimit`: the settings that envoyproxy/ratelimit's environment variables stand for.
+//!
+//! Guarantees: every variable of the reference is read by its rules and with its defaults ([`table`]); each
+//! becomes settings of ours, or a line says why it means nothing here; what it does not start with this
+//! does not start with either, and says every reason at once. Variables that it does not know are nobody's.
+//! Leaves out: doing what the settings say. Flags, `SLUICEGATE_*` and `server.yaml` win over all of this.
+
+mod limiting;
+mod listeners;
+pub mod parse;
+mod reading;
+mod redis;
+mod source;
+mod stats;
+pub mod table;
+
+use std::collections::HashMap;
+
+use crate::config::settings::Named;
+pub use reading::Note;
+use reading::Reading;
+use table::{Means, TABLE};
+
+/// What the variables come to.
+pub struct Read {
+    /// Settings.
+    pub named: Vec<Named>,
+    /// What a person should know of variables that are not taken as they stand.
+    pub notes: Vec<Note>,
+}
+
+/// Reads `environment`.
+///
+/// # Errors
+/// A sentence for each reason why the reference, or this, does not start with it.
+pub fn read(environment: impl IntoIterator<Item = (String, String)>) -> Result<Read, Vec<String>> {
+    let environment: HashMap<_, _> = environment.into_iter().collect();
+    let mut reading = Reading::of(&environment);
+    for row in TABLE {
+        if let (Means::Nothing(line), false) = (row.means, reading.raw(row.name).is_empty()) {
+            reading.note(row.name, line);
+        }
+    }
+    listeners::read(&mut reading);
+    source::read(&mut reading);
+    limiting::read(&mut reading);
+    redis::read(&mut reading);
+    stats::read(&mut reading);
+    let Reading { named, notes, refused, .. } = reading;
+    if refused.is_empty() { Ok(Read { named, notes }) } else { Err(refused) }
+}

@@ -1,0 +1,175 @@
+//! Texts of variables as the reference reads them: by the rules of Go and of its settings library.
+//!
+//! Guarantees: what is accepted there is accepted here with the same meaning; what is refused there is refused.
+//! Leaves out: hexadecimal floats, which nobody writes.
+
+/// The kinds of value a variable can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// `1 t T true TRUE True 0 f F false FALSE False`.
+    Bool,
+    /// A whole number, with a prefix for another base than ten.
+    Int,
+    /// A number.
+    Float,
+    /// `1h30m`, with units.
+    Duration,
+    /// `a,b`.
+    List,
+    /// `a:b,c:d`.
+    Map,
+}
+
+impl Kind {
+    /// What is accepted, for a sentence.
+    #[must_use]
+    pub const fn accepts(self) -> &'static str {
+        match self {
+            Self::Text => "any text",
+            Self::Bool => "true or false (1, t, T, TRUE, True, 0, f, F, FALSE, False)",
+            Self::Int => "a whole number",
+            Self::Float => "a number",
+            Self::Duration => "a duration with its unit, as 10s, 150us or 1h30m",
+            Self::List => "a list with commas",
+            Self::Map => "name:text pairs with commas between them, one colon in each",
+        }
+    }
+}
+
+/// A variable's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parsed {
+    /// Of [`Kind::Text`].
+    Text(String),
+    /// Of [`Kind::Bool`].
+    Bool(bool),
+    /// Of [`Kind::Int`].
+    Int(i64),
+    /// Of [`Kind::Float`].
+    Float(f32),
+    /// Of [`Kind::Duration`], in nanoseconds.
+    Duration(i64),
+    /// Of [`Kind::List`].
+    List(Vec<String>),
+    /// Of [`Kind::Map`].
+    Map(Vec<(String, String)>),
+}
+
+/// What `text` means; nothing where it is refused.
+#[must_use]
+pub fn parse(kind: Kind, text: &str) -> Option<Parsed> {
+    Some(match kind {
+        Kind::Text => Parsed::Text(text.to_owned()),
+        Kind::Bool => Parsed::Bool(boolean(text)?),
+        Kind::Int => Parsed::Int(integer(text)?),
+        Kind::Float => Parsed::Float(text.parse().ok()?),
+        Kind::Duration => Parsed::Duration(duration(text)?),
+        Kind::List => Parsed::List(list(text).map(str::to_owned).collect()),
+        Kind::Map => Parsed::Map(list(text).map(pair).collect::<Option<_>>()?),
+    })
+}
+
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// A sign, a base's prefix (`0` alone is eight's), digits, and `_` between them where there is a prefix.
+fn integer(text: &str) -> Option<i64> {
+    let (sign, rest) = match text.strip_prefix('-') {
+        Some(rest) => ("-", rest),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = rest.to_ascii_lowercase();
+    let (base, digits) = match lower.as_bytes() {
+        [b'0', b'x', ..] => (16, &lower[2..]),
+        [b'0', b'b', ..] => (2, &lower[2..]),
+        [b'0', b'o', ..] => (8, &lower[2..]),
+        [b'0', _, ..] => (8, &lower[1..]),
+        _ => (10, &lower[..]),
+    };
+    let digits = if base == 10 { digits.to_owned() } else { without_underscores(digits)? };
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
+    i64::from_str_radix(&format!("{sign}{digits}"), base).ok()
+}
+
+/// One between two digits, or between the prefix and the first.
+fn without_underscores(digits: &str) -> Option<String> {
+    let sound = !digits.contains("__") && !digits.ends_with('_');
+    sound.then(|| digits.replace('_', ""))
+}
+
+/// Nanoseconds of each unit.
+const UNITS: [(&str, u128); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// The digits after a point that still make a nanosecond.
+const FRACTION: usize = 18;
+
+fn duration(text: &str) -> Option<i64> {
+    let (negative, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest == "0" {
+        return Some(0);
+    }
+    let mut total = 0_u128;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let (part, after) = part(rest)?;
+        total = total.checked_add(part)?;
+        rest = after;
+    }
+    let total = i64::try_from(total).ok()?;
+    Some(if negative { -total } else { total })
+}
+
+/// The first number with its unit, and what follows it.
+fn part(text: &str) -> Option<(u128, &str)> {
+    let (whole, rest) = digits(text);
+    let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let (unit, rest) = rest.split_at(end);
+    let unit = UNITS.iter().find(|(name, _)| *name == unit)?.1;
+    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let fraction = &fraction[..fraction.len().min(FRACTION)];
+    let places = u32::try_from(fraction.len()).ok()?;
+    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
+    let nanos = whole.checked_mul(unit)?.checked_add(part * unit / 10_u128.pow(places))?;
+    Some((nanos, rest))
+}
+
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+fn list(text: &str) -> impl Iterator<Item = &str> {
+    let blank = text.trim().is_empty();
+    text.split(',').filter(move |_| !blank)
+}
+
+fn pair(text: &str) -> Option<(String, String)> {
+    let (name, value) = text.split_once(':')?;
+    (!value.contains(':')).then(|| (name.to_owned(), value.to_owned()))
+}

@@ -1,0 +1,277 @@
+//! The store of counters, as the reference's variables name it.
+
+use super::reading::Reading;
+
+/// The variables of one of the two stores.
+struct Names {
+    socket_type: &'static str,
+    kind: &'static str,
+    url: &'static str,
+    auth: &'static str,
+    sentinel_auth: &'static str,
+    tls: &'static str,
+    on_empty: &'static str,
+    parallelism: &'static str,
+}
+
+const MAIN: Names = Names {
+    socket_type: "REDIS_SOCKET_TYPE",
+    kind: "REDIS_TYPE",
+    url: "REDIS_URL",
+    auth: "REDIS_AUTH",
+    sentinel_auth: "REDIS_SENTINEL_AUTH",
+    tls: "REDIS_TLS",
+    on_empty: "REDIS_POOL_ON_EMPTY_BEHAVIOR",
+    parallelism: "REDIS_CLUSTER_PIPELINE_PARALLELISM",
+};
+
+const PER_SECOND: Names = Names {
+    socket_type: "REDIS_PERSECOND_SOCKET_TYPE",
+    kind: "REDIS_PERSECOND_TYPE",
+    url: "REDIS_PERSECOND_URL",
+    auth: "REDIS_PERSECOND_AUTH",
+    sentinel_auth: "REDIS_PERSECOND_SENTINEL_AUTH",
+    tls: "REDIS_PERSECOND_TLS",
+    on_empty: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR",
+    parallelism: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
+};
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// How long the reference waits for a connection where nothing is said.
+const REFERENCE_TIMEOUT_NANOS: u64 = 10_000_000_000;
+/// The shortest deadline that leaves time to answer.
+const LEAST_NANOS: u64 = 1_000_000;
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    match reading.text("BACKEND_TYPE") {
+        "redis" | "" => {}
+        "memcache" => {
+            return reading.refuse(
+                "BACKEND_TYPE",
+                "names memcached, which this service does not count in: memcached counts racily and \
+                 admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
+                 SLUICEGATE_BACKEND=memory for counters of each replica's own",
+            );
+        }
+        _ => return reading.refuse("BACKEND_TYPE", "takes redis"),
+    }
+    reading.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
+    reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
+    deadline(reading);
+    let second = reading.flag("REDIS_PERSECOND");
+    let mut stores = vec![(&MAIN, "backend")];
+    if second {
+        stores.push((&PER_SECOND, "backend_per_second"));
+    }
+    for (names, setting) in &stores {
+        store(reading, names, setting);
+    }
+    let stores: Vec<_> = stores.into_iter().map(|(names, _)| names).collect();
+    passwords(reading, &stores);
+    tls(reading, &stores);
+}
+
+/// Here a timeout bounds each command, not only the call for a connection.
+fn deadline(reading: &mut Reading<'_>) {
+    let own = reading.nanos("REDIS_OP_TIMEOUT");
+    let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
+    let nanos = match reading.nanos(variable) {
+        0 => {
+            reading.note(variable, "bounds every command here, so there must be one; 10s is taken");
+            REFERENCE_TIMEOUT_NANOS
+        }
+        nanos if nanos < LEAST_NANOS => {
+            reading.note(variable, "leaves no time to answer; 1ms is taken");
+            LEAST_NANOS
+        }
+        nanos => nanos,
+    };
+    reading.put(variable, "backend_deadline", format!("{nanos}ns"));
+    let second = reading.nanos("REDIS_PERSECOND_TIMEOUT");
+    if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second != nanos {
+        let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
+        reading.note("REDIS_PERSECOND_TIMEOUT", line);
+    }
+}
+
+fn store(reading: &mut Reading<'_>, names: &Names, setting: &'static str) {
+    let on_empty = reading.text(names.on_empty).to_uppercase();
+    if on_empty == "CREATE" || on_empty == "ERROR" {
+        return reading
+            .refuse(names.on_empty, "takes WAIT: CREATE and ERROR are no longer to be had");
+    }
+    match url(reading, names) {
+        Ok(url) => reading.put(names.url, setting, url),
+        Err((variable, why)) => reading.refuse(variable, why),
+    }
+}
+
+type Wrong = (&'static str, &'static str);
+
+/// The store as our settings write it.
+fn url(reading: &Reading<'_>, names: &Names) -> Result<String, Wrong> {
+    let text = reading.text(names.url);
+    let kind = reading.text(names.kind).to_uppercase();
+    let items: Vec<&str> = text.split(',').collect();
+    let tls = if reading.flag(names.tls) { "rediss" } else { "redis" };
+    match &*kind {
+        "SINGLE" => single(reading, names, tls, text),
+        "SENTINEL" => {
+            let [primary, sentinels @ ..] = &items[..] else { return Err(no_sentinels(names)) };
+            if sentinels.is_empty() {
+                return Err(no_sentinels(names));
+            }
+            let nodes = nodes(sentinels, names)?;
+            let who = who(reading, names, &nodes);
+            let hosts = hosts(&nodes);
+            let primary = primary.rsplit('@').next().unwrap_or(primary);
+            Ok(format!("{tls}+sentinel://{who}{hosts}/{primary}{}", database(&nodes)))
+        }
+        "CLUSTER" if reading.int(names.parallelism) < 0 => {
+            Err((names.parallelism, "takes a whole number from 0"))
+        }
+        "CLUSTER" => {
+            let nodes = nodes(&items, names)?;
+            Ok(format!("{tls}+cluster://{}{}", who(reading, names, &nodes), hosts(&nodes)))
+        }
+        _ => Err((names.kind, "takes SINGLE, SENTINEL or CLUSTER")),
+    }
+}
+
+const fn no_sentinels(names: &Names) -> Wrong {
+    (names.url, "must be the primary's name and at least one sentinel, with commas between them")
+}
+
+fn single(reading: &Reading<'_>, names: &Names, tls: &str, text: &str) -> Result<String, Wrong> {
+    let is_unix = reading.text(names.socket_type) == "unix" && !text.contains("://");
+    if !is_unix {
+        let nodes = nodes(&[text], names)?;
+        let who = who(reading, names, &nodes);
+        return Ok(format!("{tls}://{who}{}{}", hosts(&nodes), database(&nodes)));
+    }
+    if tls == "rediss" {
+        return Err((names.tls, "has no meaning for a Unix socket; set it to false"));
+    }
+    if !text.starts_with('/') {
+        let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
+        return Err((names.url, why));
+    }
+    Ok(format!("redis+unix://{}{}", who(reading, names, &[]), escaped(text, "/")))
+}
+
+/// One address of a list.
+struct Node {
+    who: Option<String>,
+    host: String,
+    database: String,
+}
+
+/// Each `host:port`, or `redis://user:password@host:port/database`.
+fn nodes(items: &[&str], names: &Names) -> Result<Vec<Node>, Wrong> {
+    let node = |item: &&str| {
+        let Some(rest) = item.strip_prefix("redis://") else {
+            if item.contains("://") {
+                return Err((
+                    names.url,
+                    "understands redis:// and no other scheme; REDIS_TLS asks for TLS",
+                ));
+            }
+            let host = (*item).to_owned();
+            return Ok(Node { who: None, host, database: String::new() });
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (place, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (who, host) = match place.rsplit_once('@') {
+            Some((who, host)) => (Some(who.to_owned()), host),
+            None => (None, place),
+        };
+        let by_query = query.split('&').find_map(|pair| pair.strip_prefix("db="));
+        let database = by_query.unwrap_or(path).to_owned();
+        Ok(Node { who, host: host.to_owned(), database })
+    };
+    items.iter().map(node).collect()
+}
+
+fn hosts(nodes: &[Node]) -> String {
+    nodes.iter().map(|node| node.host.as_str()).collect::<Vec<_>>().join(",")
+}
+
+fn database(nodes: &[Node]) -> String {
+    let named = nodes.iter().find(|node| !node.database.is_empty());
+    named.map(|node| format!("/{}", node.database)).unwrap_or_default()
+}
+
+/// As whom: what the variable says wins over what a URL does.
+fn who(reading: &Reading<'_>, names: &Names, nodes: &[Node]) -> String {
+    let auth = reading.text(names.auth);
+    if auth.is_empty() {
+        let written = nodes.iter().find_map(|node| node.who.as_ref());
+        return written.map(|who| format!("{who}@")).unwrap_or_default();
+    }
+    let (user, password) = user_and_password(auth);
+    format!("{}:{}@", escaped(user, ""), escaped(password, ""))
+}
+
+/// Before the first colon stands the user; without one all is the password.
+fn user_and_password(auth: &str) -> (&str, &str) {
+    auth.split_once(':').unwrap_or(("", auth))
+}
+
+/// `text` with `%` escapes for all but letters, digits, `-._~` and what is `plain`.
+fn escaped(text: &str, plain: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let c = char::from(byte);
+        if c.is_ascii_alphanumeric() || "-._~".contains(c) || byte.is_ascii() && plain.contains(c) {
+            escaped.push(c);
+        } else {
+            escaped.push('%');
+            escaped.extend([byte >> 4, byte & 15].map(|half| char::from(HEX[usize::from(half)])));
+        }
+    }
+    escaped
+}
+
+fn passwords(reading: &mut Reading<'_>, stores: &[&Names]) {
+    if reading.flag("REDIS_AWS_IAM_AUTH") {
+        let why = "is not to be had: let something write the token to a file and name that in REDIS_AUTH_FILE";
+        reading.refuse("REDIS_AWS_IAM_AUTH", why);
+    }
+    if !reading.text("REDIS_AUTH_FILE").is_empty() {
+        if reading.text("REDIS_AUTH").is_empty() {
+            reading.put_text("REDIS_AUTH_FILE", "backend_password_file");
+        } else {
+            reading.note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
+        }
+    }
+    let by_sentinels = |names: &&&Names| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
+    let auths: Vec<_> =
+        stores.iter().filter(by_sentinels).map(|names| names.sentinel_auth).collect();
+    let Some(&first) = auths.first() else { return };
+    let auth = reading.text(first).to_owned();
+    if auths.iter().any(|other| reading.text(other) != auth) {
+        let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";
+        return reading.refuse(auths[1], why);
+    }
+    let (user, password) = user_and_password(&auth);
+    let (user, password) = (user.to_owned(), password.to_owned());
+    reading.put(first, "backend_sentinel_user", user);
+    reading.put(first, "backend_sentinel_password", password);
+}
+
+fn tls(reading: &mut Reading<'_>, stores: &[&Names]) {
+    let files = [
+        ("REDIS_TLS_CLIENT_CERT", "backend_tls_cert_file"),
+        ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
+        ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
+    ];
+    if !stores.iter().any(|names| reading.flag(names.tls)) {
+        let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
+        return reading.unused(&files.map(|(variable, _)| variable), why);
+    }
+    for (variable, setting) in files {
+        reading.put_text(variable, setting);
+    }
+    reading.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
+}

@@ -1,0 +1,132 @@
+//! Where limits come from: a tree of files in the reference's layouts, or a management server.
+
+use std::path::{Path, PathBuf};
+
+use super::reading::Reading;
+
+const FILES: &str = "CONFIG_TYPE is FILE, so there is no management server";
+const XDS: [&str; 11] = [
+    "CONFIG_GRPC_XDS_NODE_ID",
+    "CONFIG_GRPC_XDS_NODE_METADATA",
+    "CONFIG_GRPC_XDS_SERVER_URL",
+    "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+    "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+    "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
+    "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",
+    "CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
+    "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+    "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
+    "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
+];
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    reading.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
+    reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
+    match reading.text("CONFIG_TYPE") {
+        "FILE" => files(reading),
+        "GRPC_XDS_SOTW" => xds(reading),
+        _ => reading.refuse("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
+    }
+}
+
+fn files(reading: &mut Reading<'_>) {
+    reading.unused(&XDS, FILES);
+    // The first files may be wrong: then it serves without limits, as if it had been told to.
+    reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
+    let dot_files = !reading.flag("RUNTIME_IGNOREDOTFILES");
+    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", dot_files.to_string());
+    let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
+    let tree = below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
+    if reading.flag("RUNTIME_WATCH_ROOT") {
+        watched_root(reading, &root, &tree);
+    } else {
+        watched_directory(reading, &tree);
+    }
+}
+
+/// The tree below the subdirectory, of which the names must begin with the application's.
+fn watched_root(reading: &mut Reading<'_>, root: &Path, tree: &Path) {
+    reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
+    let is_there = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
+    if !is_there {
+        return reading.refuse("RUNTIME_ROOT", "must lie in a directory that is there");
+    }
+    let nothing = [
+        ("RUNTIME_SUBDIRECTORY", reading.text("RUNTIME_SUBDIRECTORY").is_empty()),
+        ("RUNTIME_APPDIRECTORY", reading.text("RUNTIME_APPDIRECTORY").is_empty()),
+    ];
+    if let Some((variable, _)) = nothing.into_iter().find(|(_, is_empty)| *is_empty) {
+        let line = "is empty while RUNTIME_WATCH_ROOT is on: as with envoyproxy/ratelimit no file is \
+                    read and nothing is limited";
+        return reading.note(variable, line);
+    }
+    limits(reading, tree);
+    reading.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
+}
+
+fn watched_directory(reading: &mut Reading<'_>, tree: &Path) {
+    let tree = below(tree, reading.text("RUNTIME_APPDIRECTORY"));
+    if !tree.is_dir() {
+        let why = format!(
+            "with RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY must name a directory that is there; \
+             {} is none",
+            tree.display()
+        );
+        return reading.refuse("RUNTIME_ROOT", &why);
+    }
+    limits(reading, &tree);
+}
+
+fn limits(reading: &mut Reading<'_>, tree: &Path) {
+    reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
+}
+
+/// As Go joins: an absolute second part is still below the first.
+fn below(root: &Path, part: &str) -> PathBuf {
+    match part.trim_matches('/') {
+        "" => root.to_owned(),
+        part => root.join(part),
+    }
+}
+
+fn xds(reading: &mut Reading<'_>) {
+    reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
+    let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
+    // How gRPC writes that a name is looked up, which it is.
+    let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
+    reading.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
+    reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");
+    let metadata: Vec<_> = reading
+        .text("CONFIG_GRPC_XDS_NODE_METADATA")
+        .split(',')
+        .filter_map(|item| item.split_once('='))
+        .map(|(name, text)| (name.to_owned(), text.to_owned()))
+        .filter(|(name, _)| !name.is_empty())
+        .collect();
+    reading.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "xds_node_metadata", &metadata);
+    let headers = reading.map("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS");
+    reading.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "xds_headers", &headers);
+    reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
+    reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
+    reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
+    let most = u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
+    reading.put("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "xds_max_message", most.to_string());
+    xds_tls(reading);
+}
+
+fn xds_tls(reading: &mut Reading<'_>) {
+    let files = [
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds_tls_cert_file"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds_tls_key_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
+    ];
+    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") {
+        let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
+        return reading.unused(&files.map(|(variable, _)| variable), why);
+    }
+    reading.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
+    for (variable, setting) in files {
+        reading.put_text(variable, setting);
+    }
+}

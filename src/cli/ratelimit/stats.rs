@@ -1,0 +1,121 @@
+//! Where statistics go.
+
+use super::parse::{Kind, Parsed, parse};
+use super::reading::Reading;
+use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    let [statsd, dogstatsd, prometheus] =
+        ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
+    let (variable, sink) = match () {
+        () if reading.flag("DISABLE_STATS") => return disabled(reading),
+        () if dogstatsd && (statsd || prometheus) => {
+            let why = "cannot go with USE_STATSD, which is on unless it is set to false, or USE_PROMETHEUS";
+            return reading.refuse("USE_DOG_STATSD", why);
+        }
+        () if prometheus && statsd => {
+            let why = "cannot go with USE_STATSD, which is on unless it is set to false";
+            return reading.refuse("USE_PROMETHEUS", why);
+        }
+        () if dogstatsd => ("USE_DOG_STATSD", "dogstatsd"),
+        () if prometheus => ("USE_PROMETHEUS", "none"),
+        () if statsd => ("USE_STATSD", "statsd"),
+        () => ("USE_STATSD", "log"),
+    };
+    reading.put(variable, "stats_sink", sink.to_owned());
+    reading.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
+    if prometheus {
+        metrics(reading);
+    }
+    if sink != "none" {
+        sent(reading, sink);
+    }
+}
+
+fn disabled(reading: &mut Reading<'_>) {
+    reading.put("DISABLE_STATS", "stats_sink", "none".to_owned());
+    reading.put("DISABLE_STATS", "metrics", "false".to_owned());
+}
+
+fn metrics(reading: &mut Reading<'_>) {
+    reading.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
+    let address = reading.text("PROMETHEUS_ADDR").to_owned();
+    let Some((host, port)) =
+        address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok())
+    else {
+        return reading.refuse("PROMETHEUS_ADDR", "takes host:port or :port");
+    };
+    reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
+    reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+    if reading.text("PROMETHEUS_PATH").starts_with('/') {
+        reading.put_text("PROMETHEUS_PATH", "metrics_path");
+    } else {
+        reading.refuse("PROMETHEUS_PATH", "takes a path, which begins with `/`");
+    }
+    reading.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
+    reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
+    let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
+    reading.unused(&["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"], why);
+    let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
+               tags undo the mapping of names";
+    reading.unused(&["EXTRA_TAGS"], why);
+}
+
+fn sent(reading: &mut Reading<'_>, sink: &'static str) {
+    let interval = reading.nanos("STATS_FLUSH_INTERVAL");
+    if interval == 0 {
+        return reading.refuse("STATS_FLUSH_INTERVAL", "must be longer than nothing");
+    }
+    reading.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
+    let tags = reading.map("EXTRA_TAGS");
+    let tags: Vec<_> =
+        tags.into_iter().filter(|(name, text)| !name.is_empty() && !text.is_empty()).collect();
+    reading.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
+    if sink == "log" {
+        return;
+    }
+    let host = reading.text("STATSD_HOST");
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    match u16::try_from(reading.int("STATSD_PORT")) {
+        Ok(port @ 1..) => reading.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
+        _ => reading.refuse("STATSD_PORT", "takes a port from 1 to 65535"),
+    }
+    if sink == "statsd" {
+        let is_udp = reading.text("STATSD_PROTOCOL") == "udp";
+        let protocol = if is_udp { "udp" } else { "tcp" };
+        reading.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
+    } else {
+        mogrifiers(reading);
+    }
+}
+
+fn mogrifiers(reading: &mut Reading<'_>) {
+    let mut rules = Vec::new();
+    for name in reading.list("USE_DOG_STATSD_MOGRIFIERS") {
+        match mogrifier(reading, &name) {
+            Ok(rule) => rules.push(rule),
+            Err((variable, why)) => reading.refuse(&variable, &why),
+        }
+    }
+    let text = Mogrifiers(rules).show();
+    reading.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
+}
+
+fn mogrifier(reading: &Reading<'_>, name: &str) -> Result<Mogrifier, (String, String)> {
+    let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
+    let text = |part: &str| match reading.raw(&variable(part)) {
+        "" => Err((variable(part), "must not be empty".to_owned())),
+        text => Ok(text.to_owned()),
+    };
+    let (pattern, name) = (text("PATTERN")?, text("NAME")?);
+    if let Err(error) = regex::Regex::new(&pattern) {
+        return Err((variable("PATTERN"), format!("is no regular expression: {error}")));
+    }
+    let Some(Parsed::Map(tags)) = parse(Kind::Map, reading.raw(&variable("TAGS"))) else {
+        return Err((variable("TAGS"), format!("takes {}", Kind::Map.accepts())));
+    };
+    if tags.iter().any(|(name, text)| name.is_empty() || text.is_empty()) {
+        return Err((variable("TAGS"), "must have neither empty names nor empty texts".to_owned()));
+    }
+    Ok(Mogrifier { pattern, name, tags })
+}

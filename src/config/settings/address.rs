@@ -1,0 +1,52 @@
+//! Settings that name an address: of this machine, to listen on, or of another, to call.
+//!
+//! Guarantees: an empty text is none; nothing is looked up here.
+//! Leaves out: whether anybody is there.
+
+use std::net::IpAddr;
+
+use serde_json::{Value as Json, json};
+
+use super::backend::{Address, address};
+use super::value::{Value, quoted};
+
+/// An address of this machine in place of a common one.
+impl Value for Option<IpAddr> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => text.parse().ok().map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "an IP address, or nothing for the common one".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.map(|address| address.to_string()).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}, {"maxLength": 0}]})
+    }
+}
+
+/// Where somebody else listens.
+impl Value for Option<Address> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            // Port 0 is what an address without one is refused for.
+            [text] => address(text, 0).filter(|address| address.port != 0).map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "host:port, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^(.+:[0-9]+)?$"})
+    }
+}

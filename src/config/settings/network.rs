@@ -1,0 +1,165 @@
+//! Settings about who may speak: a port that may be none, and networks.
+//!
+//! Guarantees: an address is in a network or not by its own family's bits; IPv4 that came over an
+//! IPv6 socket counts as IPv4.
+//! Leaves out: the sockets.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde_json::{Value as Json, json};
+
+use super::value::{Value, quoted};
+
+/// A port, or none.
+impl Value for Option<u16> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            _ => u16::read(texts).map(Some),
+        }
+    }
+    fn accepts() -> String {
+        format!("{}, or nothing for none", u16::accepts())
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| quoted(""), |port| port.to_string())
+    }
+    fn schema() -> Json {
+        json!({"type": ["integer", "string"], "minimum": 0, "maximum": u16::MAX, "maxLength": 0})
+    }
+}
+
+/// All addresses that share their first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network {
+    address: IpAddr,
+    bits: u32,
+}
+
+/// Addresses that are listened to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Networks(Vec<Network>);
+
+impl Networks {
+    /// `10.0.0.0/8, ::1`: networks and single addresses, separated by commas. None where a bit
+    /// beyond a network's own is set, which is a slip of the pen.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(Network::new).collect::<Option<_>>().map(Self)
+    }
+
+    /// This machine.
+    #[must_use]
+    pub fn loopback() -> Self {
+        Self::new("127.0.0.0/8, ::1").unwrap_or_default()
+    }
+
+    /// Whether one of them has `address`.
+    #[must_use]
+    pub fn contain(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.0.iter().any(|network| network.contains(address))
+    }
+}
+
+impl Network {
+    fn new(text: &str) -> Option<Self> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) if bits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                (address.parse().ok()?, bits.parse().ok()?)
+            }
+            Some(_) => return None,
+            None => {
+                let address: IpAddr = text.parse().ok()?;
+                (address, width(address))
+            }
+        };
+        let sound = bits <= width(address) && masked(address, bits) == number(address);
+        sound.then_some(Self { address, bits })
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.address.is_ipv4()
+            && masked(address, self.bits) == number(self.address)
+    }
+}
+
+const fn width(address: IpAddr) -> u32 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// The first `bits` of `address`.
+fn masked(address: IpAddr, bits: u32) -> u128 {
+    let rest = width(address).saturating_sub(bits);
+    let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
+    number(address) & mask
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)?;
+        if self.bits < width(self.address) { write!(f, "/{}", self.bits) } else { Ok(()) }
+    }
+}
+
+impl Value for Networks {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => Self::new(text),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "networks and addresses separated by commas, such as 10.0.0.0/8, ::1".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^[0-9A-Fa-f.:/, ]*$"})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_in_a_network_by_its_first_bits_and_its_family() {
+        let networks = Networks::new("10.1.0.0/16, 192.0.2.7,2001:db8::/32, 128.0.0.0/1").unwrap();
+        for (address, inside) in [
+            ("10.1.255.255", true),
+            ("10.2.0.0", false),
+            ("192.0.2.7", true),
+            ("192.0.2.6", true),
+            ("127.255.255.255", false),
+            ("::ffff:10.1.2.3", true),
+            ("2001:db8:ffff::1", true),
+            ("2001:db9::", false),
+            ("::10.1.0.1", false),
+        ] {
+            assert_eq!(networks.contain(address.parse().unwrap()), inside, "{address}");
+        }
+        assert!(Networks::new("0.0.0.0/0").unwrap().contain("8.8.8.8".parse().unwrap()));
+        assert!(!Networks::new("").unwrap().contain("127.0.0.1".parse().unwrap()));
+        let own = Networks::loopback();
+        assert!(["127.0.0.1", "127.9.9.9", "::1"].iter().all(|a| own.contain(a.parse().unwrap())));
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for text in ["10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/+8", "::/129", "host", "1"]
+        {
+            assert_eq!(Networks::new(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Settings that are names with texts: tags, headers, and rules that make tags of a name's parts.
+//!
+//! Guarantees: an empty text is none; names are not empty; expressions compile.
+//! Leaves out: what the names are for.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+use super::value::{Shape, Value, quoted};
+
+/// Names with texts, in the order they were written: `a=b,c=d`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs(pub Vec<(String, String)>);
+
+impl Value for Pairs {
+    fn read(texts: &[&str]) -> Option<Self> {
+        let [text] = texts else { return None };
+        if text.is_empty() {
+            return Some(Self::default());
+        }
+        let pair = |pair: &str| {
+            let (name, text) = pair.split_once('=')?;
+            (!name.is_empty()).then(|| (name.to_owned(), text.to_owned()))
+        };
+        text.split(',').map(pair).collect::<Option<_>>().map(Self)
+    }
+    fn accepts() -> String {
+        "name=text pairs with commas between them, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        let pairs: Vec<_> = self.0.iter().map(|(name, text)| format!("{name}={text}")).collect();
+        quoted(&pairs.join(","))
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^([^=,]+=[^,]*(,[^=,]+=[^,]*)*)?$"})
+    }
+}
+
+/// Rules for the names of DogStatsD statistics; the first whose pattern matches rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mogrifiers(pub Vec<Mogrifier>);
+
+/// Makes tags of parts of a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mogrifier {
+    /// The regular expression that a name must match somewhere.
+    pub pattern: String,
+    /// The name instead; `$1` is what the first group matched.
+    pub name: String,
+    /// Tags and their texts, with the same.
+    #[serde(default)]
+    pub tags: Vec<(String, String)>,
+}
+
+impl Value for Mogrifiers {
+    const SHAPE: Shape = Shape::Block;
+
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => mogrifiers(text).ok(),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "a list of pattern, name and tags, pairs of texts".to_owned()
+    }
+    fn show(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+    fn schema() -> Json {
+        let text = json!({"type": "string", "minLength": 1});
+        let pair = json!({"type": "array", "items": text, "minItems": 2, "maxItems": 2});
+        let tags = json!({"type": "array", "items": pair});
+        let rule = json!({
+            "type": "object", "additionalProperties": false, "required": ["pattern", "name"],
+            "properties": {"pattern": text, "name": text, "tags": tags},
+        });
+        json!({"type": "array", "items": rule})
+    }
+    fn why(text: &str) -> Option<String> {
+        mogrifiers(text).err()
+    }
+}
+
+fn mogrifiers(text: &str) -> Result<Mogrifiers, String> {
+    let rules: Mogrifiers = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    for (at, rule) in rules.0.iter().enumerate() {
+        check(rule).map_err(|what| format!("at `[{at}]`: {what}"))?;
+    }
+    Ok(rules)
+}
+
+fn check(rule: &Mogrifier) -> Result<(), String> {
+    let tags = rule.tags.iter().any(|(name, text)| name.is_empty() || text.is_empty());
+    if rule.pattern.is_empty() || rule.name.is_empty() || tags {
+        return Err("a pattern, a name, and each tag's name and text are needed".to_owned());
+    }
+    regex::Regex::new(&rule.pattern).map_err(|error| error.to_string()).map(drop)
+}

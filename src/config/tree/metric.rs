@@ -1,0 +1,73 @@
+//! The name under which the reference counts what a rule does to one descriptor.
+//!
+//! Guarantees: the reference's names, `detailed_metric` and `value_to_metric` included. Source: `reference` §6.3.
+//! Leaves out: what of a name statistics cannot hold ([`crate::telemetry::stats`]).
+
+use super::{DescriptorTree, How, NodeId, substitute};
+use crate::config::Rule;
+
+/// One level on the way to a rule.
+struct Level<'t, 'e> {
+    key: &'e str,
+    value: &'e str,
+    how: How,
+    /// What a pattern puts in the value's place.
+    pattern: Option<&'t str>,
+    is_shared: bool,
+    value_to_metric: bool,
+}
+
+impl DescriptorTree {
+    /// The name for `entries`, which `rule` was found for.
+    #[must_use]
+    pub fn metric_key<'e, E>(&self, domain: &str, entries: E, rule: &Rule) -> String
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+        E::IntoIter: Clone,
+    {
+        let entries = entries.into_iter();
+        let any_shared =
+            rule.detailed_metric && self.levels(entries.clone()).any(|level| level.is_shared);
+        let mut name = String::with_capacity(rule.path.len());
+        name.push_str(domain);
+        for level in self.levels(entries) {
+            name.extend([".", level.key]);
+            match level.shown(rule.detailed_metric) {
+                // A detailed name shows even the absence of a value, unless it shows what is shared.
+                "" if rule.detailed_metric && !any_shared => name.push('_'),
+                "" => {}
+                shown => name.extend(["_", shown]),
+            }
+        }
+        name
+    }
+
+    fn levels<'t, 'e>(
+        &'t self,
+        entries: impl Iterator<Item = (&'e str, &'e str)>,
+    ) -> impl Iterator<Item = Level<'t, 'e>> {
+        let mut above = Some(NodeId::ROOT);
+        entries.map_while(move |(key, value)| {
+            let (node, how) = self.step(above?, key, value)?;
+            above = Some(node);
+            let marks = self.node(node).marks;
+            let pattern = (how == How::Wildcard).then(|| substitute(self.name(node), key));
+            let is_shared = pattern.is_some() && marks.share_threshold;
+            let value_to_metric = marks.value_to_metric;
+            Some(Level { key, value, how, pattern, is_shared, value_to_metric })
+        })
+    }
+}
+
+impl<'t, 'e: 't> Level<'t, 'e> {
+    /// What stands behind the key.
+    fn shown(&self, detailed: bool) -> &'t str {
+        match (self.pattern, self.how) {
+            (Some(pattern), _) if self.is_shared => pattern,
+            _ if detailed || self.value_to_metric => self.value,
+            (Some(pattern), _) => pattern,
+            (None, How::Exact) => self.value,
+            (None, How::Bare | How::Wildcard) => "",
+        }
+    }
+}

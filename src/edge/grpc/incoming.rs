@@ -1,0 +1,236 @@
+//! Connections of the gRPC port: TCP or a Unix socket, in plain text or TLS, until their time is over.
+//!
+//! Guarantees: a client that is slow to shake hands delays nobody else and is dropped after
+//! [`HANDSHAKE`]; a connection that was told to go is closed after its grace, calls or not; with the stream the
+//! listener goes.
+//! Leaves out: telling a connection to go, which the server does.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::{Sleep, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use super::tls::Tls;
+
+/// How long a client may take to shake hands.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Most clients that shake hands at one time; the next wait in the kernel's queue.
+const MOST_HANDSHAKES: usize = 256;
+/// Connections that wait for the server to take them.
+const WAITING: usize = 64;
+/// The pause after a failed accept: without it a process that is out of files spins.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where connections come from.
+#[derive(Debug)]
+pub enum Listener {
+    /// A port.
+    Tcp(TcpListener),
+    /// A socket in the file system.
+    Unix(UnixListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Raw> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Raw::Tcp(stream))
+            }
+            Self::Unix(listener) => Ok(Raw::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+/// Connections, ready for calls.
+#[derive(Debug)]
+pub struct Incoming {
+    ready: mpsc::Receiver<io::Result<Connection>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Incoming {
+    /// Accepts from `listener`. Each connection lasts for `life` at most, where one is given.
+    #[must_use]
+    pub fn new(listener: Listener, tls: Option<Arc<Tls>>, life: Option<Duration>) -> Self {
+        let (sender, ready) = mpsc::channel(WAITING);
+        let accepting = tokio::spawn(accept(listener, tls, life, sender));
+        Self { ready, accepting }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.ready.poll_recv(cx)
+    }
+}
+
+async fn accept(
+    listener: Listener,
+    tls: Option<Arc<Tls>>,
+    life: Option<Duration>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
+    loop {
+        // Never closed, so never refused.
+        let slot = Arc::clone(&handshakes).acquire_owned().await.ok();
+        let raw = match listener.accept().await {
+            Ok(raw) => raw,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let life = life.map(|life| Box::pin(sleep(life)));
+        let Some(tls) = tls.clone() else {
+            if ready.send(Ok(Connection { io: Io::Plain(raw), life })).await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let ready = ready.clone();
+        tokio::spawn(async move {
+            match timeout(HANDSHAKE, shake(&tls, raw)).await {
+                Ok(Ok(io)) => drop(ready.send(Ok(Connection { io, life })).await),
+                Ok(Err(error)) => tracing::debug!(%error, "a client did not come to terms on TLS"),
+                Err(_) => tracing::debug!("a client took too long to come to terms on TLS"),
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn shake(tls: &Arc<Tls>, raw: Raw) -> io::Result<Io> {
+    let acceptor = TlsAcceptor::from(Tls::current(tls).await);
+    Ok(Io::Tls(Box::new(acceptor.accept(raw).await?)))
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    io: Io,
+    life: Option<Pin<Box<Sleep>>>,
+}
+
+#[derive(Debug)]
+enum Io {
+    Plain(Raw),
+    Tls(Box<TlsStream<Raw>>),
+}
+
+#[derive(Debug)]
+enum Raw {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        let raw = match &self.io {
+            Io::Plain(raw) => raw,
+            Io::Tls(stream) => stream.get_ref().0,
+        };
+        match raw {
+            Raw::Tcp(stream) => stream.connect_info(),
+            Raw::Unix(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(life) = &mut self.life
+            && life.as_mut().poll(cx).is_ready()
+        {
+            self.life = None;
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        match &mut self.io {
+            Io::Plain(raw) => Pin::new(raw).poll_read(cx, buffer),
+            Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncRead for Raw {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+/// Writes what `$inner` of a connection or a socket writes.
+macro_rules! write_through {
+    ($of:ty, $this:ident => $inner:expr, $($variant:pat => $stream:ident),+) => {
+        impl AsyncWrite for $of {
+            fn poll_write(
+                mut self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                let $this = &mut *self;
+                match $inner { $($variant => Pin::new($stream).poll_write(cx, bytes),)+ }
+            }
+
+            fn poll_write_vectored(
+                mut self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[io::IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                let $this = &mut *self;
+                match $inner { $($variant => Pin::new($stream).poll_write_vectored(cx, bytes),)+ }
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let $this = &mut *self;
+                match $inner { $($variant => Pin::new($stream).poll_flush(cx),)+ }
+            }
+
+            fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let $this = &mut *self;
+                match $inner { $($variant => Pin::new($stream).poll_shutdown(cx),)+ }
+            }
+        }
+    };
+}
+
+write_through!(Connection, this => &mut this.io, Io::Plain(raw) => raw, Io::Tls(stream) => stream);
+write_through!(Raw, this => this, Raw::Tcp(stream) => stream, Raw::Unix(stream) => stream);

@@ -1,0 +1,53 @@
+//! Health checks, counted and timed under the reference's names.
+//!
+//! Guarantees: only `Check` is; a `Watch` never ends.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::NamedService;
+
+use crate::engine::Engine;
+use crate::telemetry::stats::Method;
+
+/// A service of health, and whose statistics it is counted in.
+#[derive(Clone, Debug)]
+pub(super) struct Timed<S>(pub(super) S, pub(super) Arc<Engine>);
+
+impl<S: NamedService> NamedService for Timed<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S, B, R> Service<Request<B>> for Timed<S>
+where
+    S: Service<
+            Request<B>,
+            Response = Response<R>,
+            Error = Infallible,
+            Future = BoxFuture<Response<R>, Infallible>,
+        >,
+    R: 'static,
+{
+    type Response = Response<R>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<R>, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let is_check = request.uri().path().ends_with("/Check");
+        let (engine, answer) = (Arc::clone(&self.1), self.0.call(request));
+        let Some(stats) = engine.stats().filter(|_| is_check).cloned() else { return answer };
+        Box::pin(async move {
+            let came = engine.clock().now();
+            let answer = answer.await;
+            stats.called(Method::Check, engine.clock().now().since(came));
+            answer
+        })
+    }
+}

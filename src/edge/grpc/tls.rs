@@ -1,0 +1,236 @@
+//! TLS of the gRPC port: who it is, and who may call.
+//!
+//! Guarantees: TLS 1.2 and later, HTTP/2; files that changed are read before the next client shakes hands, and
+//! what does not fit together leaves the last good ones in force; where clients need certificates, only the named
+//! authority's are good, not the system's.
+//! Leaves out: the handshake itself.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+};
+use tokio::task::spawn_blocking;
+
+/// The files.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The certificate and those up to its root.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Who must have signed each client's certificate; without it clients need none.
+    pub client_ca: Option<PathBuf>,
+    /// Whom each client's certificate must be made out to.
+    pub client_name: Option<String>,
+}
+
+/// Why TLS cannot be spoken with the files.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system would not.
+    #[error("{}: {error}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What it said.
+        error: io::Error,
+    },
+    /// Something else is in it.
+    #[error("{}: {what}", path.display())]
+    Unfit {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What clients shake hands with, as the files say at the time.
+#[derive(Debug)]
+pub struct Tls {
+    files: Files,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// Of the files when they were last read.
+    seen: Vec<Seen>,
+    config: Arc<ServerConfig>,
+}
+
+/// Changes when a file is written or replaced: inode, size, and when it last changed.
+type Seen = Option<[u64; 4]>;
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// They cannot be read, or do not fit together.
+    pub fn new(files: Files) -> Result<Self, Error> {
+        let (seen, config) = (files.seen(), Arc::new(files.config()?));
+        Ok(Self { files, held: Mutex::new(Held { seen, config }) })
+    }
+
+    /// What is in force: the files as they are now, or as they last fitted together.
+    pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
+        let looking = Arc::clone(tls);
+        let looked = spawn_blocking(move || looking.look()).await;
+        looked.unwrap_or_else(|_| Arc::clone(&tls.held.lock().config))
+    }
+
+    fn look(&self) -> Arc<ServerConfig> {
+        let seen = self.files.seen();
+        let mut held = self.held.lock();
+        if held.seen != seen {
+            match self.files.config() {
+                Ok(config) => {
+                    tracing::info!(file = %self.files.certificate.display(), "gRPC's certificate was read anew");
+                    held.config = Arc::new(config);
+                }
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(
+                        error,
+                        "gRPC's certificate changed and does not fit; the last good one stays"
+                    );
+                }
+            }
+            held.seen = seen;
+        }
+        Arc::clone(&held.config)
+    }
+}
+
+impl Files {
+    fn seen(&self) -> Vec<Seen> {
+        let look = |path: &Path| {
+            let metadata = fs::metadata(path).ok()?;
+            let changed = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
+            Some([metadata.ino(), metadata.len(), changed[0], changed[1]])
+        };
+        let files = [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()];
+        files.into_iter().flatten().map(|path| look(path)).collect()
+    }
+
+    fn config(&self) -> Result<ServerConfig, Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unfit(&self.certificate, &error))?;
+        let clients = match &self.client_ca {
+            None => versions.with_no_client_auth(),
+            Some(ca) => {
+                let roots = Arc::new(roots(ca)?);
+                let known = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                let known = known.map_err(|error| unfit(ca, &error))?;
+                versions.with_client_cert_verifier(self.named(known)?)
+            }
+        };
+        let config = clients.with_single_cert(self.chain()?, self.key()?);
+        let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    fn named(
+        &self,
+        known: Arc<dyn ClientCertVerifier>,
+    ) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+        let Some(name) = &self.client_name else { return Ok(known) };
+        let name = ServerName::try_from(name.clone())
+            .map_err(|error| unfit(&self.certificate, &format!("`{name}`: {error}")))?;
+        Ok(Arc::new(Called { known, name }))
+    }
+
+    fn chain(&self) -> Result<Vec<CertificateDer<'static>>, Error> {
+        let bytes = read(&self.certificate)?;
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+        match chain {
+            Err(_) => Err(unfit(&self.certificate, &"is not PEM")),
+            Ok(none) if none.is_empty() => Err(unfit(&self.certificate, &"holds no certificate")),
+            Ok(chain) => Ok(chain),
+        }
+    }
+
+    fn key(&self) -> Result<PrivateKeyDer<'static>, Error> {
+        // The error is not shown: it could have part of the key in it.
+        PrivateKeyDer::from_pem_slice(&read(&self.key)?)
+            .map_err(|_| unfit(&self.key, &"holds no PEM key"))
+    }
+}
+
+/// The certificates in a file, as roots.
+fn roots(path: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
+        let certificate = certificate.map_err(|_| unfit(path, &"is not PEM"))?;
+        roots.add(certificate).map_err(|error| unfit(path, &error))?;
+    }
+    if roots.is_empty() { Err(unfit(path, &"holds no certificate")) } else { Ok(roots) }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(|error| Error::Unreadable { path: path.to_owned(), error })
+}
+
+fn unfit(path: &Path, what: &dyn std::fmt::Display) -> Error {
+    Error::Unfit { path: path.to_owned(), what: what.to_string() }
+}
+
+/// Who is known, and called by this name.
+#[derive(Debug)]
+struct Called {
+    known: Arc<dyn ClientCertVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for Called {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.known.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let known = self.known.verify_client_cert(end_entity, intermediates, now)?;
+        rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(known)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.known.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.known.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.known.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,116 @@
+//! `/hold`: NGINX's Lua asks about a request, and the connection is the request's place.
+//!
+//! Guarantees: asked and answered as [`super`]; the answer to a request that passes has no end until
+//! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
+//! place back. `max_duration` frees it where nothing does: an NGINX that is stopped. No id is needed,
+//! and none is heeded. Who is held leaves connections for the questions of others.
+//! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
+//! success, and its latency from admission to then.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
+use futures_util::stream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use super::{Original, explained, show};
+use crate::edge::grpc::convert;
+use crate::edge::hook::{self, Unanswered};
+use crate::edge::http::Ask;
+use crate::edge::http::serve::MAX_CONNECTIONS;
+use crate::engine::{Admitted, Permits};
+use crate::kernel::concurrency;
+use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+
+/// Most requests that are held at one time; health checks and questions have the other connections.
+const MAX_HELD: usize = MAX_CONNECTIONS / 4 * 3;
+
+/// What holds have to share.
+#[derive(Clone, Debug)]
+pub(in crate::edge::http) struct Holds(Arc<Semaphore>);
+
+impl Default for Holds {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_HELD)))
+    }
+}
+
+/// Answers one call.
+pub(in crate::edge::http) async fn answer(
+    ask: &Ask,
+    holds: &Holds,
+    headers: &HeaderMap,
+) -> Response {
+    let began = ask.engine.clock().now();
+    let (outcome, response) = match Original::of(headers) {
+        Ok(original) => held(ask, headers, &original, holds).await,
+        Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+    };
+    Asked { protocol: Protocol::Nginx, outcome }.emit();
+    Answered { took: ask.engine.clock().now().since(began) }.emit();
+    response
+}
+
+async fn held(
+    ask: &Ask,
+    headers: &HeaderMap,
+    original: &Original<'_>,
+    holds: &Holds,
+) -> (Outcome, Response) {
+    let Ok(slot) = Arc::clone(&holds.0).try_acquire_owned() else {
+        let why = format!("{MAX_HELD} requests are held, which is as many as may be");
+        return (Outcome::TooMany, explained(StatusCode::SERVICE_UNAVAILABLE, &why));
+    };
+    let admitted = decide(ask, headers, original).await;
+    let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
+    match admitted {
+        Ok(Admitted::Decided(_, permits)) if !permits.is_empty() => {
+            let place = Place { permits: Some(permits), _slot: slot };
+            *response.body_mut() = until_closed(place, ask.leaving.clone());
+        }
+        // Nothing to hold: the connection is no use any more.
+        _ => drop(response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"))),
+    }
+    (outcome, response)
+}
+
+async fn decide(
+    ask: &Ask,
+    headers: &HeaderMap,
+    original: &Original<'_>,
+) -> Result<Admitted, Unanswered> {
+    let request = original.asked(&ask.hooks, headers)?;
+    let question = convert::question(&request, &ask.reporting)?;
+    Ok(ask.engine.admit_with_deadline(&question, None).await?)
+}
+
+/// A request's place; dropped with the connection, which is how the request ends.
+struct Place {
+    permits: Option<Permits>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(permits) = self.permits.take() {
+            permits.finish(concurrency::Outcome::Success, None);
+        }
+    }
+}
+
+/// A body without a byte that ends when the process leaves; the connection takes it away when it is
+/// closed before.
+fn until_closed(mut place: Place, mut leaving: watch::Receiver<bool>) -> Body {
+    let end = async move {
+        // A sender that is gone means that the process is ending as well.
+        drop(leaving.wait_for(|leaving| *leaving).await);
+        // That is not the request's end: nothing is told of the backend.
+        drop(place.permits.take());
+        Ok::<_, Infallible>(Bytes::new())
+    };
+    Body::from_stream(stream::once(end))
+}

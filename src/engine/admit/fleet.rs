@@ -1,0 +1,337 @@
+//! The voice of one replica about all ceilings that it shares: one heartbeat each, few calls.
+//!
+//! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
+//! carries at most [`MOST_BEATS`] ceilings and has the backend's own deadline; a request costs no call.
+//! A replica that leaves in order frees its seats.
+//! Leaves out: what is said and what it means ([`super::leased`]), and the store.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use siphasher::sip::SipHasher24;
+use tokio::sync::{Notify, watch};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::bucket::Bucket;
+use super::leased::{Shared, Shown, Speak};
+use super::{Admission, Name};
+use crate::backend::heartbeat::{Beat, Heard, MOST_BEATS, Round};
+use crate::backend::{Backend, Cause, Reply};
+use crate::clock::Clock;
+use crate::config::concurrency::{Ceiling, Mode};
+use crate::engine::Membership;
+use crate::kernel::coordinator::life::Record;
+use crate::kernel::coordinator::terms::TermsError;
+use crate::kernel::coordinator::{Heartbeat, Terms};
+use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+
+/// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
+const DRIFT_PPM: u32 = 1_000;
+
+/// Microseconds that a script may take, and what it takes for a ceiling and for each of its members.
+const SCRIPT_MICROS: u64 = 1_000;
+const CEILING_MICROS: u64 = 10;
+const MEMBER_MICROS: u64 = 3;
+
+/// How often replicas speak, and how long a share is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// From one heartbeat to the next when nothing is urgent.
+    pub heartbeat: Nanos,
+    /// How long a share is good, from the heartbeat that asked for it.
+    pub term: Nanos,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) }
+    }
+}
+
+/// One life of one replica, as far as ceilings are concerned.
+#[derive(Debug)]
+pub struct Fleet {
+    member: MemberId,
+    life: Incarnation,
+    lives: AtomicU64,
+    pace: Pace,
+    /// How long one who comes first waits for the answer.
+    patience: Duration,
+    membership: Arc<Membership>,
+    active: Mutex<HashMap<Name, Arc<Bucket>>>,
+    wake: Notify,
+    told: Mutex<Told>,
+    left: AtomicBool,
+}
+
+/// What was said and heard last.
+#[derive(Debug, Default)]
+struct Told {
+    /// The life of the store.
+    under: Option<Incarnation>,
+    /// When the store last heard; nothing where it has no line of this replica.
+    at: Option<Nanos>,
+    /// The most members that a ceiling was seen to have.
+    members: u64,
+    failed: bool,
+}
+
+/// A heartbeat, and whose it is.
+type Spoken = (Arc<Bucket>, Beat);
+
+impl Fleet {
+    /// A replica that has said nothing. `life` is larger than that of every earlier one of this name.
+    /// `patience` is how long one who comes to a ceiling first waits for its share.
+    #[must_use]
+    pub fn new(membership: Arc<Membership>, life: Nanos, pace: Pace, patience: Duration) -> Self {
+        // In microseconds, and 52 bits of a hash: what the store's numbers hold exactly.
+        let life = life.0 / Nanos::MICRO.0;
+        let member = SipHasher24::new().hash(membership.node().as_bytes()) >> 12;
+        Self {
+            member: MemberId(member),
+            life: Incarnation(life),
+            lives: AtomicU64::new(life),
+            pace,
+            patience,
+            membership,
+            active: Mutex::default(),
+            wake: Notify::new(),
+            told: Mutex::default(),
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// What `ceiling` is to the fleet; nothing where each replica holds it alone.
+    #[must_use]
+    pub fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
+        if ceiling.mode == Some(Mode::Local) {
+            return None;
+        }
+        let start = ceiling.rules.limit;
+        let (min, max) = ceiling.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
+        let (max_duration, on_failure) = (ceiling.max_duration, ceiling.on_backend_failure);
+        Some(Shared { min, start, max, max_duration, on_failure })
+    }
+
+    pub(super) const fn member(&self) -> MemberId {
+        self.member
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Relaxed)
+    }
+
+    /// A life for a seat: larger than every one before.
+    pub(super) fn next_life(&self) -> Incarnation {
+        Incarnation(self.lives.fetch_add(1, Relaxed).saturating_add(1))
+    }
+
+    /// The terms of a ceiling: longer ones where a long `max_duration` makes the margin long.
+    pub(super) fn terms(&self, max_duration: Nanos) -> Terms {
+        let Pace { heartbeat, term } = self.pace;
+        let mut longer = term;
+        loop {
+            match Terms::new(heartbeat, longer, max_duration, DRIFT_PPM) {
+                Ok(terms) => return terms,
+                Err(TermsError::TermTooShort { least, .. }) if longer < least => {
+                    longer = least.plus(Nanos(least.0 / 100));
+                }
+                // A share that is never in force harms nobody.
+                Err(_) => return Terms { heartbeat, term, margin: term, max_duration },
+            }
+        }
+    }
+
+    /// The bucket is spoken of from now on; the first heartbeat is sent at once.
+    pub(super) fn activate(&self, name: &[u8], bucket: &Arc<Bucket>) {
+        self.active.lock().insert(name.into(), Arc::clone(bucket));
+        self.wake.notify_one();
+    }
+
+    pub(super) fn rest(&self, name: &[u8]) {
+        self.active.lock().remove(name);
+    }
+
+    /// Waits for an answer, as long as one may.
+    pub(super) async fn hears(&self, mut answers: watch::Receiver<()>) {
+        // Whatever comes of it: the bucket says what is known then.
+        drop(timeout(self.patience, answers.changed()).await);
+    }
+
+    /// A share of a whole for one that was never told of a fair one.
+    fn alone(&self, start: u32) -> Share {
+        Share(u64::from(start / self.membership.replicas()))
+    }
+
+    /// Every ceiling that is spoken of, by name, at most `most`.
+    #[must_use]
+    pub fn shown(&self, clock: &Clock, most: usize) -> Vec<(Name, Shown)> {
+        let mut all: Vec<_> = self.active.lock().clone().into_iter().collect();
+        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let shown = |(name, bucket): (Name, Arc<Bucket>)| Some((name, bucket.shown(clock)?));
+        all.into_iter().filter_map(shown).take(most).collect()
+    }
+
+    /// The store's life as last heard, and this replica's number and life.
+    #[must_use]
+    pub fn lives(&self) -> (Option<Incarnation>, MemberId, Incarnation) {
+        (self.told.lock().under, self.member, self.life)
+    }
+}
+
+impl Admission {
+    /// Speaks for every shared ceiling, for ever; without a fleet it never ends and does nothing.
+    pub async fn speak_on(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet() else { return std::future::pending().await };
+        let mut ticks = interval(Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(20).max(1)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = fleet.wake.notified() => {}
+            }
+            self.speak_once(backend).await;
+        }
+    }
+
+    /// Says everything that is due now, and hears the answers.
+    pub async fn speak_once(&self, backend: &dyn Backend) {
+        if let Some(fleet) = self.fleet().filter(|fleet| !fleet.has_left()) {
+            self.round(fleet, backend).await;
+        }
+    }
+
+    /// Gives every seat up, as far as the store answers, and speaks no more.
+    pub async fn leave_fleet(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet().filter(|fleet| !fleet.left.swap(true, Relaxed)) else {
+            return;
+        };
+        for bucket in all(fleet).values() {
+            bucket.part(&self.clock);
+        }
+        self.round(fleet, backend).await;
+        self.round(fleet, backend).await;
+    }
+
+    /// Everything that is due.
+    async fn round(&self, fleet: &Fleet, backend: &dyn Backend) {
+        let clock = &*self.clock;
+        let active = all(fleet);
+        let under = under(fleet, &active, clock.now());
+        let mut spoken: Vec<Spoken> = Vec::new();
+        let mut longest = Nanos(0);
+        for (name, bucket) in active {
+            longest = longest.max(bucket.longest());
+            if let Some((law, said)) = bucket.speak(clock, fleet, &name) {
+                spoken.push((bucket, Beat { bucket: name, law, said }));
+            }
+        }
+        let record = Record { member: fleet.member, life: fleet.life, under };
+        let most = fleet.most_beats();
+        while !spoken.is_empty() {
+            let rest = spoken.split_off(most.min(spoken.len()));
+            let (buckets, beats): (Vec<_>, Vec<_>) = spoken.into_iter().unzip();
+            let round = Round { record, longest, leaves: false, beats };
+            let heard = self.say(fleet, backend, &round).await;
+            for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
+                let reply = heard.as_ref().and_then(|heard| heard.replies.get(at));
+                bucket.hear(clock, &beat.said, reply, |start| fleet.alone(start));
+            }
+            spoken = rest;
+        }
+        self.keep_the_line(fleet, backend, Round { record, longest, leaves: false, beats: vec![] })
+            .await;
+    }
+
+    /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
+    /// out where it holds nothing.
+    async fn keep_the_line(&self, fleet: &Fleet, backend: &dyn Backend, round: Round) {
+        let Some(at) = fleet.told.lock().at else { return };
+        let leaves = fleet.active.lock().is_empty();
+        if leaves || fleet.pace.heartbeat <= self.clock.now().since(at) {
+            let heard = self.say(fleet, backend, &Round { leaves, ..round }).await;
+            if leaves && heard.is_some() {
+                fleet.told.lock().at = None;
+            }
+        }
+    }
+
+    async fn say(&self, fleet: &Fleet, backend: &dyn Backend, round: &Round) -> Option<Heard> {
+        let heard = match backend.heartbeat(self.clock.now(), round) {
+            Reply::Now(heard) => heard,
+            Reply::Later(heard) => heard.await,
+        };
+        fleet.note(heard.as_ref(), self.clock.now());
+        heard.ok()
+    }
+}
+
+impl Fleet {
+    fn note(&self, heard: Result<&Heard, &Cause>, now: Nanos) {
+        let mut told = self.told.lock();
+        match heard {
+            Ok(heard) => {
+                if told.under.is_some_and(|under| under != heard.life) {
+                    tracing::warn!(
+                        "the store has forgotten the ceilings' shares: until all have spoken again, or \
+                         their last requests are over, nobody is given more than it holds"
+                    );
+                }
+                (told.under, told.at, told.failed) = (Some(heard.life), Some(now), false);
+                let members = heard.replies.iter().filter_map(|reply| match reply {
+                    crate::kernel::coordinator::Reply::Grant(grant) => Some(grant.members),
+                    _ => None,
+                });
+                told.members = members.max().unwrap_or(told.members);
+            }
+            Err(cause) => {
+                if !told.failed {
+                    let cause = cause.as_str();
+                    tracing::warn!(cause, "no answer to a heartbeat: shares end with their terms");
+                }
+                told.failed = true;
+            }
+        }
+    }
+
+    /// How many ceilings one script may have, so that it does not keep others from the store.
+    fn most_beats(&self) -> usize {
+        let members = self.told.lock().members;
+        let each = CEILING_MICROS.saturating_add(MEMBER_MICROS.saturating_mul(members));
+        let most = SCRIPT_MICROS.checked_div(each).unwrap_or(1);
+        usize::try_from(most).unwrap_or(MOST_BEATS).clamp(1, MOST_BEATS)
+    }
+}
+
+fn all(fleet: &Fleet) -> HashMap<Name, Arc<Bucket>> {
+    fleet.active.lock().clone()
+}
+
+/// The life of the store under which all is that this replica holds: nobody's where something is not.
+/// No answer is under way while this is asked.
+fn under(fleet: &Fleet, active: &HashMap<Name, Arc<Bucket>>, now: Nanos) -> Option<Incarnation> {
+    let known = fleet.told.lock().under?;
+    let is_under = |bucket: &Arc<Bucket>| match bucket.under(now) {
+        Ok(under) => under.is_none_or(|under| under == known),
+        Err(()) => false,
+    };
+    active.values().all(is_under).then_some(known)
+}
+
+impl Bucket {
+    /// The heartbeat to send, if one is due.
+    fn speak(
+        &self,
+        clock: &Clock,
+        fleet: &Fleet,
+        name: &Name,
+    ) -> Option<(crate::kernel::coordinator::Law, Heartbeat)> {
+        match self.speaks(clock, || fleet.rest(name)) {
+            Speak::Beat(law, said) => Some((law, said)),
+            Speak::No | Speak::Cold => None,
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! This replica's part of one ceiling of the fleet: the kernel's member, and what it reports.
+//!
+//! Guarantees: what a heartbeat says is taken in one instant, under the bucket's lock; without a share
+//! in its term nothing is admitted, except what the ceiling's `on_backend_failure` says once the store
+//! did not answer.
+//! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
+
+use tokio::sync::watch;
+
+use super::usage::Usage;
+use crate::config::concurrency::OnFailure;
+use crate::kernel::concurrency::Limiter;
+use crate::kernel::coordinator::member::{Applied, Load};
+use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reply, Terms};
+use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+
+/// Heartbeats without a request after which a replica gives up its seat, so that a ceiling nobody
+/// uses costs the store nothing.
+const IDLE: u64 = 10;
+
+/// What a ceiling is to the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// The least ceiling.
+    pub min: u32,
+    /// Where it starts.
+    pub start: u32,
+    /// The largest.
+    pub max: u32,
+    /// How long a request may go on.
+    pub max_duration: Nanos,
+    /// What counts while the store does not answer.
+    pub on_failure: OnFailure,
+}
+
+/// One ceiling, as this replica has it.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(super) struct Leased {
+    pub(super) shared: Shared,
+    law: Law,
+    life: Incarnation,
+    /// None while the ceiling is cold: nothing is held, nothing in flight.
+    member: Option<Member>,
+    leaves: bool,
+    /// That was said.
+    said_so: bool,
+    /// When somebody last came while it had no seat.
+    joined: Nanos,
+    /// It is held by this replica alone from now on, and only its seat is left to be given up.
+    pub(super) local: bool,
+    pub(super) usage: Usage,
+    /// What was last said, and when.
+    said: Option<(Load, Nanos)>,
+    last: Option<Grant>,
+    outage: bool,
+    /// Those who came while it was cold.
+    asked: u64,
+    answers: watch::Sender<()>,
+    fences: u64,
+    handoffs: u64,
+}
+
+/// What is to be done about a ceiling.
+pub(super) enum Speak {
+    /// Nothing.
+    No,
+    /// It is cold: nothing, until somebody comes.
+    Cold,
+    /// Send this.
+    Beat(Law, Heartbeat),
+}
+
+/// One ceiling at one instant, for those who look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The newest grant.
+    pub grant: Option<Grant>,
+    /// The share in force.
+    pub share: Share,
+    /// For how long still.
+    pub left: Nanos,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Permits it would use.
+    pub wanted: Share,
+    /// How often a share was given up because its term was over.
+    pub fences: u64,
+    /// How often the share grew by what another gave up.
+    pub handoffs: u64,
+    /// The store does not answer, and `on_backend_failure` counts.
+    pub outage: bool,
+}
+
+impl Leased {
+    pub(super) fn new(shared: Shared, terms: Terms, now: Nanos) -> Self {
+        Self {
+            shared,
+            law: law(&shared, terms),
+            life: Incarnation(0),
+            member: None,
+            leaves: false,
+            said_so: false,
+            joined: now,
+            local: false,
+            usage: Usage::new(now),
+            said: None,
+            last: None,
+            outage: false,
+            asked: 0,
+            answers: watch::Sender::new(()),
+            fences: 0,
+            handoffs: 0,
+        }
+    }
+
+    /// Goes on under another configuration.
+    pub(super) fn reload(&mut self, shared: Shared, terms: Terms) {
+        (self.shared, self.law) = (shared, law(&shared, terms));
+        if let Some(member) = &mut self.member {
+            member.reload(terms);
+        }
+    }
+
+    /// Takes a new seat.
+    pub(super) fn join(&mut self, now: Nanos, id: MemberId, life: Incarnation) {
+        (self.life, self.joined) = (life, now);
+        self.member = Some(Member::new(id, self.life, self.law.terms));
+        (self.leaves, self.said_so, self.local, self.outage) = (false, false, false, false);
+        (self.said, self.last, self.asked) = (None, None, 0);
+    }
+
+    /// Whether it has a seat that it means to keep.
+    pub(super) const fn is_seated(&self) -> bool {
+        self.member.is_some() && !self.leaves
+    }
+
+    /// Whether nothing was heard yet, so that one who comes does well to wait for the answer.
+    pub(super) const fn is_cold(&self) -> bool {
+        self.member.is_none() || self.leaves || (self.last.is_none() && !self.outage)
+    }
+
+    /// Tells when something is heard.
+    pub(super) fn answers(&mut self) -> watch::Receiver<()> {
+        self.asked = self.asked.saturating_add(1);
+        self.answers.subscribe()
+    }
+
+    /// Gives the seat up.
+    pub(super) const fn part(&mut self) {
+        self.leaves = true;
+    }
+
+    /// Whether a share was in force until now and is over.
+    pub(super) fn fence(&mut self, now: Nanos) -> bool {
+        let fenced = self.member.as_mut().is_some_and(|member| member.fence(now));
+        self.fences = self.fences.saturating_add(u64::from(fenced));
+        fenced
+    }
+
+    /// The life of the store's under which all is that is held here; an error where some is not, or
+    /// may not be.
+    pub(super) fn under(&self, now: Nanos, in_flight: u32) -> Result<Option<Incarnation>, ()> {
+        match self.member.as_ref().and_then(|member| member.under(now)) {
+            Some(life) => Ok(Some(life)),
+            None if in_flight == 0 => Ok(None),
+            None => Err(()),
+        }
+    }
+
+    /// For how long from now something of it may be in use.
+    pub(super) const fn longest(&self) -> Nanos {
+        self.law.terms.longest()
+    }
+
+    /// The next heartbeat, if one is due.
+    pub(super) fn speak(&mut self, now: Nanos, limiter: &Limiter) -> Speak {
+        self.usage.pass(now, limiter.in_flight(), limiter.waiting());
+        let load = self.load(now, limiter);
+        let terms = self.law.terms;
+        let Some(member) = &mut self.member else { return Speak::Cold };
+        let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined)));
+        self.leaves |= idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE) <= idle.0);
+        let since = self.said.map(|(_, at)| now.since(at));
+        let said = if self.leaves {
+            // Again and again until it is heard, but the first time at once.
+            if std::mem::replace(&mut self.said_so, true)
+                && since.is_some_and(|since| since < terms.heartbeat)
+            {
+                return Speak::No;
+            }
+            member.leave(now, load.in_flight)
+        } else {
+            let usual = since.is_some_and(|since| terms.heartbeat <= since);
+            let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
+            let fresh = terms.usable().0 < left.0.saturating_mul(2);
+            let same = self.said.is_some_and(|(said, _)| said == load);
+            if now < member.due(now, &load) || usual && same && fresh {
+                return Speak::No;
+            }
+            member.beat(now, &load)
+        };
+        self.said = Some((load, now));
+        self.usage.spoke(now, &terms);
+        Speak::Beat(self.law, said)
+    }
+
+    /// Takes what became of the heartbeat `said`; the share to put in force, if it is another one.
+    pub(super) fn hear(
+        &mut self,
+        now: Nanos,
+        said: &Heartbeat,
+        reply: Option<&Reply>,
+        alone: Share,
+    ) -> Option<Share> {
+        if said.life != self.life {
+            return None;
+        }
+        let member = self.member.as_mut()?;
+        let share = match reply {
+            Some(Reply::Grant(grant)) => match member.on_grant(now, grant) {
+                Applied::From(before) => {
+                    self.took(before, *grant);
+                    Some(grant.share)
+                }
+                Applied::Late => None,
+            },
+            Some(Reply::Left) => {
+                if said.in_flight == Share(0) && self.leaves {
+                    (self.member, self.last, self.leaves, self.outage) = (None, None, false, false);
+                }
+                None
+            }
+            Some(_) => {
+                member.void();
+                None
+            }
+            None => {
+                member.void();
+                self.fail(now, alone)
+            }
+        };
+        self.answers.send_replace(());
+        share.filter(|_| !self.local && !self.leaves)
+    }
+
+    fn took(&mut self, before: Share, grant: Grant) {
+        let others = self.last.is_some_and(|last| last.share < last.fair);
+        self.handoffs = self.handoffs.saturating_add(u64::from(before < grant.share && others));
+        if before != grant.share {
+            self.usage.allowed(grant.share);
+        }
+        (self.last, self.outage) = (Some(grant), false);
+    }
+
+    /// The share while the store does not answer; none while one is in its term.
+    fn fail(&mut self, now: Nanos, alone: Share) -> Option<Share> {
+        if self.member.as_ref().is_some_and(|member| member.grant(now).is_some()) {
+            return None;
+        }
+        self.outage = true;
+        Some(match self.shared.on_failure {
+            OnFailure::Deny => Share(0),
+            OnFailure::Local => self.last.map_or(alone, |last| last.fair),
+            OnFailure::Allow => Share(u64::MAX),
+        })
+    }
+
+    pub(super) fn shown(&self, now: Nanos, limiter: &Limiter) -> Shown {
+        let member = self.member.as_ref();
+        let grant = member.and_then(|member| member.grant(now)).copied();
+        Shown {
+            grant: grant.or(self.last),
+            share: grant.map_or(Share(0), |grant| grant.share),
+            left: member.and_then(Member::ends_at).map_or(Nanos(0), |ends_at| ends_at.since(now)),
+            in_flight: limiter.in_flight(),
+            wanted: self.said.map_or(Share(0), |(load, _)| load.wanted),
+            fences: self.fences,
+            handoffs: self.handoffs,
+            outage: self.outage,
+        }
+    }
+
+    fn load(&self, now: Nanos, limiter: &Limiter) -> Load {
+        let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting());
+        let least = Share(self.asked.min(u64::from(self.said.is_none()).saturating_mul(u64::MAX)));
+        let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.terms).max(least);
+        let policy = limiter.policy();
+        let vote = (self.shared.min < self.shared.max)
+            .then(|| self.usage.vote(policy.estimate()))
+            .flatten();
+        Load { in_flight: Share(in_flight.into()), wanted, vote }
+    }
+}
+
+/// The law that goes with each heartbeat.
+fn law(shared: &Shared, terms: Terms) -> Law {
+    let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
+    let max = max.min(crate::kernel::coordinator::terms::MOST);
+    let whole = Law::new(terms, min.min(max), start.min(max), max);
+    // What configuration lets through is in order; the least ceiling is what cannot be too much.
+    whole.unwrap_or(Law {
+        terms,
+        min: Share(1),
+        start: Share(1),
+        max: Share(1),
+        aggregate: crate::kernel::coordinator::aggregate::Aggregate::default(),
+        split: crate::kernel::coordinator::split::Split::default(),
+    })
+}

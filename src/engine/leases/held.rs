@@ -1,0 +1,184 @@
+//! What this replica holds of one key, and who waits for more of it.
+//!
+//! Guarantees: what was spent for a question that is not admitted goes back only while no message of
+//! this key was written, settled or given up since, so that the store never lists less than is held.
+//! Leaves out: which key; sending.
+
+use tokio::sync::watch;
+
+use super::Leased;
+use crate::backend::{Cause, Charge, Outcome};
+use crate::kernel::lease::ledger::{Ledger, Spend};
+use crate::kernel::lease::sizer::{self, Size};
+use crate::kernel::lease::{Answer, Borrow, Number, Terms};
+use crate::kernel::rate::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{LeaseEnd, LeasedHits};
+
+/// A key that nobody asked for in so many terms is forgotten.
+const IDLE_TERMS: u64 = 2;
+
+/// What is held of one key.
+#[derive(Debug)]
+pub(super) struct Held {
+    ledger: Ledger,
+    pub(super) charge: Charge,
+    pub(super) terms: Terms,
+    /// The last question.
+    asked: Nanos,
+    /// Rises with whatever changes what the store may list.
+    epoch: u64,
+    /// Whether an answer is awaited.
+    awaits: bool,
+    /// Tells those who wait that a message was settled, or why it was not.
+    settled: watch::Sender<Option<Cause>>,
+}
+
+impl Held {
+    pub(super) fn new(leased: Leased<'_>, now: Nanos) -> Self {
+        let Leased { charge, terms } = leased;
+        Self {
+            ledger: Ledger::new(Size::Learned, terms.term, sizer::most(charge.strategy.most())),
+            charge: charge.clone(),
+            terms,
+            asked: now,
+            epoch: 0,
+            awaits: false,
+            settled: watch::Sender::default(),
+        }
+    }
+
+    /// Whether this is held under `leased`'s numbers.
+    pub(super) fn is_of(&self, leased: Leased<'_>) -> bool {
+        self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
+    }
+
+    pub(super) const fn leased(&self) -> Leased<'_> {
+        Leased { charge: &self.charge, terms: self.terms }
+    }
+
+    /// Counts a question, whatever becomes of it.
+    pub(super) fn count(&mut self, now: Nanos, hits: Hits) {
+        self.asked = now;
+        self.ledger.asked(now, hits);
+    }
+
+    /// The outcome where the ledger knows it.
+    pub(super) fn look(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
+        self.expire(now);
+        let step = match self.ledger.look(now, hits) {
+            Spend::Spent(room) => Step::Admit(room),
+            Spend::Denied { room, .. } if u64::from(self.charge.strategy.most()) < hits.0 => {
+                Step::Never(room)
+            }
+            Spend::Denied { retry_after, room } => Step::Deny { retry_after, room },
+            Spend::Ask => return None,
+        };
+        Some(Outcome::Stepped(step))
+    }
+
+    pub(super) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Puts back hits that were spent in `epoch`.
+    pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
+        if epoch == self.epoch {
+            self.ledger.put_back(now, hits);
+        }
+    }
+
+    pub(super) fn room(&self, now: Nanos) -> Room {
+        self.ledger.room(now)
+    }
+
+    pub(super) fn balance(&self, now: Nanos) -> Hits {
+        self.ledger.balance(now)
+    }
+
+    pub(super) const fn forget_denial(&mut self) {
+        self.ledger.forget_denial();
+    }
+
+    /// The message for more, where it is time to.
+    pub(super) fn ahead(&mut self, now: Nanos, number: impl Fn() -> Number) -> Option<Borrow> {
+        if self.awaits || !self.ledger.is_near_its_end(now) {
+            return None;
+        }
+        let ahead = self.ledger.ahead(now, number());
+        self.wrote(ahead, true)
+    }
+
+    /// The message for a question; none while another is on its way.
+    pub(super) fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
+        self.expire(now);
+        let borrow = self.ledger.borrow(now, number, hits);
+        self.wrote(borrow, true)
+    }
+
+    pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.expire(now);
+        let quiet = now.since(self.asked);
+        let surplus = self.ledger.abandon(now, number, quiet);
+        let surplus = surplus.or_else(|| self.ledger.surplus(now, number));
+        self.wrote(surplus, self.awaits)
+    }
+
+    pub(super) fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.expire(now);
+        let all = self.ledger.give_back(now, number);
+        self.wrote(all, false)
+    }
+
+    /// Takes the answer to message `number`, or that none came and why. Those who wait are told.
+    pub(super) fn settle(
+        &mut self,
+        now: Nanos,
+        number: Number,
+        came: Result<Answer, Option<Cause>>,
+    ) {
+        self.expire(now);
+        let lost = match came {
+            Ok(answer) => {
+                self.ledger.settle(now, &answer);
+                None
+            }
+            Err(cause) => {
+                self.ledger.lost(number);
+                cause
+            }
+        };
+        self.epoch += 1;
+        self.awaits = false;
+        self.settled.send_replace(lost);
+    }
+
+    pub(super) fn wait(&self) -> watch::Receiver<Option<Cause>> {
+        self.settled.subscribe()
+    }
+
+    /// When the last question came; none while an answer is awaited.
+    pub(super) const fn last_asked(&self) -> Option<Nanos> {
+        if self.awaits { None } else { Some(self.asked) }
+    }
+
+    pub(super) fn is_idle(&self, now: Nanos) -> bool {
+        let patience = Nanos(self.terms.term.0.saturating_mul(IDLE_TERMS));
+        !self.awaits && self.balance(now) == Hits(0) && patience < now.since(self.asked)
+    }
+
+    fn wrote(&mut self, message: Option<Borrow>, awaits: bool) -> Option<Borrow> {
+        if message.is_some() {
+            self.epoch += 1;
+            self.awaits = awaits;
+        }
+        message
+    }
+
+    fn expire(&mut self, now: Nanos) {
+        let hits = self.ledger.expire(now);
+        if hits != Hits(0) {
+            LeasedHits { hits, end: LeaseEnd::Expired }.emit();
+        }
+    }
+}

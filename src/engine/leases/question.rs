@@ -1,0 +1,271 @@
+//! The charges of one question of which some are leased.
+//!
+//! Under `each` every leased charge is spent or asked for by itself. Under `all_or_nothing` what is held is
+//! taken first, because it alone can be put back at once; the others, and what is not held, are charged
+//! in the store's one step; and where the question is denied, what was taken is put back.
+//!
+//! Guarantees: a question whose future is dropped puts back what it took; hits that were taken beside
+//! charges that the store did not answer stay taken.
+//! Leaves out: what a failure is answered with (`degrade`).
+
+use std::sync::Arc;
+
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+
+use super::{Held, Leased, Leases, Place};
+use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
+use crate::engine::again::{self, Missing};
+use crate::kernel::decision::{Cost, Group, Standing, Verdict};
+use crate::kernel::lease::Terms;
+use crate::kernel::rate::{Room, Step};
+use crate::kernel::units::{Hits, Nanos};
+
+/// What leases of each charge are granted under; nothing for one that is not leased.
+pub type AllTerms = SmallVec<[Option<Terms>; 2]>;
+
+impl Leases {
+    /// The outcomes where every charge is leased and can be answered here: no call, no wait. Otherwise
+    /// nothing, and nothing was spent.
+    ///
+    /// Must be called within a runtime.
+    pub fn at_once(
+        self: &Arc<Self>,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+    ) -> Option<Outcomes> {
+        if let [charge] = &charges.list[..] {
+            let (leased, hits) = leased(charge, terms.first())?;
+            return Some(SmallVec::from_iter([self.spend(now, leased, hits)?]));
+        }
+        let all: Option<SmallVec<[(Leased<'_>, Hits); 2]>> = charges
+            .list
+            .iter()
+            .zip(terms)
+            .map(|(charge, terms)| leased(charge, Some(terms)))
+            .collect();
+        let (all, mut taken, mut outcomes) = (all?, Taken::of(self), Outcomes::new());
+        for (at, (leased, hits)) in all.iter().enumerate() {
+            outcomes.push(taken.take(at, now, *leased, *hits)?);
+        }
+        for (leased, hits) in all {
+            self.count(now, leased, hits);
+        }
+        taken.settle(charges, &mut outcomes);
+        Some(outcomes)
+    }
+
+    /// Charges what `at_once` does not answer.
+    pub async fn charge(
+        self: &Arc<Self>,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+    ) -> Outcomes {
+        for (charge, _) in charges.list.iter().zip(terms).filter(|(_, terms)| terms.is_some()) {
+            if let Cost::Refund(_) = charge.cost {
+                self.forget_denial(charge);
+            }
+        }
+        match charges.rule {
+            Rule::AllOrNothing { .. } if 1 < charges.list.len() => {
+                self.together(now, charges, terms).await
+            }
+            Rule::Each | Rule::AllOrNothing { .. } => self.each(now, charges, terms).await,
+            Rule::Ask => self.charge_plainly(now, charges).await,
+        }
+    }
+
+    async fn each(
+        self: &Arc<Self>,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+    ) -> Outcomes {
+        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
+        let asked = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
+        let asks =
+            asked.map(|(at, (leased, hits))| async move { (at, self.ask(leased, hits).await) });
+        let rest = async {
+            if plain.charges.list.is_empty() {
+                return Outcomes::new();
+            }
+            self.charge_plainly(now, &plain.charges).await
+        };
+        let mut outcomes = unknown(charges);
+        let (answered, asked) = join(rest, join_all(asks)).await;
+        plain.put(answered, &mut outcomes);
+        for (at, outcome) in asked {
+            outcomes[at] = outcome;
+        }
+        outcomes
+    }
+
+    async fn together(
+        self: &Arc<Self>,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+    ) -> Outcomes {
+        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let (mut taken, mut outcomes) = (Taken::of(self), unknown(charges));
+        let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
+        for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
+        {
+            self.count(now, leased, hits);
+            if let Some(outcome) = taken.take(at, now, leased, hits) {
+                (outcomes[at], is_known[at]) = (outcome, true);
+            }
+        }
+        let rule = rest(charges, &outcomes, &is_known);
+        let missing = Missing::of(charges, |at| !is_known[at], rule);
+        if !missing.charges.list.is_empty() {
+            let answered = self.charge_plainly(now, &missing.charges).await;
+            missing.put(answered, &mut outcomes);
+        }
+        if taken.settle(charges, &mut outcomes) == Verdict::Admit {
+            for (leased, hits) in
+                (0..charges.list.len()).filter(|at| !is_known[*at]).filter_map(leased)
+            {
+                self.stock(now, leased, hits);
+            }
+        }
+        outcomes
+    }
+
+    /// Counts a question where there is a ledger, and borrows ahead where it is time to.
+    fn count(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
+        self.with(leased, |held| held.count(now, hits));
+    }
+
+    /// Borrows in the background for a key that was charged without a lease; for one that nobody asked
+    /// for before, nothing but a ledger is begun.
+    fn stock(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
+        let place = self.place(&leased.charge.key);
+        let mut shard = self.shard(place);
+        if !shard.get(&place).is_some_and(|held| held.is_of(leased)) {
+            self.begin(&mut shard, place, leased, now);
+            if let Some(held) = shard.get_mut(&place) {
+                held.count(now, hits);
+            }
+        } else if let Some(held) = shard.get_mut(&place)
+            && held.balance(now) < hits
+            && let Some(borrow) = held.borrow(now, self.next(), Hits(0))
+        {
+            self.send_later(held, borrow);
+        }
+    }
+
+    fn forget_denial(&self, charge: &Charge) {
+        let place = self.place(&charge.key);
+        if let Some(held) = self.shard(place).get_mut(&place) {
+            held.forget_denial();
+        }
+    }
+
+    fn with<T>(&self, leased: Leased<'_>, act: impl FnOnce(&mut Held) -> T) -> Option<T> {
+        let place = self.place(&leased.charge.key);
+        let mut shard = self.shard(place);
+        shard.get_mut(&place).filter(|held| held.is_of(leased)).map(act)
+    }
+}
+
+/// What a question has taken from balances; put back unless the question is admitted.
+struct Taken<'l> {
+    leases: &'l Arc<Leases>,
+    parts: SmallVec<[Part; 2]>,
+}
+
+/// Hits taken for one charge.
+struct Part {
+    at: usize,
+    place: Place,
+    hits: Hits,
+    epoch: u64,
+}
+
+impl<'l> Taken<'l> {
+    fn of(leases: &'l Arc<Leases>) -> Self {
+        Self { leases, parts: SmallVec::new() }
+    }
+
+    /// What the ledger knows of charge `at`, if anything: its hits are taken where they pass.
+    fn take(&mut self, at: usize, now: Nanos, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
+        let place = self.leases.place(&leased.charge.key);
+        let mut shard = self.leases.shard(place);
+        let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
+        let outcome = held.look(now, hits)?;
+        if !outcome.denies() {
+            self.parts.push(Part { at, place, hits, epoch: held.epoch() });
+        }
+        Some(outcome)
+    }
+
+    /// Keeps what was taken, or puts it back where `outcomes` come to a denial of the whole question; an
+    /// outcome is then what is left without it.
+    fn settle(mut self, charges: &Charges, outcomes: &mut Outcomes) -> Verdict {
+        let now = self.leases.clock.now();
+        if again::denied(charges, outcomes) {
+            for part in std::mem::take(&mut self.parts) {
+                if let Some(room) = part.put_back(self.leases, now) {
+                    outcomes[part.at] = Outcome::Stepped(Step::Admit(room));
+                }
+            }
+            return Verdict::Deny;
+        }
+        for part in std::mem::take(&mut self.parts) {
+            if let Some(held) = self.leases.shard(part.place).get_mut(&part.place) {
+                self.leases.borrow_ahead(held, now);
+            }
+        }
+        Verdict::Admit
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let now = self.leases.clock.now();
+        for part in &self.parts {
+            part.put_back(self.leases, now);
+        }
+    }
+}
+
+impl Part {
+    fn put_back(&self, leases: &Leases, now: Nanos) -> Option<Room> {
+        let mut shard = leases.shard(self.place);
+        let held = shard.get_mut(&self.place)?;
+        held.put_back(now, self.hits, self.epoch);
+        Some(held.room(now))
+    }
+}
+
+/// The counter of a charge and its hits, where it is leased.
+fn leased<'c>(charge: &'c Charge, terms: Option<&Option<Terms>>) -> Option<(Leased<'c>, Hits)> {
+    match (charge.cost, terms) {
+        (Cost::Charge(hits), Some(Some(terms))) => Some((Leased { charge, terms: *terms }, hits)),
+        _ => None,
+    }
+}
+
+/// How the charges that are not known are made: not at all where those that are deny the question.
+fn rest(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> Rule {
+    let Rule::AllOrNothing { quota_for_all, rescued } = charges.rule else { return charges.rule };
+    if again::denied(charges, outcomes) {
+        return Rule::Ask;
+    }
+    let passes = |at: usize| {
+        let Standing { group, shadow } = charges.list[at].standing;
+        let in_quota = group == Group::Quota || quota_for_all && group == Group::Enforced;
+        in_quota && (shadow || !outcomes[at].denies())
+    };
+    let rescued = rescued || (0..is_known.len()).any(|at| is_known[at] && passes(at));
+    Rule::AllOrNothing { quota_for_all, rescued }
+}
+
+/// An outcome for each charge that none has yet: it denies nothing.
+fn unknown(charges: &Charges) -> Outcomes {
+    charges.list.iter().map(|_| Outcome::Failed(Cause::NotUnderstood)).collect()
+}

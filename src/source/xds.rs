@@ -1,0 +1,320 @@
+//! Limits from a management server: Envoy's aggregated discovery service, state of the world.
+//!
+//! Guarantees: each response is all there is, and is answered: taken and acknowledged, or refused with what is wrong
+//! with it while the last good limits stay; limits outlive the stream; a lost server is called again for ever,
+//! with the version last taken.
+//! Leaves out: deltas, warming and expiry, which the reference has none of.
+
+mod backoff;
+mod channel;
+pub mod message;
+mod text;
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient as Client;
+use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+use envoy_types::pb::google::rpc::Status;
+use prost::Message as _;
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
+
+use super::{Load, Published, Refused, Reload, Source, TextFile, Why};
+use crate::config::Config;
+use crate::config::diagnostic::{Diagnostic, Severity};
+use crate::kernel::units::{Nanos, Revision};
+pub use backoff::{Backoff, Bounds};
+pub use channel::{Error, Server, Tls, connect};
+use message::{RateLimitConfig, TYPE_URL};
+
+/// The longest message where nothing else is said, in bytes.
+const MESSAGE: usize = 4 << 20;
+/// How long the server may take to open the stream.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most findings that a refusal tells the server.
+const MOST_TOLD: usize = 20;
+/// Requests that may wait to be sent: one answers each response.
+const WAITING: usize = 4;
+
+/// Whom to ask, as whom.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The server.
+    pub server: Server,
+    /// `node.id`.
+    pub node_id: String,
+    /// `node.metadata`.
+    pub node_metadata: Vec<(String, String)>,
+    /// Headers of the stream.
+    pub headers: Vec<(String, String)>,
+    /// The longest message, in bytes; 0 for 4 MiB.
+    pub max_message: usize,
+    /// How long to wait before calling again.
+    pub backoff: Bounds,
+}
+
+/// Headers that cannot be sent.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{0}` and its text are no header")]
+pub struct BadHeader(String);
+
+/// Calls the server. Returns at once; the first limits come later.
+///
+/// # Errors
+/// A header that cannot be sent.
+pub fn start(
+    options: Options,
+    load: Arc<Load>,
+    now: impl Fn() -> Nanos + Send + Sync + 'static,
+) -> Result<Source, BadHeader> {
+    let headers = headers(&options.headers)?;
+    let (sender, published) = watch::channel(Published::default());
+    let reload = Reload::default();
+    let stream = Xds {
+        node: node(&options),
+        headers,
+        load,
+        sender,
+        now: Box::new(now),
+        taken: String::new(),
+        in_force: None,
+        backoff: Backoff::new(options.backoff),
+        options,
+    };
+    let task = tokio::spawn(stream.run(reload.clone()));
+    Ok(Source { published, reload, task, is_awaited: true })
+}
+
+fn headers(of: &[(String, String)]) -> Result<MetadataMap, BadHeader> {
+    let mut headers = MetadataMap::new();
+    for (name, text) in of {
+        let header = || {
+            let key = MetadataKey::<Ascii>::from_str(&name.to_lowercase()).ok()?;
+            Some((key, MetadataValue::try_from(text).ok()?))
+        };
+        let (key, text) = header().ok_or_else(|| BadHeader(name.clone()))?;
+        headers.insert(key, text);
+    }
+    Ok(headers)
+}
+
+fn node(options: &Options) -> Node {
+    let text = |text: &String| Value { kind: Some(Kind::StringValue(text.clone())) };
+    let fields = options.node_metadata.iter().map(|(name, value)| (name.clone(), text(value)));
+    let metadata = Struct { fields: fields.collect() };
+    let has_any = !metadata.fields.is_empty();
+    Node { id: options.node_id.clone(), metadata: has_any.then_some(metadata), ..Node::default() }
+}
+
+struct Xds {
+    options: Options,
+    node: Node,
+    headers: MetadataMap,
+    load: Arc<Load>,
+    sender: watch::Sender<Published>,
+    now: Box<dyn Fn() -> Nanos + Send + Sync>,
+    /// The version last taken.
+    taken: String,
+    /// Its texts.
+    in_force: Option<Vec<TextFile>>,
+    backoff: Backoff,
+}
+
+/// Why a stream is over.
+#[derive(Debug, thiserror::Error)]
+enum Over {
+    #[error("{0}")]
+    Connection(#[from] channel::Error),
+    #[error("the stream broke: {}", .0.message())]
+    Broke(#[from] tonic::Status),
+    #[error("the stream was not opened in {PATIENCE:?}")]
+    Slow,
+    #[error("the server closed the stream")]
+    Closed,
+}
+
+impl Xds {
+    async fn run(mut self, reload: Reload) {
+        loop {
+            let gone = self.sender.clone();
+            let over = tokio::select! {
+                () = gone.closed() => return,
+                over = self.stream() => over,
+            };
+            let wait = self.backoff.wait();
+            tracing::warn!(error = %over, again_in = ?wait, "no stream from the management server; limits stay as they are");
+            tokio::select! {
+                () = gone.closed() => return,
+                () = sleep(wait) => {}
+                () = reload.asked() => {}
+            }
+        }
+    }
+
+    /// One stream, from its beginning to its end.
+    async fn stream(&mut self) -> Over {
+        match self.talk().await {
+            Ok(()) => Over::Closed,
+            Err(over) => over,
+        }
+    }
+
+    async fn talk(&mut self) -> Result<(), Over> {
+        let channel = channel::connect(&self.options.server).await?;
+        let most = if self.options.max_message == 0 { MESSAGE } else { self.options.max_message };
+        let mut client = Client::new(channel).max_decoding_message_size(most);
+        let (answers, requests) = mpsc::channel(WAITING);
+        // Whatever a former stream brought: its nonces mean nothing here.
+        self.answer(&answers, "", None).await?;
+        let mut request = Request::new(ReceiverStream::new(requests));
+        *request.metadata_mut() = self.headers.clone();
+        let opened = timeout(PATIENCE, client.stream_aggregated_resources(request)).await;
+        let mut responses = opened.map_err(|_| Over::Slow)??.into_inner();
+        while let Some(response) = responses.message().await? {
+            let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
+            let refused = match self.take(response).await {
+                Ok(()) => {
+                    self.taken = version;
+                    self.backoff.reset();
+                    None
+                }
+                Err(why) => {
+                    tracing::error!(
+                        version,
+                        in_force = self.taken,
+                        "limits of the management server are refused: {why}"
+                    );
+                    Some(why)
+                }
+            };
+            self.answer(&answers, &nonce, refused).await?;
+        }
+        Ok(())
+    }
+
+    async fn answer(
+        &self,
+        answers: &mpsc::Sender<DiscoveryRequest>,
+        nonce: &str,
+        refused: Option<String>,
+    ) -> Result<(), Over> {
+        let request = DiscoveryRequest {
+            version_info: self.taken.clone(),
+            node: Some(self.node.clone()),
+            type_url: TYPE_URL.to_owned(),
+            response_nonce: nonce.to_owned(),
+            error_detail: refused.map(|message| Status { message, ..Status::default() }),
+            ..DiscoveryRequest::default()
+        };
+        answers.send(request).await.map_err(|_| Over::Closed)
+    }
+
+    /// Takes a response for all there is.
+    ///
+    /// What is wrong with it otherwise, for the server.
+    async fn take(&mut self, response: DiscoveryResponse) -> Result<(), String> {
+        let configs = decode(&response)?;
+        let texts = configs.iter().map(|config| {
+            let text = text::of(config).map_err(|why| format!("{}: {why}", config.name))?;
+            Ok(TextFile { name: Arc::from(config.name.as_str()), bytes: text.into_bytes() })
+        });
+        let texts: Result<Vec<_>, String> = texts.collect();
+        let texts = match texts {
+            Ok(texts) => texts,
+            Err(why) => {
+                self.refuse(Why::Words(why.clone()));
+                return Err(why);
+            }
+        };
+        if self.in_force.as_ref() == Some(&texts) {
+            let at = (self.now)();
+            self.sender.send_modify(|published| published.status.accept(at));
+            return Ok(());
+        }
+        self.load(texts).await
+    }
+
+    async fn load(&mut self, texts: Vec<TextFile>) -> Result<(), String> {
+        let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
+        let load = Arc::clone(&self.load);
+        let loaded = spawn_blocking(move || ((load)(&texts, revision), texts)).await;
+        let Ok((loaded, texts)) = loaded else {
+            self.refuse(Why::Broke);
+            return Err("the loader broke, which is a defect of this service".to_owned());
+        };
+        match loaded {
+            Ok((mut config, warnings)) => {
+                config.revision = revision;
+                self.accept(config, &warnings, &texts);
+                self.in_force = Some(texts);
+                Ok(())
+            }
+            Err(diagnostics) => {
+                let told = told(&diagnostics);
+                self.refuse(Why::Diagnostics(diagnostics));
+                Err(told)
+            }
+        }
+    }
+
+    fn accept(&self, config: Config, warnings: &[Diagnostic], texts: &[TextFile]) {
+        let (revision, domains) = (config.revision, config.domains.len());
+        tracing::info!(%revision, domains, "limits of the management server are loaded");
+        let at = (self.now)();
+        self.sender.send_modify(|published| {
+            published.config = Some(Arc::new(config));
+            published.status.accept(at);
+            published.status.revision = revision;
+            published.status.files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
+            published.status.warnings = warnings.into();
+        });
+    }
+
+    fn refuse(&self, why: Why) {
+        let refused = Arc::new(Refused { at: (self.now)(), why });
+        self.sender.send_modify(|published| {
+            published.status.refused += 1;
+            published.status.last_error = Some(refused);
+        });
+    }
+}
+
+/// The resources of a response.
+fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> {
+    if response.type_url != TYPE_URL {
+        return Err(format!(
+            "{TYPE_URL} was asked for, and the response is of `{}`",
+            response.type_url
+        ));
+    }
+    let decoded = response.resources.iter().map(|any| {
+        if any.type_url != TYPE_URL {
+            return Err(format!(
+                "{TYPE_URL} was asked for, and a resource is of `{}`",
+                any.type_url
+            ));
+        }
+        RateLimitConfig::decode(&*any.value)
+            .map_err(|error| format!("a resource cannot be read: {error}"))
+    });
+    decoded.collect()
+}
+
+/// What is wrong, for a person who looks at the server.
+fn told(diagnostics: &[Diagnostic]) -> String {
+    let wrong = diagnostics.iter().filter(|one| one.severity() == Severity::Error);
+    let lines = wrong.take(MOST_TOLD).map(|one| {
+        let help = one.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
+        format!("{}: {}{help}", one.place.file, one.message)
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}

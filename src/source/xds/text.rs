@@ -1,0 +1,166 @@
+//! A resource as a file of limits: what the reference writes to both means the same.
+//!
+//! Guarantees: every field becomes the word of its name; what stands under `sluicegate` in a descriptor's metadata
+//! becomes words beside them and is gone from the metadata; such words never take the place of a field.
+//! Leaves out: what the words mean, and whether they do.
+
+use envoy_types::pb::google::protobuf::Struct;
+use envoy_types::pb::google::protobuf::value::Kind;
+use serde_json::{Map, Value, json};
+
+use super::message::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
+
+/// Where our own words stand in a descriptor's metadata.
+const OURS: &str = "sluicegate";
+/// Where, among those of a descriptor of the first level, words of the whole domain stand.
+const DOMAIN: &str = "domain";
+
+/// The text of one domain. JSON, which YAML reads as well.
+///
+/// # Errors
+/// A sentence, where our own words are no words or stand in a field's way.
+pub(super) fn of(config: &RateLimitConfig) -> Result<String, String> {
+    let mut file = Map::new();
+    file.insert("domain".to_owned(), config.domain.clone().into());
+    let mut descriptors = Vec::new();
+    for descriptor in &config.descriptors {
+        let (node, more) = node(descriptor)?;
+        join(&mut file, more)?;
+        descriptors.push(node);
+    }
+    put(&mut file, "descriptors", descriptors.into(), !config.descriptors.is_empty());
+    Ok(Value::Object(file).to_string())
+}
+
+/// A node, and what its words say of the domain.
+fn node(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, Value>), String> {
+    let RateLimitDescriptor { key, value, shadow_mode, detailed_metric, quota_mode, .. } =
+        descriptor;
+    let mut node = Map::new();
+    node.insert("key".to_owned(), key.clone().into());
+    put(&mut node, "value", value.clone().into(), !value.is_empty());
+    for (word, is_on) in [
+        ("shadow_mode", *shadow_mode),
+        ("detailed_metric", *detailed_metric),
+        ("quota_mode", *quota_mode),
+    ] {
+        put(&mut node, word, is_on.into(), is_on);
+    }
+    if let Some(limit) = &descriptor.rate_limit {
+        node.insert("rate_limit".to_owned(), policy(limit));
+    }
+    let mut below = Vec::new();
+    for child in &descriptor.descriptors {
+        let (child, more) = self::node(child)?;
+        if !more.is_empty() {
+            return Err(format!("`{OURS}.{DOMAIN}` stands below the first level"));
+        }
+        below.push(child);
+    }
+    put(&mut node, "descriptors", below.into(), !descriptor.descriptors.is_empty());
+    let mut metadata = descriptor.metadata.as_ref().map(object).unwrap_or_default();
+    let ours = match metadata.remove(OURS) {
+        None => Map::new(),
+        Some(Value::Object(ours)) => ours,
+        Some(_) => {
+            return Err(format!("`{OURS}` of `{key}` must hold words of the limits' language"));
+        }
+    };
+    put(&mut node, "metadata", metadata.clone().into(), !metadata.is_empty());
+    let more = words(&mut node, ours)?;
+    Ok((node.into(), more))
+}
+
+/// Puts our words beside the fields; what they say of the domain is left.
+fn words(
+    node: &mut Map<String, Value>,
+    mut ours: Map<String, Value>,
+) -> Result<Map<String, Value>, String> {
+    let more = match ours.remove(DOMAIN) {
+        None => Map::new(),
+        Some(Value::Object(more)) => more,
+        Some(_) => {
+            return Err(format!("`{OURS}.{DOMAIN}` must hold words of the limits' language"));
+        }
+    };
+    if let Some(limit) = ours.remove("rate_limit") {
+        let Value::Object(limit) = limit else {
+            return Err(format!("`{OURS}.rate_limit` must hold words of the limits' language"));
+        };
+        match node.entry("rate_limit").or_insert_with(|| json!({})) {
+            Value::Object(fields) => join(fields, limit)?,
+            _ => return Err("a limit is no block".to_owned()),
+        }
+    }
+    join(node, ours)?;
+    Ok(more)
+}
+
+/// Adds `words`, none of which may be there. `per` takes the place of a unit, which has no name for none.
+fn join(fields: &mut Map<String, Value>, words: Map<String, Value>) -> Result<(), String> {
+    if words.contains_key("per") && fields.get("unit").is_some_and(|unit| unit == "unknown") {
+        fields.remove("unit");
+    }
+    for (word, value) in words {
+        if fields.contains_key(&word) {
+            return Err(format!(
+                "`{word}` stands under `{OURS}`, and the resource has a field for it"
+            ));
+        }
+        fields.insert(word, value);
+    }
+    Ok(())
+}
+
+fn policy(limit: &RateLimitPolicy) -> Value {
+    let RateLimitPolicy { requests_per_unit, unlimited, name, replaces, .. } = limit;
+    let mut fields = Map::new();
+    let unit = RateLimitUnit::try_from(limit.unit).map(RateLimitUnit::word);
+    let has_unit = !unlimited || limit.unit != 0;
+    put(
+        &mut fields,
+        "unit",
+        unit.map_or_else(|_| limit.unit.to_string().into(), Value::from),
+        has_unit,
+    );
+    put(&mut fields, "requests_per_unit", (*requests_per_unit).into(), !unlimited);
+    put(&mut fields, "unlimited", true.into(), *unlimited);
+    put(&mut fields, "name", name.clone().into(), !name.is_empty());
+    let names: Vec<_> = replaces.iter().map(|other| json!({"name": other.name})).collect();
+    put(&mut fields, "replaces", names.into(), !replaces.is_empty());
+    fields.into()
+}
+
+fn put(fields: &mut Map<String, Value>, word: &str, value: Value, is_there: bool) {
+    if is_there {
+        fields.insert(word.to_owned(), value);
+    }
+}
+
+fn object(of: &Struct) -> Map<String, Value> {
+    of.fields.iter().map(|(name, value)| (name.clone(), self::value(value.kind.as_ref()))).collect()
+}
+
+fn value(kind: Option<&Kind>) -> Value {
+    match kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(value)) => (*value).into(),
+        Some(Kind::NumberValue(number)) => self::number(*number),
+        Some(Kind::StringValue(text)) => text.clone().into(),
+        Some(Kind::StructValue(fields)) => object(fields).into(),
+        Some(Kind::ListValue(list)) => {
+            list.values.iter().map(|value| self::value(value.kind.as_ref())).collect()
+        }
+    }
+}
+
+/// A whole number stays one: our words take no others. What JSON has no number for is its name.
+#[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
+fn number(number: f64) -> Value {
+    /// Up to here every whole number has a float of its own.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    if number.fract() == 0.0 && number.abs() < EXACT {
+        return (number as i64).into();
+    }
+    serde_json::Number::from_f64(number).map_or_else(|| number.to_string().into(), Value::Number)
+}

@@ -1,0 +1,69 @@
+//! What of a name statistics cannot hold.
+
+use std::borrow::Cow;
+
+/// `name` with `_` for colons, pipes, and the dots of IPv4 addresses; all other dots part a name.
+pub(super) fn sound(name: &str) -> Cow<'_, str> {
+    if !name.contains([':', '|']) && !has_address(name.as_bytes()) {
+        return Cow::Borrowed(name);
+    }
+    let mut bytes = name.as_bytes().to_vec();
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b':' | b'|' => bytes[at] = b'_',
+            _ => {
+                if let Some(end) = address(&bytes, at) {
+                    bytes[at..end]
+                        .iter_mut()
+                        .filter(|byte| **byte == b'.')
+                        .for_each(|dot| *dot = b'_');
+                    at = end;
+                    continue;
+                }
+            }
+        }
+        at += 1;
+    }
+    // Only ASCII was replaced, by ASCII.
+    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn has_address(bytes: &[u8]) -> bool {
+    (0..bytes.len()).any(|at| address(bytes, at).is_some())
+}
+
+/// The end of four numbers of one to three digits, with dots between them, that begin at `at`.
+fn address(bytes: &[u8], mut at: usize) -> Option<usize> {
+    for part in 0..4 {
+        let digits = bytes[at..].iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();
+        if digits == 0 {
+            return None;
+        }
+        at += digits;
+        if part < 3 {
+            (bytes.get(at) == Some(&b'.')).then_some(())?;
+            at += 1;
+        }
+    }
+    Some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sound;
+
+    #[test]
+    fn colons_pipes_and_the_dots_of_addresses_give_way() {
+        for (name, wanted) in [
+            ("d.k_v", "d.k_v"),
+            ("d.ip_10.0.0.1", "d.ip_10_0_0_1"),
+            ("d.ip_10.0.0.1.k2", "d.ip_10_0_0_1.k2"),
+            ("d.a:b|c", "d.a_b_c"),
+            ("d.v_1.2.3", "d.v_1.2.3"),
+            ("d.ü:", "d.ü_"),
+        ] {
+            assert_eq!(sound(name), wanted);
+        }
+    }
+}

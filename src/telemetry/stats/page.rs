@@ -1,0 +1,98 @@
+//! The reference's statistics as Prometheus' text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::mapping::{Kind, Mapped, fit};
+use super::timer::Times;
+use super::{Gauge, Sample, Stats};
+
+/// A metric's type and what it holds, by its labels as they are shown.
+type Family = (&'static str, BTreeMap<String, Shown>);
+
+enum Shown {
+    Number(u64),
+    Times(Times),
+}
+
+/// Every statistic that is not zero, mapped. Two that are mapped to one are added up.
+#[must_use]
+pub fn page(stats: &Stats, gauges: &[Gauge]) -> String {
+    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+    stats.each(gauges, |sample| {
+        let (name, kind) = match &sample {
+            Sample::Counter(name, _) => (name, Kind::Counter),
+            Sample::Gauge(name, _) => (name, Kind::Gauge),
+            Sample::Timer(name, _) => (name, Kind::Timer),
+        };
+        let unmapped = || Mapped { name: fit(name), ..Mapped::default() };
+        let mapped = stats.mapping.map(name, kind).unwrap_or_else(unmapped);
+        if !mapped.is_dropped {
+            put(&mut families, &mapped, sample);
+        }
+    });
+    let mut page = String::new();
+    for (name, (kind, series)) in families {
+        // A text takes everything.
+        write_family(&mut page, &name, kind, &series).ok();
+    }
+    page
+}
+
+fn put(families: &mut BTreeMap<String, Family>, mapped: &Mapped, sample: Sample<'_>) {
+    let (kind, shown) = match sample {
+        Sample::Counter(_, count) => ("counter", Shown::Number(count)),
+        Sample::Gauge(_, value) => ("gauge", Shown::Number(value)),
+        Sample::Timer(_, timer) => {
+            let shown = timer.times();
+            if shown.count == 0 {
+                return;
+            }
+            (if shown.buckets.is_empty() { "summary" } else { "histogram" }, Shown::Times(shown))
+        }
+    };
+    let (_, series) = families.entry(mapped.name.clone()).or_insert((kind, BTreeMap::new()));
+    let labels: Vec<_> = mapped
+        .labels
+        .iter()
+        .map(|(label, text)| format!("{label}=\"{}\"", escaped(text)))
+        .collect();
+    match (series.entry(labels.join(",")).or_insert(Shown::Number(0)), shown) {
+        (Shown::Number(sum), Shown::Number(count)) => *sum = sum.wrapping_add(count),
+        (place, shown) => *place = shown,
+    }
+}
+
+fn write_family(
+    page: &mut String,
+    name: &str,
+    kind: &str,
+    series: &BTreeMap<String, Shown>,
+) -> std::fmt::Result {
+    writeln!(page, "# HELP {name} A statistic of envoyproxy/ratelimit's.\n# TYPE {name} {kind}")?;
+    series.iter().try_for_each(|(labels, shown)| match shown {
+        Shown::Number(number) => writeln!(page, "{name}{} {number}", braced(labels)),
+        Shown::Times(times) => write_times(page, name, labels, times),
+    })
+}
+
+fn write_times(page: &mut String, name: &str, labels: &str, times: &Times) -> std::fmt::Result {
+    let comma = if labels.is_empty() { "" } else { "," };
+    for (bound, count) in &times.buckets {
+        writeln!(page, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}")?;
+    }
+    if !times.buckets.is_empty() {
+        writeln!(page, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", times.count)?;
+    }
+    let labels = braced(labels);
+    writeln!(page, "{name}_sum{labels} {}\n{name}_count{labels} {}", times.sum, times.count)
+}
+
+fn braced(labels: &str) -> String {
+    if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
+}
+
+/// A label's text, which may hold anything.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

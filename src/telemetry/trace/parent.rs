@@ -1,0 +1,187 @@
+//! The trace that a caller is in, from the headers it sends.
+//!
+//! Guarantees: headers that are not what they should be are no trace; a caller that says not to sample is heard.
+//! Leaves out: baggage, which nothing here reads.
+
+use opentelemetry::Context;
+use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
+use opentelemetry::trace::{
+    SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState,
+};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+
+/// Looks a header up by its lower-case name.
+pub type Headers<'h> = &'h dyn Fn(&str) -> Option<&'h str>;
+
+/// Whose headers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Propagators {
+    /// W3C: `traceparent`, `tracestate`.
+    pub w3c: bool,
+    /// B3: `b3`, or `x-b3-traceid` and those beside it.
+    pub b3: bool,
+}
+
+impl Propagators {
+    /// What `OTEL_PROPAGATORS` says, both without it; `None` where it names others as well.
+    #[must_use]
+    pub fn read(text: Option<&str>) -> Option<Self> {
+        let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
+            return Some(Self { w3c: true, b3: true });
+        };
+        let mut found = Self { w3c: false, b3: false };
+        for word in text.split(',').map(str::trim) {
+            match word {
+                "tracecontext" => found.w3c = true,
+                "b3" | "b3multi" => found.b3 = true,
+                // Nothing is passed on from here, so that nothing is lost.
+                "baggage" | "none" => {}
+                _ => return None,
+            }
+        }
+        Some(found)
+    }
+}
+
+/// Whose child the question's span is: empty where the caller says nothing, `None` where it says not
+/// to sample and no more.
+pub(super) fn of(propagators: Propagators, headers: Headers<'_>) -> Option<Context> {
+    if propagators.w3c && headers("traceparent").is_some() {
+        return Some(TraceContextPropagator::new().extract(&Asked(headers)));
+    }
+    if !propagators.b3 {
+        return Some(Context::new());
+    }
+    match b3(headers) {
+        B3::Nothing => Some(Context::new()),
+        B3::DoNotSample => None,
+        B3::Trace(parent) => Some(Context::new().with_remote_span_context(parent)),
+    }
+}
+
+struct Asked<'h>(Headers<'h>);
+
+impl Extractor for Asked<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        (self.0)(key)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+
+enum B3 {
+    Nothing,
+    DoNotSample,
+    Trace(SpanContext),
+}
+
+/// Source: openzipkin/b3-propagation, single header and several.
+fn b3(headers: Headers<'_>) -> B3 {
+    if let Some(single) = headers("b3") {
+        let mut parts = single.split('-');
+        return match (parts.next(), parts.next(), parts.next()) {
+            (Some("0"), None, None) => B3::DoNotSample,
+            (Some(trace), Some(span), sampled) => context(trace, span, sampled),
+            _ => B3::Nothing,
+        };
+    }
+    let debug = headers("x-b3-flags").filter(|flags| *flags == "1");
+    let sampled = debug.or_else(|| headers("x-b3-sampled"));
+    match (headers("x-b3-traceid"), headers("x-b3-spanid"), sampled) {
+        (Some(trace), Some(span), sampled) => context(trace, span, sampled),
+        (_, _, Some("0" | "false")) => B3::DoNotSample,
+        _ => B3::Nothing,
+    }
+}
+
+fn context(trace: &str, span: &str, sampled: Option<&str>) -> B3 {
+    let hex = |text: &str, lengths: &[usize]| {
+        lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let (Ok(trace_id), Ok(span_id)) = (TraceId::from_hex(trace), SpanId::from_hex(span)) else {
+        return B3::Nothing;
+    };
+    if !hex(trace, &[16, 32]) || !hex(span, &[16]) {
+        return B3::Nothing;
+    }
+    let flags = match sampled {
+        Some("1" | "d" | "true") => TraceFlags::SAMPLED,
+        _ => TraceFlags::default(),
+    };
+    let parent = SpanContext::new(trace_id, span_id, flags, true, TraceState::default());
+    if parent.is_valid() { B3::Trace(parent) } else { B3::Nothing }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = "80f198ee56343ba864fe8b2a57d3eff7";
+    const SPAN: &str = "e457b5a2e4d86bd1";
+
+    /// The caller's trace, its span, and whether it is sampled.
+    fn parent(sent: &[(&str, &str)]) -> String {
+        let headers = |name: &str| sent.iter().find(|(key, _)| *key == name).map(|(_, v)| *v);
+        let Some(context) = of(Propagators { w3c: true, b3: true }, &headers) else {
+            return "do not sample".to_owned();
+        };
+        let span = context.span().span_context().clone();
+        if span.is_valid() { is(span.trace_id(), span.is_sampled()) } else { "none".to_owned() }
+    }
+
+    fn is(trace: impl std::fmt::Display, sampled: bool) -> String {
+        format!("{trace} {SPAN} {sampled}")
+    }
+
+    #[test]
+    fn the_callers_trace_is_found_in_every_form_of_its_headers() {
+        let w3c = |flags: &str| format!("00-{TRACE}-{SPAN}-{flags}");
+        assert_eq!(parent(&[("traceparent", &w3c("01"))]), is(TRACE, true));
+        assert_eq!(parent(&[("traceparent", &w3c("00"))]), is(TRACE, false));
+        let b3 = |rest: &str| format!("{TRACE}-{SPAN}{rest}");
+        for (rest, sampled) in [("-1", true), ("-d", true), ("-0", false), ("", false)] {
+            assert_eq!(parent(&[("b3", &b3(rest))]), is(TRACE, sampled), "{rest}");
+        }
+        assert_eq!(parent(&[("b3", &b3("-1-05e3ac9a4f6e3b90"))]), is(TRACE, true));
+        let several =
+            [("x-b3-traceid", &TRACE[16..]), ("x-b3-spanid", SPAN), ("x-b3-sampled", "1")];
+        let long = format!("{:0>32}", &TRACE[16..]);
+        assert_eq!(parent(&several), is(long, true));
+        let debug = [("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")];
+        assert_eq!(parent(&debug), is(TRACE, true));
+    }
+
+    #[test]
+    fn who_says_no_more_than_not_to_sample_is_heard() {
+        assert_eq!(parent(&[("b3", "0")]), "do not sample");
+        assert_eq!(parent(&[("x-b3-sampled", "0")]), "do not sample");
+    }
+
+    #[test]
+    fn what_is_no_trace_is_none() {
+        let zero = "0".repeat(32);
+        for sent in [
+            &[][..],
+            &[("traceparent", "00-zz-1-01")],
+            &[("b3", "d")],
+            &[("b3", &format!("{zero}-{SPAN}-1"))],
+            &[("b3", &format!("{TRACE}-+457b5a2e4d86bd1-1"))],
+            &[("b3", &format!("1{TRACE}-{SPAN}-1"))],
+            &[("x-b3-traceid", TRACE)],
+        ] {
+            assert_eq!(parent(sent), "none", "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_propagators_that_are_named_are_read() {
+        let read = |text| Propagators::read(text).map(|found| (found.w3c, found.b3));
+        assert_eq!(read(None), Some((true, true)));
+        assert_eq!(read(Some("tracecontext,baggage")), Some((true, false)));
+        assert_eq!(read(Some("b3multi")), Some((false, true)));
+        assert_eq!(read(Some("none")), Some((false, false)));
+        assert_eq!(read(Some("tracecontext,xray")), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! What was counted in a scenario, by the reference's names, and what Prometheus is shown of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::vectors::Scenario;
+use crate::http1;
+use crate::service::Service;
+
+/// Holds what was counted against what was recorded.
+pub fn counted(scenario: &Scenario, service: &Service) -> Result<(), String> {
+    if let Some(recorded) = &scenario.metrics {
+        let reply = http1::get(service.admin, "/stats", &[]).map_err(|error| error.to_string())?;
+        let stats: Value =
+            serde_json::from_slice(&reply.body).map_err(|error| error.to_string())?;
+        same("metrics", &numbers(recorded), &numbers(&stats["stats"]), is_always_recorded)?;
+    }
+    if let Some(recorded) = &scenario.prometheus {
+        let reply =
+            http1::get(service.metrics, "/metrics", &[]).map_err(|error| error.to_string())?;
+        let is_wanted = |name: &str| {
+            name.starts_with("ratelimit_service_") && !name.contains("_response_time_")
+        };
+        same("prometheus", &numbers(recorded), &series(&reply.text()), is_wanted)?;
+    }
+    Ok(())
+}
+
+/// Loads that succeed and calls are recorded where a scenario is about them.
+fn is_always_recorded(name: &str) -> bool {
+    name.starts_with("ratelimit.service.") && !name.ends_with("config_load_success")
+}
+
+type Numbers = BTreeMap<String, u64>;
+
+fn numbers(of: &Value) -> Numbers {
+    let fields = of.as_object().into_iter().flatten();
+    fields.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect()
+}
+
+fn series(page: &str) -> Numbers {
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+fn same(
+    what: &str,
+    recorded: &Numbers,
+    came: &Numbers,
+    is_wanted: fn(&str) -> bool,
+) -> Result<(), String> {
+    let wrong = recorded.iter().filter(|(name, value)| came.get(*name) != Some(value));
+    let wrong =
+        wrong.map(|(name, value)| format!("{name} is {:?} instead of {value}", came.get(name)));
+    let more = came.iter().filter(|(name, _)| is_wanted(name) && !recorded.contains_key(*name));
+    let more = more.map(|(name, value)| format!("{name} is {value} and not recorded"));
+    let differences: Vec<_> = wrong.chain(more).take(4).collect();
+    if differences.is_empty() { Ok(()) } else { Err(format!("{what}: {}", differences.join("; "))) }
+}

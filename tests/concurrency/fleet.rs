@@ -1,0 +1,326 @@
+//! Ceilings that a fleet shares: the engine's part, over one store in this process and a clock set by
+//! hand.
+
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use sluicegate::backend::heartbeat::{Heard, Round};
+use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::clock::Clock;
+use sluicegate::config;
+use sluicegate::engine::admit::Shown;
+use sluicegate::engine::admit::fleet::{Fleet, Pace};
+use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
+use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
+
+/// A store that can be cut off, and counts its calls.
+#[derive(Debug)]
+struct Store {
+    memory: Memory,
+    is_cut: AtomicBool,
+    calls: AtomicUsize,
+}
+
+impl Store {
+    fn new() -> Arc<Self> {
+        let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
+        let (is_cut, calls) = Default::default();
+        Arc::new(Self { memory, is_cut, calls })
+    }
+}
+
+impl Backend for Store {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        self.memory.charge(now, charges)
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        self.memory.borrow(now, message)
+    }
+
+    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        self.calls.fetch_add(1, Relaxed);
+        if self.is_cut.load(Relaxed) {
+            return Reply::Now(Err(Cause::Unreachable));
+        }
+        self.memory.heartbeat(now, round)
+    }
+}
+
+/// A replica, with what it holds.
+struct Replica {
+    engine: Engine,
+    held: Vec<Permits>,
+}
+
+impl Replica {
+    fn new(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
+        let clock = Clock::manual(Nanos::from_secs(1_000));
+        let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
+        let pace = Pace { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) };
+        let patience = Duration::from_millis(1);
+        let fleet = Arc::new(Fleet::new(membership, clock.now(), pace, patience));
+        let engine = Engine::new(clock, store.clone(), Policy::default());
+        let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
+        replica.publish(ceiling);
+        replica
+    }
+
+    fn publish(&self, ceiling: &str) {
+        let text = format!("domain: d\ndescriptors: [{{key: k, concurrency: {{{ceiling}}}}}]\n");
+        let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+        self.engine.publish(Arc::new(config));
+    }
+
+    /// Asks once, while the replica speaks if it must.
+    fn asks(&mut self) -> bool {
+        block_on(async {
+            let question = question();
+            let mut asked = pin!(self.engine.admit(&question, None));
+            tokio::select! {
+                biased;
+                admitted = &mut asked => admitted.unwrap(),
+                () = self.engine.speak_once() => asked.await.unwrap(),
+            }
+        })
+        .map(|permits| self.held.push(permits))
+        .is_some()
+    }
+
+    /// Takes what there is; how much that was.
+    fn fills(&mut self) -> usize {
+        let before = self.held.len();
+        while self.asks() {}
+        self.held.len() - before
+    }
+
+    fn ends(&mut self, count: usize) {
+        self.held.drain(..count).for_each(|permits| permits.finish(Outcome::Success, None));
+    }
+
+    fn beats(&self) {
+        block_on(self.engine.speak_once());
+    }
+
+    fn passes(&self, by: Nanos) {
+        let Clock::Manual(clock) = self.engine.clock() else { panic!() };
+        clock.advance(by);
+    }
+
+    fn shown(&self) -> Shown {
+        let fleet = self.engine.ceilings().fleet().unwrap();
+        fleet.shown(self.engine.clock(), 1).remove(0).1
+    }
+}
+
+fn question() -> Question<'static> {
+    let entries = [("k", "v")].into_iter().collect();
+    let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
+    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+}
+
+trait Passed {
+    fn map<T>(self, take: impl FnOnce(Permits) -> T) -> Option<T>;
+}
+
+impl Passed for Admitted {
+    fn map<T>(self, take: impl FnOnce(Permits) -> T) -> Option<T> {
+        match self {
+            Self::Decided(answer, permits) if answer.verdict == Verdict::Admit => {
+                Some(take(permits))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+/// All of them a while later, each having spoken.
+fn later(fleet: &[&Replica], by: Nanos) {
+    for replica in fleet {
+        replica.passes(by);
+    }
+    for replica in fleet {
+        replica.beats();
+    }
+}
+
+const HALF: Nanos = Nanos(500 * Nanos::MILLI.0);
+
+#[test]
+fn the_first_who_asks_waits_for_the_share_and_passes() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert!(alone.asks());
+    assert_eq!(store.calls.load(Relaxed), 1);
+    assert_eq!(alone.fills(), 3);
+    assert_eq!(store.calls.load(Relaxed), 1, "no call for a request");
+}
+
+/// Both want all of it; the first has it before the second comes.
+fn come_to_share(fleet: &mut [Replica; 2], ceiling: usize) {
+    assert_eq!((fleet[0].fills(), fleet[1].fills()), (ceiling, 0));
+    for _ in 0..40 {
+        let [a, b] = fleet;
+        a.ends(usize::from(!a.held.is_empty()));
+        later(&[a, b], Nanos(50 * Nanos::MILLI.0));
+        a.fills();
+        b.fills();
+        assert!(a.held.len() + b.held.len() <= ceiling, "{} and {}", a.held.len(), b.held.len());
+    }
+    assert_eq!(fleet.each_ref().map(|replica| replica.held.len()), [ceiling / 2; 2]);
+}
+
+#[test]
+fn two_replicas_never_have_more_in_flight_than_the_ceiling_and_come_to_share_it() {
+    let store = Store::new();
+    let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 8"));
+    come_to_share(&mut fleet, 8);
+    assert!(0 < fleet[1].shown().handoffs);
+}
+
+#[test]
+fn without_an_answer_the_share_ends_before_its_term_and_what_is_in_flight_still_counts() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    assert_eq!(alone.fills(), 4);
+    store.is_cut.store(true, Relaxed);
+    alone.ends(2);
+    alone.passes(Nanos::from_secs(4));
+    alone.beats();
+    assert_eq!(alone.fills(), 2, "in its term");
+    alone.ends(1);
+    alone.passes(Nanos::SECOND);
+    alone.beats();
+    assert_eq!(alone.fills(), 0);
+    assert_eq!((alone.shown().share, alone.shown().fences), (Share(0), 1));
+    assert_eq!(alone.shown().in_flight, 3);
+    store.is_cut.store(false, Relaxed);
+    alone.passes(Nanos::SECOND);
+    alone.beats();
+    assert_eq!(alone.fills(), 1, "back, and never more than the ceiling");
+}
+
+#[test]
+fn after_an_outage_each_ceiling_says_what_one_may_have_in_flight() {
+    for (word, wanted) in [("deny", 0), ("local", 2), ("allow", 4)] {
+        let store = Store::new();
+        let ceiling = format!("limit: 4, on_backend_failure: {word}");
+        let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, &ceiling));
+        come_to_share(&mut fleet, 4);
+        store.is_cut.store(true, Relaxed);
+        for replica in &mut fleet {
+            replica.ends(2);
+            replica.passes(Nanos::from_secs(6));
+            replica.beats();
+            replica.passes(Nanos::SECOND);
+            replica.beats();
+        }
+        let found = fleet.each_mut().map(Replica::fills);
+        assert_eq!(found, [wanted; 2], "{word}");
+        assert!(fleet[0].shown().outage);
+    }
+}
+
+#[test]
+fn who_was_never_told_of_a_share_takes_the_ceiling_by_the_replicas_there_should_be() {
+    let store = Store::new();
+    store.is_cut.store(true, Relaxed);
+    let mut lonely = Replica::new(&store, "a", "limit: 9");
+    assert_eq!(lonely.fills(), 9 / 4);
+}
+
+#[test]
+fn those_who_wait_are_turned_away_when_the_share_ends() {
+    let store = Store::new();
+    let queue = "limit: 1, on_backend_failure: deny, queue: {size: 5, timeout: 1h}";
+    let mut alone = Replica::new(&store, "a", queue);
+    assert!(alone.asks());
+    store.is_cut.store(true, Relaxed);
+    let question = question();
+    let turned_away = block_on(async {
+        let mut waits = pin!(alone.engine.admit(&question, None));
+        tokio::select! {
+            biased;
+            _ = &mut waits => panic!("nobody left"),
+            () = std::future::ready(()) => {}
+        }
+        alone.passes(Nanos::from_secs(5));
+        alone.engine.speak_once().await;
+        matches!(waits.await.unwrap(), Admitted::Rejected(_))
+    });
+    assert!(turned_away);
+}
+
+#[test]
+fn who_leaves_in_order_frees_its_seat_at_once() {
+    let store = Store::new();
+    let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
+    assert_eq!((fleet[0].fills(), fleet[1].fills()), (4, 0));
+    fleet[0].ends(4);
+    block_on(fleet[0].engine.ceilings().leave_fleet(&*store));
+    assert_eq!(fleet[0].fills(), 0);
+    fleet[1].passes(HALF);
+    fleet[1].beats();
+    assert_eq!(fleet[1].fills(), 4);
+}
+
+#[test]
+fn a_ceiling_that_nobody_uses_costs_no_call_after_ten_heartbeats() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert_eq!(alone.fills(), 4);
+    alone.ends(4);
+    for _ in 0..30 {
+        later(&[&alone], HALF);
+    }
+    let calls = store.calls.load(Relaxed);
+    for _ in 0..30 {
+        later(&[&alone], HALF);
+    }
+    assert_eq!(store.calls.load(Relaxed), calls);
+    let mut other = Replica::new(&store, "b", "limit: 4");
+    assert_eq!(other.fills(), 4, "nothing is reserved for the idle");
+    assert_eq!(alone.fills(), 0);
+}
+
+#[test]
+fn a_reload_moves_the_ceiling_and_the_mode() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert_eq!(alone.fills(), 4);
+    alone.publish("limit: 6");
+    assert_eq!(alone.fills(), 0, "not before the store has heard of it");
+    later(&[&alone], Nanos::SECOND);
+    assert_eq!(alone.fills(), 2);
+    alone.publish("limit: 7, mode: local");
+    assert_eq!(alone.fills(), 1);
+    later(&[&alone], Nanos::SECOND);
+    let mut other = Replica::new(&store, "b", "limit: 6");
+    alone.ends(7);
+    for _ in 0..3 {
+        later(&[&alone], Nanos::SECOND);
+    }
+    assert_eq!(other.fills(), 6);
+    alone.publish("limit: 6");
+    assert_eq!(alone.fills(), 0, "shared again");
+}
+
+#[test]
+fn the_same_words_without_a_fleet_are_one_replica_s_own() {
+    let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
+    let engine = Engine::new(Clock::manual(Nanos::SECOND), memory, Policy::default());
+    let mut alone = Replica { engine, held: Vec::new() };
+    alone.publish("limit: 3, mode: leased, max_duration: 1s");
+    assert_eq!(alone.fills(), 3);
+}

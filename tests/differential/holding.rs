@@ -1,0 +1,353 @@
+//! Holds of one counter: what the script holds, keeps and gives back, against the kernel's own.
+
+use std::time::Duration;
+
+use sluicegate::backend::redis::codec::Answer;
+use sluicegate::backend::redis::codec::holding::{Act, Held, pack, read};
+use sluicegate::backend::redis::{CHARGE, HOLD};
+use sluicegate::backend::{Charge, Outcome};
+use sluicegate::kernel::decision::Cost;
+use sluicegate::kernel::lease::counter::Counter;
+use sluicegate::kernel::lease::hold::{Holds, Id};
+use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::limits::{Kind, span};
+use super::model::{Model, charge, expected};
+use super::{PREFIX, answers, call};
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+use crate::support::resp::{Client, Value};
+
+/// Where traces begin; not a boundary of any window.
+const START: Nanos = Nanos(1_763_632_345_678_912_345);
+const END: u64 = 8_900_000_000_000_000_000;
+/// Over the five kinds, 20,000 steps.
+const TRACES: usize = 40;
+const STEPS: usize = 100;
+
+/// What is asked of the store.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Act(Act, Id),
+    /// A question of somebody who holds nothing.
+    Charge,
+}
+
+/// A counter, those who hold some of it, and its store.
+struct World {
+    dice: Dice,
+    now: Nanos,
+    limit: Strategy,
+    term: Duration,
+    model: Model,
+    holds: Holds,
+}
+
+impl World {
+    fn new(kind: Kind, mut dice: Dice) -> Self {
+        let limit = kind.limit(&mut dice, START, None);
+        let micros = (span(&limit).0 / 1_000 / dice.pick(&[2, 20, 200])).clamp(1, 1 << 45);
+        let term = Duration::from_micros(micros);
+        Self { dice, now: START, limit, term, model: Model::default(), holds: Holds::default() }
+    }
+
+    fn wait(&mut self) {
+        let (tick, span) = (self.limit.tick().size().0, span(&self.limit).0);
+        let term = u64::try_from(self.term.as_nanos()).unwrap();
+        let dice = &mut self.dice;
+        let forward = match dice.up_to(14) {
+            0..=4 => 0,
+            5 => tick,
+            6..=9 => dice.up_to(term / 8),
+            10 => dice.up_to(term),
+            11 => term,
+            12 => term.saturating_sub(1_000 * dice.up_to(1)),
+            13 => dice.up_to(span / 4),
+            _ => dice.up_to(span),
+        };
+        self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
+        // Back into a window that was over the model, which forgets what is, could not follow.
+        let has_windows =
+            matches!(self.limit, Strategy::FixedWindow(_) | Strategy::SlidingWindow(_));
+        if !has_windows && self.dice.once_in(40) {
+            let back = self.dice.up_to((span / 8).min(START.0 / 100));
+            self.now = Nanos(self.now.0 - back);
+        }
+    }
+
+    fn asked(&mut self, name: &str) -> (Asked, Charge) {
+        let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
+        let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
+        let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
+        let id = Id(u64::MAX, dice.up_to(8));
+        let asked = match dice.up_to(9) {
+            0..=3 => Asked::Act(Act::Hold(self.term), id),
+            4..=5 => Asked::Act(Act::Keep, id),
+            6..=7 => Asked::Act(Act::GiveBack, id),
+            _ => Asked::Charge,
+        };
+        (asked, charge(name, self.limit, Cost::Charge(Hits(hits))))
+    }
+
+    /// What the kernel says.
+    fn held(&mut self, asked: Asked, charge: &Charge) -> Held {
+        let Cost::Charge(hits) = charge.cost else { unreachable!() };
+        let (holds, now, term) = (&mut self.holds, self.now, self.term);
+        let term = Nanos(u64::try_from(term.as_nanos()).unwrap());
+        let (step, cost) = match asked {
+            Asked::Charge => (self.model.put(&self.limit, now, charge.cost), charge.cost),
+            Asked::Act(Act::Keep, id) => {
+                return if holds.keep(id) { Held::Kept } else { Held::Refused };
+            }
+            Asked::Act(Act::Hold(_), id) => {
+                let hold = |counter: &mut Counter| holds.hold(counter, now, id, hits, term);
+                (self.model.lend(&self.limit, now, hold).unwrap(), charge.cost)
+            }
+            Asked::Act(Act::GiveBack, id) => {
+                let give = |counter: &mut Counter| holds.give_back(counter, now, id);
+                (self.model.lend(&self.limit, now, give), Cost::Charge(Hits(0)))
+            }
+        };
+        Held::Answered(expected(step, cost, now))
+    }
+
+    fn step(&mut self, kind: Kind, name: &str) -> (Asked, Charge, Nanos, Held) {
+        self.wait();
+        if kind == Kind::Calendar || self.dice.once_in(25) {
+            self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
+        }
+        let (asked, charge) = self.asked(name);
+        let held = self.held(asked, &charge);
+        (asked, charge, self.now, held)
+    }
+}
+
+/// A connection that has the scripts.
+struct Holder {
+    client: Client,
+    hold: String,
+    charge: String,
+}
+
+impl Holder {
+    fn new(redis: &Redis) -> Self {
+        let mut client = redis.connect();
+        let [hold, charge] =
+            [HOLD, CHARGE].map(|text| client.call(&["SCRIPT", "LOAD", text]).text());
+        Self { client, hold, charge }
+    }
+
+    fn queue(&mut self, asked: Asked, charge: &Charge, at: Option<Nanos>) {
+        let (sha, keys, args) = match asked {
+            Asked::Act(act, id) => {
+                let packed = pack(charge, id, act, PREFIX, at);
+                (&self.hold, packed.keys.to_vec(), packed.args.to_vec())
+            }
+            Asked::Charge => {
+                let call = call(&[one(charge)], at);
+                (&self.charge, call.keys, call.args)
+            }
+        };
+        let count = keys.len().to_string().into_bytes();
+        let head = [b"EVALSHA".to_vec(), sha.clone().into_bytes(), count];
+        self.client.queue(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
+    }
+
+    fn held(&mut self, asked: Asked, charge: &Charge) -> Held {
+        match (self.client.receive(), asked) {
+            (reply @ Value::Array(_), Asked::Act(act, _)) => {
+                read(charge, act, &reply.ints()).unwrap()
+            }
+            (reply @ Value::Array(_), Asked::Charge) => {
+                Held::Answered(answers(&one(charge), &reply)[0])
+            }
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    fn ask(&mut self, asked: Asked, charge: &Charge, at: Option<Nanos>) -> Held {
+        self.queue(asked, charge, at);
+        self.client.flush();
+        self.held(asked, charge)
+    }
+}
+
+fn one(charge: &Charge) -> sluicegate::backend::Charges {
+    sluicegate::backend::Charges {
+        list: [charge.clone()].into_iter().collect(),
+        ..Default::default()
+    }
+}
+
+fn same_answers(kind: Kind) {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut holder = Holder::new(&redis);
+    let (mut held_or_kept, mut back) = (0, 0);
+    for number in 0..TRACES {
+        let mut world = World::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let name = number.to_string();
+        let trace: Vec<_> = (0..STEPS).map(|_| world.step(kind, &name)).collect();
+        for (asked, charge, now, _) in &trace {
+            holder.queue(*asked, charge, Some(*now));
+        }
+        holder.client.flush();
+        for (step, (asked, charge, now, held)) in trace.iter().enumerate() {
+            let said = holder.held(*asked, charge);
+            assert_eq!(
+                said, *held,
+                "SLUICEGATE_SEED={seed}, {kind:?}, trace {number}, step {step}:\n{:?}\n{asked:?} of \
+                 {:?} at {now}",
+                charge.strategy, charge.cost,
+            );
+            held_or_kept += u32::from(said == Held::Kept);
+            back += u32::from(matches!(asked, Asked::Act(Act::GiveBack, _)));
+        }
+    }
+    assert!(40 < held_or_kept && 100 < back, "{held_or_kept} kept");
+}
+
+fn left(held: Held) -> u64 {
+    match held {
+        Held::Answered(Answer::Outcome(Outcome::Stepped(Step::Admit(room)))) => room.remaining.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An hour of 100, by each strategy.
+fn hours() -> [Charge; 4] {
+    use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+    use sluicegate::kernel::rate::gcra::Gcra;
+    use sluicegate::kernel::rate::sliding_log::SlidingLog;
+    use sluicegate::kernel::rate::sliding_window::SlidingWindow;
+    let hour = Nanos::from_secs(3_600);
+    let limits = [
+        Strategy::Gcra(Gcra::new(100, hour, 100).unwrap()),
+        Strategy::FixedWindow(FixedWindow::new(100, Windows::Every(hour)).unwrap()),
+        Strategy::SlidingWindow(SlidingWindow::new(100, hour).unwrap()),
+        Strategy::SlidingLog(SlidingLog::new(100, hour).unwrap()),
+    ];
+    limits.map(|limit| charge("a", limit, Cost::Charge(Hits(10))))
+}
+
+const TERM: Duration = Duration::from_secs(1);
+
+#[test]
+fn what_nobody_comes_back_for_is_given_back_to_the_next_hold_after_its_term() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    for charge in hours() {
+        holder.client.call(&["FLUSHALL"]);
+        let hold = |number| Asked::Act(Act::Hold(TERM), Id(1, number));
+        assert_eq!(left(holder.ask(hold(1), &charge, Some(START))), 90);
+        let just_before = START.plus(Nanos(999_999_000));
+        assert_eq!(left(holder.ask(hold(2), &charge, Some(just_before))), 80);
+        assert_eq!(left(holder.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
+        assert_eq!(holder.ask(Asked::Act(Act::Keep, Id(1, 1)), &charge, None), Held::Refused);
+    }
+}
+
+#[test]
+fn a_hold_is_made_once_and_ends_once() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    for charge in hours() {
+        holder.client.call(&["FLUSHALL"]);
+        let mut ask = |act, number| {
+            let held = holder.ask(Asked::Act(act, Id(1, number)), &charge, Some(START));
+            if matches!(held, Held::Answered(_)) { Some(left(held)) } else { None }
+        };
+        for _ in 0..3 {
+            assert_eq!(ask(Act::Hold(TERM), 1), Some(90));
+        }
+        assert_eq!(ask(Act::Hold(TERM), 2), Some(80));
+        for _ in 0..3 {
+            assert_eq!(ask(Act::GiveBack, 1), Some(90));
+        }
+        ask(Act::Keep, 2);
+        assert_eq!(ask(Act::GiveBack, 2), Some(90), "what is kept stays");
+    }
+}
+
+#[test]
+fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
+        for charge in hours() {
+            holder.client.call(&["FLUSHALL"]);
+            let hold = Asked::Act(Act::Hold(TERM), Id(1, 1));
+            let key = pack(&charge, Id(1, 1), Act::Keep, PREFIX, None).keys[place].clone();
+            holder.client.call(&[words[0].into(), key.clone(), words[1].into()]);
+            let before = holder.client.call(&[b"DUMP".to_vec(), key.clone()]);
+            assert_eq!(holder.ask(hold, &charge, None), Held::Answered(Answer::Unreadable));
+            assert_eq!(holder.client.call(&[b"DUMP".to_vec(), key]), before);
+            assert_eq!(holder.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
+        }
+    }
+}
+
+#[test]
+fn the_list_expires_with_what_it_could_give_back() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    let [debt, ..] = hours();
+    holder.ask(Asked::Act(Act::Hold(TERM), Id(1, 1)), &debt, None);
+    let list = pack(&debt, Id(1, 1), Act::Keep, PREFIX, None).keys[1].clone();
+    let left = holder.client.call(&[b"PTTL".to_vec(), list]).int();
+    // Ten hits of a hundred an hour drain in six minutes.
+    assert!((355_000..=361_003).contains(&left), "{left}");
+}
+
+#[test]
+fn a_reply_that_the_script_does_not_give_is_refused() {
+    let [debt, ..] = hours();
+    let hold = Act::Hold(TERM);
+    for (act, reply) in [
+        (hold, [0, 90, 0, 7]),
+        (hold, [4, 0, 7, 7]),
+        (hold, [6, 0, 0, 0]),
+        (Act::Keep, [0, 0, 0, 0]),
+        (Act::Keep, [6, 0, 0, 0]),
+        (Act::GiveBack, [0, 100, 0, 0]),
+    ] {
+        assert!(read(&debt, act, &reply).is_ok(), "{act:?} {reply:?}");
+    }
+    for (act, reply) in [
+        (hold, &[0, 90, 0][..]),
+        (hold, &[0, 101, 0, 0]),
+        (hold, &[2, 9, 0, 0]),
+        (hold, &[6, 1, 0, 0]),
+        (Act::Keep, &[0, 90, 0, 7]),
+        (Act::Keep, &[4, 0, 7, 7]),
+        (Act::GiveBack, &[6, 0, 0, 0]),
+        (Act::GiveBack, &[0, -1, 0, 0]),
+    ] {
+        assert!(read(&debt, act, reply).is_err(), "{act:?} {reply:?}");
+    }
+}
+
+#[test]
+fn holds_of_gcra_are_as_the_kernels() {
+    same_answers(Kind::Gcra);
+}
+
+#[test]
+fn holds_of_a_fixed_window_are_as_the_kernels() {
+    same_answers(Kind::Fixed);
+}
+
+#[test]
+fn holds_of_a_calendar_window_are_as_the_kernels() {
+    same_answers(Kind::Calendar);
+}
+
+#[test]
+fn holds_of_a_sliding_window_are_as_the_kernels() {
+    same_answers(Kind::Sliding);
+}
+
+#[test]
+fn holds_of_a_sliding_log_are_as_the_kernels() {
+    same_answers(Kind::Log);
+}

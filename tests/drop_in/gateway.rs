@@ -1,0 +1,131 @@
+//! What Envoy Gateway's Deployment sets and expects.
+
+use sluicegate::edge::grpc::tls::Files;
+use sluicegate::source::xds::message::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+};
+
+use crate::http1;
+use crate::service::Service;
+use crate::support::certificates::Authority;
+use crate::support::process::Process;
+use crate::support::xds::Xds;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+fn limits() -> RateLimitConfig {
+    let limit = RateLimitPolicy {
+        unit: RateLimitUnit::Day.into(),
+        requests_per_unit: 2,
+        ..RateLimitPolicy::default()
+    };
+    let rule = RateLimitDescriptor {
+        key: "rule-0-match-0".to_owned(),
+        value: "rule-0-match-0".to_owned(),
+        rate_limit: Some(limit),
+        ..RateLimitDescriptor::default()
+    };
+    let domain = "default/eg/http".to_owned();
+    RateLimitConfig { name: domain.clone(), domain, descriptors: vec![rule] }
+}
+
+fn ask(service: &Service) -> u16 {
+    let body = br#"{"domain":"default/eg/http","descriptors":[{"entries":
+        [{"key":"rule-0-match-0","value":"rule-0-match-0"}]}]}"#;
+    http1::call(service.http, "POST", "/json", &[], Some(body)).unwrap().status
+}
+
+/// The whole environment: startup, readiness and liveness are all GET /healthcheck on PORT, and none may
+/// fail while there is no Redis. Startup may take 300 s and is satisfied at once; nothing in the process turns health
+/// red later, for which a check on the clock that is never needed would stand a minute.
+#[test]
+fn its_environment_starts_with_limits_and_without_redis_and_every_probe_stays_satisfied() {
+    for_a_day_with_a_minute_left();
+    let authority = Authority::new();
+    let (gateway, own) = (authority.sign(&["envoy-gateway"]), authority.sign(&["envoy-ratelimit"]));
+    let ca = authority.ca();
+    let xds = Xds::start_with_tls(Files {
+        certificate: gateway.certificate.into(),
+        key: gateway.key.into(),
+        client_ca: Some(ca.clone().into()),
+        client_name: None,
+    });
+    xds.tell("1", &[limits()]);
+    // A port that nobody listens on, until a Redis does.
+    let mut redis = Process::redis(&[]);
+    redis.kill();
+    let (server, redis_url) = (xds.address.to_string(), redis.address());
+    let service = Service::start_as_ratelimit(&[
+        ("RUNTIME_ROOT", "/data"),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("LOG_LEVEL", "info"),
+        ("USE_STATSD", "false"),
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &server),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &own.certificate),
+        ("GRPC_SERVER_TLS_KEY", &own.key),
+        ("GRPC_SERVER_TLS_CA_CERT", &ca),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", &own.certificate),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", &own.key),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &ca),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", &redis_url),
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
+    ])
+    .unwrap();
+    let healthy = || http1::get(service.http, "/healthcheck", &[]).unwrap().status;
+    assert_eq!(healthy(), 200);
+    assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+    for _ in 0..50 {
+        assert_eq!((ask(&service), healthy()), (400, 200), "no answer, and no red probe");
+    }
+    redis.start_again();
+    until("Redis is found", || match ask(&service) {
+        200 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    })
+    .unwrap();
+    assert_eq!([ask(&service), ask(&service)], [200, 429]);
+    let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    // What the dashboard's queries select by.
+    for series in [
+        "ratelimit_service_rate_limit_total_hits{domain=\"default/eg/http\",key1=\"rule-0-match-0_rule-0-match-0\"}",
+        "ratelimit_service_rate_limit_over_limit{domain=\"default/eg/http\",",
+        "ratelimit_service_rate_limit_within_limit{domain=\"default/eg/http\",",
+        "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"} ",
+        "ratelimit_service_config_load_success ",
+    ] {
+        assert!(page.contains(series), "{series} is not in\n{page}");
+    }
+}
+
+#[test]
+fn health_follows_redis_where_that_is_asked_for() {
+    let mut redis = Process::redis(&[]);
+    redis.kill();
+    let url = redis.address();
+    let (_root, service) = super::process::start(&[
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", &url),
+        ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true"),
+    ]);
+    let becomes = |wanted: u16| {
+        until("health", || match http1::get(service.http, "/healthcheck", &[]).unwrap().status {
+            status if status == wanted => Ok(()),
+            status => Err(format!("{status}: {}", service.log())),
+        })
+        .unwrap();
+    };
+    becomes(500);
+    redis.start_again();
+    becomes(200);
+    redis.kill();
+    becomes(500);
+}

@@ -1,0 +1,10 @@
+//! Started under the name `ratelimit`: envoyproxy/ratelimit's variables, files, ports and keys.
+
+mod client;
+mod files;
+mod gateway;
+mod process;
+mod stats;
+mod tls;
+mod variables;
+mod xds;

@@ -1,0 +1,280 @@
+//! Statistics under envoyproxy/ratelimit's names: what is counted, sent and shown.
+
+use std::io::Read as _;
+use std::net::{TcpListener, UdpSocket};
+
+use regex::Regex;
+use sluicegate::kernel::units::Nanos;
+use sluicegate::telemetry::stats::mapping::{Kind, Mapping, fit};
+use sluicegate::telemetry::stats::{
+    Dialect, Gauge, Key, Lines, Method, OVERFLOW, Rewrite, Stat, Stats, Verdict, page,
+};
+
+use super::process;
+use crate::http1;
+use crate::waiting::{PATIENCE, until};
+
+fn stats(most: u32) -> Stats {
+    Stats::new(most, Mapping::built_in(false))
+}
+
+/// `hits` to a counter that holds `held` with them, of a limit of ten that is near from beyond eight on.
+fn verdict(hits: u64, held: u64) -> Verdict {
+    Verdict { hits, held, limit: 10, near: 8, is_remembered: false, shadow: false }
+}
+
+/// Three questions of seven hits each, a limit of ten: reference §6.2's worked example, and a call.
+fn worked(stats: &Stats) {
+    let rule = stats.rule(Key::Written("d.k"));
+    for held in [7, 14, 21] {
+        rule.hits(7);
+        rule.verdict(verdict(7, held));
+    }
+    stats.called(Method::ShouldRateLimit, Nanos(7_900_000));
+}
+
+fn lines(of: &mut Lines, stats: &Stats) -> Vec<String> {
+    let gauges = [Gauge { name: "ratelimit.redis_pool.cx_active", value: 1 }];
+    let mut lines = of.next(stats, &gauges);
+    lines.sort_unstable();
+    lines
+}
+
+const WORKED: [&str; 7] = [
+    "ratelimit.redis_pool.cx_active:1|g",
+    "ratelimit.service.rate_limit.d.k.near_limit:2|c",
+    "ratelimit.service.rate_limit.d.k.over_limit:11|c",
+    "ratelimit.service.rate_limit.d.k.total_hits:21|c",
+    "ratelimit.service.rate_limit.d.k.within_limit:7|c",
+    "ratelimit_server.ShouldRateLimit.response_time:7|ms",
+    "ratelimit_server.ShouldRateLimit.total_requests:1|c",
+];
+
+#[test]
+fn a_line_for_each_statistic_says_what_it_grew_by() {
+    let (stats, mut lines_of) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
+    worked(&stats);
+    assert_eq!(lines(&mut lines_of, &stats), WORKED);
+    assert_eq!(lines(&mut lines_of, &stats), [WORKED[0]], "nothing grew");
+    stats.add(Stat::RedisError, 2);
+    let error = "ratelimit.service.call.should_rate_limit.redis_error:2|c";
+    assert_eq!(lines(&mut lines_of, &stats), [WORKED[0], error]);
+}
+
+#[test]
+fn tags_stand_in_the_name_for_statsd_and_beside_it_for_dogstatsd() {
+    let tags = [("env", "prod"), ("az", "eu:1.a")].map(|(n, t)| (n.to_owned(), t.to_owned()));
+    let (stats, name) = (stats(10), "ratelimit.service.rate_limit.d.k.total_hits");
+    stats.rule(Key::Written("d.k")).hits(1);
+    let mut plain = Lines::new(Dialect::Statsd, &tags, Vec::new());
+    assert_eq!(plain.next(&stats, &[]), [format!("{name}.__az=eu_1_a.__env=prod:1|c")]);
+    let rewrite = Rewrite {
+        pattern: Regex::new(r"^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)$").unwrap(),
+        name: "ratelimit.$3".to_owned(),
+        tags: vec![
+            ("domain".to_owned(), "$1".to_owned()),
+            ("key".to_owned(), "${2}-$9".to_owned()),
+        ],
+    };
+    let mut dog = Lines::new(Dialect::Dogstatsd, &tags, vec![rewrite]);
+    let wanted = "ratelimit.total_hits:1|c|#az:eu_1_a,env:prod,domain:d,key:k-$9";
+    assert_eq!(dog.next(&stats, &[]), [wanted]);
+    let mut log = Lines::new(Dialect::Log, &[], Vec::new());
+    let line: serde_json::Value = serde_json::from_str(&log.next(&stats, &[])[0]).unwrap();
+    assert_eq!(line["json"]["name"], name);
+    assert_eq!(line["json"]["value"], "1.000000");
+}
+
+#[test]
+fn the_page_is_golden() {
+    let stats = stats(10);
+    worked(&stats);
+    let two = stats.rule(Key::Written("d.a_x.b.c"));
+    two.hits(3);
+    two.verdict(Verdict { is_remembered: true, ..verdict(3, 11) });
+    stats.add(Stat::ServiceError, 4);
+    stats.add(Stat::ConfigLoadSuccess, 1);
+    stats.unknown_domain("no dom", 2);
+    let gauges = [Gauge { name: "ratelimit.redis_pool.cx_active", value: 1 }];
+    let golden = include_str!("../golden/reference_metrics.txt");
+    assert_eq!(page(&stats, &gauges), golden);
+}
+
+#[test]
+fn times_are_seconds_unless_milliseconds_are_asked_for() {
+    let stats = Stats::new(1, Mapping::built_in(true));
+    stats.called(Method::ShouldRateLimit, Nanos(7_900_000));
+    let page = page(&stats, &[]);
+    assert!(page.contains(
+        "ratelimit_service_response_time_seconds_sum{grpc_method=\"ShouldRateLimit\"} 7\n"
+    ));
+    assert!(page.contains("le=\"5\"} 0\n") && page.contains("le=\"10\"} 1\n"), "{page}");
+}
+
+#[test]
+fn names_are_bounded_and_what_comes_then_is_counted_together() {
+    let stats = stats(3);
+    for nth in 0..1_000 {
+        stats.rule(Key::Made(&format!("d.user_{nth}"))).hits(1);
+        stats.unknown_domain(&format!("domain {nth}"), 1);
+    }
+    // A file's own rules have room of their own.
+    stats.rule(Key::Written("d.k")).hits(5);
+    let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    lines.sort_unstable();
+    assert_eq!(lines.len(), 3 + 1 + 3 + 1 + 1, "{lines:?}");
+    let overflow = format!("ratelimit.service.rate_limit.{OVERFLOW}.{OVERFLOW}.total_hits:997|c");
+    assert!(lines.contains(&overflow), "{lines:?}");
+    let unknown = format!("ratelimit.service.rate_limit.{OVERFLOW}.domain_not_found:997|c");
+    assert!(lines.contains(&unknown), "{lines:?}");
+    let total: u64 =
+        lines.iter().filter(|line| line.contains("total_hits")).map(|line| value(line)).sum();
+    assert_eq!(total, 1_005, "no hit is lost");
+}
+
+fn value(line: &str) -> u64 {
+    line.rsplit(':').next().unwrap().split('|').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn two_keys_that_statistics_cannot_tell_apart_are_one() {
+    let stats = stats(10);
+    stats.rule(Key::Made("d.k_a:b")).hits(1);
+    stats.rule(Key::Made("d.k_a|b")).hits(2);
+    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    assert_eq!(lines, ["ratelimit.service.rate_limit.d.k_a_b.total_hits:3|c"]);
+}
+
+#[test]
+fn the_amounts_are_the_references() {
+    // Hits, what is held with them, and near, over and within of it. Source: reference §6.2.
+    for (hits, held, near, over, within) in [
+        (1, 8, 0, 0, 1),
+        (1, 9, 1, 0, 1),
+        (1, 10, 1, 0, 1),
+        (2, 9, 1, 0, 2),
+        (1, 11, 0, 1, 0),
+        (5, 13, 2, 3, 0),
+        (3, 12, 1, 2, 0),
+        (30, 30, 2, 20, 0),
+        (0, 10, 0, 0, 0),
+    ] {
+        let stats = stats(1);
+        stats.rule(Key::Written("d.k")).verdict(verdict(hits, held));
+        let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+        let of = |name: &str| {
+            let line = lines.iter().find(|line| line.contains(&format!(".k.{name}:")));
+            line.map_or(0, |line| value(line))
+        };
+        let counted = [of("near_limit"), of("over_limit"), of("within_limit")];
+        assert_eq!(counted, [near, over, within], "{hits} hits, {held} held");
+    }
+}
+
+#[test]
+fn a_mapping_of_ones_own_rules() {
+    let text = "\
+defaults: {observer_type: histogram, histogram_options: {buckets: [1, 2]}}
+mappings:
+- {match: 'a\\.(.*)', match_type: regex, name: late}
+- {match: a.*.c, name: 'x_$1', labels: {part: '${1}!'}}
+- {match: drop.*, action: drop}
+- {match: t.*, match_metric_type: timer, name: timed, scale: 0.5}
+";
+    let mapping = Mapping::read(text).unwrap();
+    let counter = |name: &str| mapping.map(name, Kind::Counter);
+    let mapped = counter("a.b-1.c").unwrap();
+    assert_eq!((mapped.name.as_str(), mapped.labels["part"].as_str()), ("x_b_1", "b-1!"));
+    assert_eq!(
+        counter("a.b").unwrap().name,
+        "late",
+        "expressions after patterns, whatever their order"
+    );
+    assert!(counter("drop.it").unwrap().is_dropped);
+    assert!(counter("t.it").is_none() && counter("other").is_none());
+    assert_eq!(mapping.map("t.it", Kind::Timer).unwrap().buckets, [1.0, 2.0]);
+    assert_eq!(fit("9 lives.ü"), "_9_lives__");
+    for wrong in
+        ["mappings: [{match: a}]", "mappings: [{match: '(', match_type: regex, name: n}]", "x: ["]
+    {
+        assert!(Mapping::read(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn statistics_arrive_as_datagrams() {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let port = socket.local_addr().unwrap().port().to_string();
+    let (_root, service) = process::start(&[
+        ("USE_STATSD", "true"),
+        ("STATSD_HOST", "127.0.0.1"),
+        ("STATSD_PORT", &port),
+        ("STATSD_PROTOCOL", "udp"),
+        ("STATS_FLUSH_INTERVAL", "20ms"),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ]);
+    assert_eq!(process::ask(&service), 200);
+    let mut heard = String::new();
+    until("the statistics", || {
+        let mut datagram = [0; 2_000];
+        let length = socket.recv(&mut datagram).map_err(|error| error.to_string())?;
+        assert!(length <= 1_432, "{length}");
+        heard.push_str(&String::from_utf8_lossy(&datagram[..length]));
+        heard.push('\n');
+        let hit = "ratelimit.service.rate_limit.d.k.total_hits:1|c\n";
+        if heard.contains(hit) { Ok(()) } else { Err(heard.clone()) }
+    })
+    .unwrap();
+    assert!(heard.contains("ratelimit.service.config_load_success:1|c\n"), "{heard}");
+}
+
+#[test]
+fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
+    // Nobody listens there at first.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = port.to_string();
+    let (_root, service) = process::start(&[
+        ("USE_STATSD", "true"),
+        ("STATSD_HOST", "127.0.0.1"),
+        ("STATSD_PORT", &text),
+        ("STATS_FLUSH_INTERVAL", "20ms"),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ]);
+    assert_eq!(process::ask(&service), 200);
+    until("it is cut off", || match service.log() {
+        log if log.contains("statistics cannot be sent") => Ok(()),
+        log => Err(log),
+    })
+    .unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut heard, mut bytes) = (String::new(), [0; 4_096]);
+    while !heard.contains("ratelimit.service.rate_limit.d.k.within_limit:1|c\n") {
+        let length = stream.read(&mut bytes).unwrap();
+        assert!(0 < length, "{heard}");
+        heard.push_str(&String::from_utf8_lossy(&bytes[..length]));
+    }
+}
+
+#[test]
+fn prometheus_is_shown_both_the_references_metrics_and_ours_at_its_own_path() {
+    let (_root, service) = process::start(&[
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_PATH", "/m"),
+        ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/no-such-file.yaml"),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ]);
+    assert_eq!(process::ask(&service), 200);
+    let page = http1::get(service.metrics, "/m", &[]).unwrap().text();
+    assert!(
+        page.contains("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"k\"} 1\n"),
+        "{page}"
+    );
+    assert!(page.contains("sluicegate_questions_answered_total{verdict=\"admit\"} 1\n"), "{page}");
+    assert!(service.log().contains("the built-in one is taken"));
+    for path in ["/metrics", "/debug/pprof/", "/debug/vars"] {
+        assert_eq!(http1::get(service.metrics, path, &[]).unwrap().status, 404, "{path}");
+    }
+}

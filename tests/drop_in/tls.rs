@@ -1,0 +1,224 @@
+//! TLS of the gRPC port, its Unix socket, and how long its connections last.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use hyper_util::rt::TokioIo;
+use sluicegate::source::xds::{Server, Tls, connect};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::process;
+use crate::service::Service;
+use crate::support::certificates::{Authority, Files};
+use crate::waiting::{PATIENCE, until};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// An empty question, which every service that is reached refuses with code 2.
+async fn is_reached(channel: Channel) -> Result<(), String> {
+    let mut client = RateLimitServiceClient::new(channel);
+    let asked = client.should_rate_limit(RateLimitRequest::default());
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Err(status))
+            if status.code() == tonic::Code::Unknown && status.message().contains("domain") =>
+        {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    }
+}
+
+fn call(service: &Service, ca: &str, name: &str, identity: Option<&Files>) -> Result<(), String> {
+    let identity =
+        identity.map(|files| (files.certificate.clone().into(), files.key.clone().into()));
+    let tls = Tls { ca: Some(ca.into()), identity, server_name: Some(name.to_owned()) };
+    let server = Server { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
+    runtime().block_on(async {
+        let channel = connect(&server).await.map_err(|error| error.to_string())?;
+        is_reached(channel).await
+    })
+}
+
+/// The service with the pair in `directory`.
+fn start(directory: &Path, more: &[(&str, &str)]) -> (tempfile::TempDir, Service) {
+    let [certificate, key] =
+        ["tls.crt", "tls.key"].map(|name| directory.join(name).display().to_string());
+    let variables = [
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &*certificate),
+        ("GRPC_SERVER_TLS_KEY", &*key),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ];
+    process::start(&[&variables, more].concat())
+}
+
+fn put(directory: &Path, file: &str, from: &str) {
+    // As Kubernetes does: another file takes the place of the one before.
+    let prepared = directory.join("prepared");
+    fs::copy(from, &prepared).unwrap();
+    fs::rename(prepared, directory.join(file)).unwrap();
+}
+
+#[test]
+fn a_pair_that_is_replaced_is_shown_to_the_next_client_and_a_half_of_one_never() {
+    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let (one, two) = (authority.sign(&["one.test"]), authority.sign(&["two.test"]));
+    put(directory.path(), "tls.crt", &one.certificate);
+    put(directory.path(), "tls.key", &one.key);
+    // As Envoy Gateway sets it: no certificate is asked of clients because of it.
+    let (_root, service) = start(directory.path(), &[("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt")]);
+    let ca = authority.ca();
+    call(&service, &ca, "one.test", None).unwrap();
+    assert!(call(&service, &ca, "two.test", None).is_err());
+    put(directory.path(), "tls.crt", &two.certificate);
+    call(&service, &ca, "one.test", None).expect("the old pair, while the new one is half there");
+    put(directory.path(), "tls.key", &two.key);
+    call(&service, &ca, "two.test", None).unwrap();
+    assert!(call(&service, &ca, "one.test", None).is_err());
+    fs::write(directory.path().join("tls.crt"), "no certificate").unwrap();
+    call(&service, &ca, "two.test", None).expect("the last good pair");
+    assert!(service.log().contains("does not fit; the last good one stays"), "{}", service.log());
+}
+
+#[test]
+fn only_the_named_authoritys_clients_of_the_right_name_are_let_in() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let directory = tempfile::tempdir().unwrap();
+    let own = authority.sign(&["own.test"]);
+    put(directory.path(), "tls.crt", &own.certificate);
+    put(directory.path(), "tls.key", &own.key);
+    let ca = authority.ca();
+    let known = ("GRPC_CLIENT_TLS_CACERT", &*ca);
+    let (good, wrong) = (authority.sign(&["envoy.test"]), authority.sign(&["nginx.test"]));
+    let stranger = other.sign(&["envoy.test"]);
+    let ask =
+        |service: &Service, files: Option<&Files>| call(service, &ca, "own.test", files).is_ok();
+    let (_root, any) = start(directory.path(), &[known]);
+    assert_eq!(
+        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| ask(&any, files)),
+        [false, true, true, false]
+    );
+    let (_root, named) = start(directory.path(), &[known, ("GRPC_CLIENT_TLS_SAN", "envoy.test")]);
+    assert_eq!(
+        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| ask(&named, files)),
+        [false, true, false, false]
+    );
+}
+
+#[test]
+fn a_pair_that_does_not_fit_ends_the_start_with_2_and_a_sentence() {
+    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let (one, two) = (authority.sign(&["one.test"]), authority.sign(&["two.test"]));
+    put(directory.path(), "tls.crt", &one.certificate);
+    put(directory.path(), "tls.key", &two.key);
+    let [certificate, key] =
+        ["tls.crt", "tls.key"].map(|name| directory.path().join(name).display().to_string());
+    let (code, said) = process::refused(&[
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &certificate),
+        ("GRPC_SERVER_TLS_KEY", &key),
+        ("RUNTIME_ROOT", "/"),
+        ("RUNTIME_SUBDIRECTORY", "no-such"),
+    ]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("tls.crt"), "{said}");
+}
+
+#[test]
+fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("rl.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    assert!(socket.exists(), "left behind");
+    let text = socket.display().to_string();
+    let variables =
+        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let (_root, mut service) = process::start(&variables);
+    let path = socket.clone();
+    runtime()
+        .block_on(async {
+            let connector = tower_fn(path);
+            let channel =
+                Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+            is_reached(channel.unwrap()).await
+        })
+        .unwrap();
+    service.terminate();
+    assert_eq!(service.ended().unwrap().code(), Some(0));
+    assert!(!socket.exists(), "it goes with its listener");
+}
+
+/// Connects to a socket whatever it is asked for.
+fn tower_fn(path: std::path::PathBuf) -> Unix {
+    Unix(path)
+}
+
+#[derive(Clone)]
+struct Unix(std::path::PathBuf);
+
+impl tonic::codegen::Service<tonic::codegen::http::Uri> for Unix {
+    type Response = TokioIo<UnixStream>;
+    type Error = std::io::Error;
+    type Future = std::pin::Pin<Box<dyn Future<Output = std::io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(
+        &mut self,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: tonic::codegen::http::Uri) -> Self::Future {
+        let path = self.0.clone();
+        Box::pin(async move { Ok(TokioIo::new(UnixStream::connect(path).await?)) })
+    }
+}
+
+#[test]
+fn a_connection_is_told_to_go_at_its_age_and_closed_after_its_grace() {
+    let variables = [
+        ("GRPC_MAX_CONNECTION_AGE", "50ms"),
+        ("GRPC_MAX_CONNECTION_AGE_GRACE", "50ms"),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ];
+    let (_root, service) = process::start(&variables);
+    // A client that heeds nothing: the preface and empty settings of HTTP/2, and then silence.
+    let mut stream = std::net::TcpStream::connect(service.grpc).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut heard = Vec::new();
+    // To the end: what does not come in time is an error.
+    match stream.read_to_end(&mut heard) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    assert!(frames(&heard).contains(&7), "no GOAWAY among {:?}", frames(&heard));
+    // New ones are taken all the same.
+    let again = || {
+        let runtime = runtime();
+        runtime.block_on(async {
+            let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+            let channel = endpoint.connect_timeout(Duration::from_secs(5)).connect().await;
+            is_reached(channel.map_err(|error| error.to_string())?).await
+        })
+    };
+    until("an answer", again).unwrap();
+}
+
+/// The types of the frames of HTTP/2.
+fn frames(mut bytes: &[u8]) -> Vec<u8> {
+    let mut types = Vec::new();
+    while let [a, b, c, kind, rest @ ..] = bytes {
+        types.push(*kind);
+        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+        bytes = rest.get(5 + length..).unwrap_or_default();
+    }
+    types
+}

@@ -1,0 +1,448 @@
+//! Every variable of the reference: what it comes to, or the sentence that is said of it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sluicegate::cli::ratelimit::parse::{Kind, Parsed, parse};
+use sluicegate::cli::ratelimit::table::{Means, TABLE};
+use sluicegate::cli::ratelimit::{Read, read};
+use sluicegate::config::settings::{Doors, Loaded, read as settle, table};
+
+/// What a variable comes to.
+enum Effect {
+    /// The setting is shown so.
+    Is(&'static str, &'static str),
+    /// A line says this.
+    Says(&'static str),
+    /// The process does not start, and says this.
+    Stops(&'static str),
+}
+
+use Effect::{Is, Says, Stops};
+
+/// A variable, its text, the other variables that it needs, and what it comes to.
+type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)], Effect);
+
+type Variables = &'static [(&'static str, &'static str)];
+
+const TLS: Variables = &[
+    ("GRPC_SERVER_USE_TLS", "true"),
+    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
+    ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
+];
+const MUTUAL: Variables = &[TLS[0], TLS[1], TLS[2], ("GRPC_CLIENT_TLS_CACERT", "/certs/ca.crt")];
+const XDS: Variables = &[("CONFIG_TYPE", "GRPC_XDS_SOTW")];
+const XDS_TLS: Variables = &[XDS[0], ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true")];
+const XDS_PAIR: Variables = &[
+    XDS_TLS[0],
+    XDS_TLS[1],
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/c"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k"),
+];
+const TREE: Variables = &[("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
+const TCP: Variables = &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "h:1")];
+const REDIS_TLS: Variables = &[TCP[0], TCP[1], ("REDIS_TLS", "true")];
+const REDIS_PAIR: Variables = &[
+    TCP[0],
+    TCP[1],
+    ("REDIS_TLS", "true"),
+    ("REDIS_TLS_CLIENT_CERT", "/c"),
+    ("REDIS_TLS_CLIENT_KEY", "/k"),
+];
+const SENTINELS: Variables = &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", "main,h:1,i:2")];
+const SECOND: Variables = &[
+    ("REDIS_PERSECOND", "true"),
+    ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
+    ("REDIS_PERSECOND_URL", "h:1"),
+];
+const SECOND_SENTINELS: Variables = &[
+    ("REDIS_PERSECOND", "true"),
+    ("REDIS_PERSECOND_TYPE", "sentinel"),
+    ("REDIS_PERSECOND_URL", "main,h:1"),
+];
+const PROMETHEUS: Variables = &[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true")];
+const DOG: Variables = &[("USE_STATSD", "false"), ("USE_DOG_STATSD", "true")];
+const MOGRIFIED: Variables = &[
+    DOG[0],
+    DOG[1],
+    ("DOG_STATSD_MOGRIFIER_A_PATTERN", "^a\\.(.*)"),
+    ("DOG_STATSD_MOGRIFIER_A_NAME", "b"),
+    ("DOG_STATSD_MOGRIFIER_A_TAGS", "t:$1"),
+];
+
+const CASES: &[Case] = &[
+    ("HOST", "127.0.0.2", &[], Is("http_host", "\"127.0.0.2\"")),
+    ("HOST", "localhost", &[], Is("http_host", "\"127.0.0.1\"")),
+    ("HOST", "", &[], Is("http_host", "\"0.0.0.0\"")),
+    ("PORT", "0x50", &[], Is("http_port", "80")),
+    ("PORT", "", &[], Stops("PORT takes a whole number")),
+    ("PORT", "70000", &[], Stops("a port from 0 to 65535")),
+    ("PORT", "tcp://10.0.0.1:80", &[], Stops("enableServiceLinks")),
+    ("GRPC_HOST", "::1", &[], Is("grpc_host", "\"::1\"")),
+    ("GRPC_PORT", "18081", &[], Is("grpc_port", "18081")),
+    ("GRPC_UDS", "/run/rl.sock", &[], Is("grpc_socket", "\"/run/rl.sock\"")),
+    ("DEBUG_HOST", "127.0.0.1", &[], Is("admin_host", "\"127.0.0.1\"")),
+    ("DEBUG_PORT", "16070", &[], Is("admin_port", "16070")),
+    ("GRPC_MAX_CONNECTION_AGE", "1m", &[], Is("grpc_max_age", "1m")),
+    ("GRPC_MAX_CONNECTION_AGE", "10", &[], Stops("a duration with its unit")),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", "1.5s", &[], Is("grpc_max_age_grace", "1500ms")),
+    ("GRPC_SERVER_USE_TLS", "true", TLS, Is("grpc_tls_cert_file", "\"/certs/tls.crt\"")),
+    ("GRPC_SERVER_USE_TLS", "true", &[], Stops("GRPC_SERVER_TLS_CERT must name a file")),
+    ("GRPC_SERVER_USE_TLS", "yes", &[], Stops("takes true or false")),
+    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt", TLS, Is("grpc_tls_cert_file", "\"/certs/tls.crt\"")),
+    ("GRPC_SERVER_TLS_CERT", "/c", &[], Says("plain text")),
+    (
+        "GRPC_SERVER_TLS_KEY",
+        "/certs/other.key",
+        TLS,
+        Is("grpc_tls_key_file", "\"/certs/other.key\""),
+    ),
+    ("GRPC_SERVER_TLS_KEY", "/elsewhere/tls.key", TLS, Stops("in the directory of")),
+    ("GRPC_CLIENT_TLS_CACERT", "/ca", TLS, Is("grpc_tls_client_ca_file", "\"/ca\"")),
+    ("GRPC_CLIENT_TLS_SAN", "envoy.test", MUTUAL, Is("grpc_tls_client_name", "\"envoy.test\"")),
+    ("GRPC_CLIENT_TLS_SAN", "envoy.test", TLS, Says("clients need no certificate")),
+    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt", TLS, Is("grpc_tls_client_ca_file", "\"\"")),
+    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt", TLS, Says("does not read it")),
+    ("LOG_LEVEL", "Warning", &[], Is("log_level", "warn")),
+    ("LOG_LEVEL", "panic", &[], Is("log_level", "error")),
+    ("LOG_LEVEL", "", &[], Stops("LOG_LEVEL takes")),
+    ("LOG_LEVEL", "bogus", &[], Stops("LOG_LEVEL takes")),
+    ("LOG_FORMAT", "JSON", &[], Is("log_format", "reference")),
+    ("LOG_FORMAT", "anything", &[], Is("log_format", "text")),
+    ("CONFIG_TYPE", "GRPC_XDS_SOTW", &[], Is("xds_server", "\"localhost:18000\"")),
+    ("CONFIG_TYPE", "file", &[], Stops("FILE or GRPC_XDS_SOTW")),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "1", XDS, Is("start_without_config", "true")),
+    ("MERGE_DOMAIN_CONFIG", "T", &[], Is("merge_domains", "true")),
+    ("RUNTIME_ROOT", "/tmp", TREE, Is("limits", "[\"/tmp/tmp\"]")),
+    ("RUNTIME_ROOT", "/no/such/place", TREE, Stops("a directory that is there")),
+    ("RUNTIME_SUBDIRECTORY", "tmp/x", TREE, Is("limits", "[\"/tmp/x\"]")),
+    ("RUNTIME_SUBDIRECTORY", "", TREE, Says("nothing is limited")),
+    ("RUNTIME_APPDIRECTORY", "app", TREE, Is("limits_prefix", "\"app\"")),
+    ("RUNTIME_IGNOREDOTFILES", "true", TREE, Is("limits_dot_files", "false")),
+    ("RUNTIME_WATCH_ROOT", "false", TREE, Stops("/tmp/config is none")),
+    ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit", XDS, Is("xds_node_id", "\"envoy-ratelimit\"")),
+    (
+        "CONFIG_GRPC_XDS_NODE_METADATA",
+        "a=b=c,junk,d=e",
+        XDS,
+        Is("xds_node_metadata", "\"a=b=c,d=e\""),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_URL",
+        "envoy-gateway:18001",
+        XDS,
+        Is("xds_server", "\"envoy-gateway:18001\""),
+    ),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001", &[], Says("CONFIG_TYPE is FILE")),
+    (
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        "1s",
+        XDS,
+        Says("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        "x-a:1,x-b:2",
+        XDS,
+        Is("xds_headers", "\"x-a=1,x-b=2\""),
+    ),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "x-a:1:2", XDS, Stops("one colon in each")),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true", XDS, Is("xds_tls", "true")),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/c", XDS_PAIR, Is("xds_tls_cert_file", "\"/c\"")),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k", XDS_PAIR, Is("xds_tls_key_file", "\"/k\"")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_ca_file", "\"/ca\"")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS, Says("plain text")),
+    (
+        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+        "eg.test",
+        XDS_TLS,
+        Is("xds_tls_server_name", "\"eg.test\""),
+    ),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "2s", XDS, Is("xds_backoff_min", "2s")),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "20s", XDS, Is("xds_backoff_max", "20s")),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.7", XDS, Says("double")),
+    ("XDS_CLIENT_BACKOFF_JITTER", "false", XDS, Is("xds_backoff_jitter", "false")),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1000", XDS, Is("xds_max_message", "1000")),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true", &[], Is("healthy_with_config", "true")),
+    ("BACKEND_TYPE", "", &[], Is("counter_keys", "envoyproxy")),
+    ("BACKEND_TYPE", "memcache", &[], Stops("Set BACKEND_TYPE=redis and REDIS_URL")),
+    ("BACKEND_TYPE", "Redis", &[], Stops("BACKEND_TYPE takes redis")),
+    ("CACHE_KEY_PREFIX", "rl:prod:", &[], Is("reference_key_prefix", "\"rl:prod:\"")),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "10", &[], Is("expiry_jitter", "10s")),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "-1", &[], Is("expiry_jitter", "0s")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "1", &[], Is("local_deny_cache", "524288")),
+    ("NEAR_LIMIT_RATIO", "0.5", &[], Is("near_limit_ratio", "0.5")),
+    ("NEAR_LIMIT_RATIO", "1.5", &[], Is("near_limit_ratio", "1")),
+    ("NEAR_LIMIT_RATIO", "-1", &[], Says("0 is taken")),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true", &[], Is("stop_when_over", "true")),
+    ("SHADOW_MODE", "t", &[], Is("shadow_mode", "true")),
+    ("QUOTA_MODE", "True", &[], Is("quota_mode", "true")),
+    ("RESPONSE_DYNAMIC_METADATA", "1", &[], Is("dynamic_metadata", "true")),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "true", &[], Is("response_headers", "reference")),
+    ("LIMIT_REQUEST_HEADERS_ENABLED", "true", &[], Is("request_headers", "true")),
+    ("LIMIT_LIMIT_HEADER", "x-limit", &[], Is("limit_header", "\"x-limit\"")),
+    ("LIMIT_REMAINING_HEADER", "x-left", &[], Is("remaining_header", "\"x-left\"")),
+    ("LIMIT_RESET_HEADER", "", &[], Is("reset_header", "\"\"")),
+    ("ENABLE_NEGATIVE_HITS", "true", &[], Is("negative_hits", "true")),
+    (
+        "REDIS_SOCKET_TYPE",
+        "tcp",
+        &[("REDIS_URL", "redis:6379")],
+        Is("backend", "\"redis://redis:6379\""),
+    ),
+    (
+        "REDIS_TYPE",
+        "Cluster",
+        &[("REDIS_URL", "a:1,b:2")],
+        Is("backend", "\"redis+cluster://a:1,b:2\""),
+    ),
+    ("REDIS_TYPE", "bogus", &[], Stops("SINGLE, SENTINEL or CLUSTER")),
+    ("REDIS_TYPE", "sentinel", &[("REDIS_URL", "main")], Stops("at least one sentinel")),
+    ("REDIS_URL", "/run/r.sock", &[], Is("backend", "\"redis+unix:///run/r.sock\"")),
+    ("REDIS_URL", "redis://u:p@h:1/5", &[], Is("backend", "\"redis://u:***@h:1/5\"")),
+    ("REDIS_URL", "redis://h:1?db=3", &[], Is("backend", "\"redis://h:1/3\"")),
+    ("REDIS_URL", "rediss://h:1", TCP, Stops("no other scheme")),
+    ("REDIS_POOL_SIZE", "20", &[], Says("no pool to size")),
+    ("REDIS_AUTH", "us er:p@ss:w", TCP, Is("backend", "\"redis://us er:***@h:1\"")),
+    ("REDIS_AUTH_FILE", "/pw", &[], Is("backend_password_file", "\"/pw\"")),
+    ("REDIS_SENTINEL_AUTH", "u:p", SENTINELS, Is("backend_sentinel_user", "\"u\"")),
+    ("REDIS_TLS", "true", TCP, Is("backend", "\"rediss://h:1\"")),
+    ("REDIS_TLS", "true", &[], Stops("no meaning for a Unix socket")),
+    ("REDIS_TLS_CLIENT_CERT", "/c", REDIS_PAIR, Is("backend_tls_cert_file", "\"/c\"")),
+    ("REDIS_TLS_CLIENT_KEY", "/k", REDIS_PAIR, Is("backend_tls_key_file", "\"/k\"")),
+    ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_ca_file", "\"/ca\"")),
+    ("REDIS_TLS_CACERT", "/ca", TCP, Says("plain text")),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true", REDIS_TLS, Is("backend_tls_any_name", "true")),
+    ("REDIS_PIPELINE_WINDOW", "150us", &[], Says("travel together")),
+    ("REDIS_PIPELINE_LIMIT", "8", &[], Says("travel together")),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "4", &[], Says("at the same time")),
+    ("REDIS_TIMEOUT", "250ms", &[], Is("backend_deadline", "250ms")),
+    ("REDIS_TIMEOUT", "0", &[], Says("10s is taken")),
+    ("REDIS_OP_TIMEOUT", "20ms", &[("REDIS_TIMEOUT", "5s")], Is("backend_deadline", "20ms")),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "wait", &[], Says("no pool to size")),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "create", &[], Stops("takes WAIT")),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s", &[], Says("without Redis")),
+    ("REDIS_STARTUP_MAX_INTERVAL", "1s", &[], Says("without Redis")),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1s", &[], Says("without Redis")),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true", &[], Is("healthy_with_backend", "true")),
+    ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true", &[], Says("always left")),
+    ("REDIS_AWS_IAM_AUTH", "true", &[], Stops("REDIS_AUTH_FILE")),
+    (
+        "REDIS_PERSECOND",
+        "true",
+        &[],
+        Is("backend_per_second", "\"redis+unix:///var/run/nutcracker/ratelimitpersecond.sock\""),
+    ),
+    ("REDIS_PERSECOND_SOCKET_TYPE", "tcp", SECOND, Is("backend_per_second", "\"redis://h:1\"")),
+    (
+        "REDIS_PERSECOND_TYPE",
+        "cluster",
+        SECOND,
+        Is("backend_per_second", "\"redis+cluster://h:1\""),
+    ),
+    ("REDIS_PERSECOND_URL", "i:2", SECOND, Is("backend_per_second", "\"redis://i:2\"")),
+    ("REDIS_PERSECOND_POOL_SIZE", "20", SECOND, Says("no pool to size")),
+    ("REDIS_PERSECOND_AUTH", "p", SECOND, Is("backend_per_second", "\"redis://:***@h:1\"")),
+    (
+        "REDIS_PERSECOND_SENTINEL_AUTH",
+        "p",
+        SECOND_SENTINELS,
+        Is("backend_sentinel_password", "\"(set, not shown)\""),
+    ),
+    ("REDIS_PERSECOND_TLS", "true", SECOND, Is("backend_per_second", "\"rediss://h:1\"")),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", "1ms", SECOND, Says("travel together")),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", "1", SECOND, Says("travel together")),
+    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "2", SECOND, Says("at the same time")),
+    ("REDIS_PERSECOND_TIMEOUT", "1s", SECOND, Says("one deadline")),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "ERROR", SECOND, Stops("takes WAIT")),
+    ("MEMCACHE_HOST_PORT", "a:1,b:2", &[], Says("no memcached")),
+    ("MEMCACHE_SRV", "_m._tcp.x", &[], Says("no memcached")),
+    ("MEMCACHE_SRV_REFRESH", "5", &[], Stops("a duration with its unit")),
+    ("MEMCACHE_MAX_IDLE_CONNS", "4", &[], Says("no memcached")),
+    ("MEMCACHE_TLS", "true", &[], Says("no memcached")),
+    ("MEMCACHE_TLS_CLIENT_CERT", "/c", &[], Says("no memcached")),
+    ("MEMCACHE_TLS_CLIENT_KEY", "/k", &[], Says("no memcached")),
+    ("MEMCACHE_TLS_CACERT", "/ca", &[], Says("no memcached")),
+    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true", &[], Says("no memcached")),
+    ("DISABLE_STATS", "true", PROMETHEUS, Is("metrics", "false")),
+    ("USE_STATSD", "true", &[], Is("stats_sink", "statsd")),
+    ("USE_STATSD", "false", &[], Is("stats_sink", "log")),
+    ("USE_DOG_STATSD", "true", DOG, Is("stats_sink", "dogstatsd")),
+    ("USE_DOG_STATSD", "true", &[], Stops("cannot go with USE_STATSD")),
+    ("USE_PROMETHEUS", "true", PROMETHEUS, Is("metrics_names", "all")),
+    ("USE_PROMETHEUS", "true", &[], Stops("cannot go with USE_STATSD")),
+    ("STATSD_HOST", "statsd.test", &[], Is("stats_address", "\"statsd.test:8125\"")),
+    ("STATSD_PORT", "9125", &[], Is("stats_address", "\"localhost:9125\"")),
+    ("STATSD_PROTOCOL", "udp", &[], Is("stats_protocol", "udp")),
+    ("STATS_FLUSH_INTERVAL", "1s", &[], Is("stats_interval", "1s")),
+    ("EXTRA_TAGS", "env:prod,empty:,z:1", &[], Is("stats_tags", "\"env=prod,z=1\"")),
+    ("EXTRA_TAGS", "env:prod", PROMETHEUS, Says("labels in Prometheus")),
+    (
+        "USE_DOG_STATSD_MOGRIFIERS",
+        "A",
+        MOGRIFIED,
+        Is("stats_mogrifiers", r#"[{"pattern":"^a\\.(.*)","name":"b","tags":[["t","$1"]]}]"#),
+    ),
+    (
+        "USE_DOG_STATSD_MOGRIFIERS",
+        "A,B",
+        MOGRIFIED,
+        Stops("DOG_STATSD_MOGRIFIER_B_PATTERN must not be empty"),
+    ),
+    ("PROMETHEUS_ADDR", ":19001", PROMETHEUS, Is("metrics_port", "19001")),
+    ("PROMETHEUS_ADDR", "127.0.0.1:1", PROMETHEUS, Is("metrics_host", "\"127.0.0.1\"")),
+    ("PROMETHEUS_PATH", "/m", PROMETHEUS, Is("metrics_path", "\"/m\"")),
+    ("PROMETHEUS_MAPPER_YAML", "/m.yaml", PROMETHEUS, Is("metrics_mapping", "\"/m.yaml\"")),
+    (
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        "true",
+        PROMETHEUS,
+        Is("metrics_milliseconds", "true"),
+    ),
+    ("TRACING_ENABLED", "true", &[], Says("traces")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("traces")),
+    ("TRACING_SERVICE_NAME", "n", &[], Says("traces")),
+    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("traces")),
+    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("traces")),
+    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("traces")),
+];
+
+/// The variables of a case, with a place for files that is always there.
+fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashMap<String, String> {
+    let places = [("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
+    let all = places.into_iter().chain(others.iter().copied()).chain([(variable, text)]);
+    all.map(|(name, text)| (name.to_owned(), text.to_owned())).collect()
+}
+
+fn settled(read: &Read) -> Result<Loaded, String> {
+    let doors = Doors { named: read.named.clone(), ..Doors::default() };
+    settle(&doors)
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
+    let read = read(environment(variable, text, others));
+    let told = match (&read, effect) {
+        (Err(sentences), Stops(part)) => {
+            (!sentences.iter().any(|it| it.contains(part))).then(|| sentences.join("\n"))
+        }
+        (Ok(_), Stops(_)) => Some("it starts".to_owned()),
+        (Err(sentences), _) => Some(sentences.join("\n")),
+        (Ok(read), Says(part)) => {
+            let said = |note: &sluicegate::cli::ratelimit::Note| {
+                note.variable == variable && note.line.contains(part)
+            };
+            (!read.notes.iter().any(said)).then(|| format!("{:?}", read.notes))
+        }
+        (Ok(read), Is(setting, shown)) => match settled(read) {
+            Err(problems) => Some(problems),
+            Ok(loaded) => {
+                let row = table().iter().find(|row| row.name == *setting).unwrap();
+                let is = row.show(&loaded.settings);
+                (is != *shown).then(|| format!("`{setting}` is {is}"))
+            }
+        },
+    };
+    told.map(|told| format!("{variable}={text}: {told}"))
+}
+
+#[test]
+fn every_variable_comes_to_what_it_means_or_a_sentence_says_why_not() {
+    let wrong: Vec<_> = CASES.iter().filter_map(wrong).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_variable_has_a_case_and_every_setting_that_is_named_is_there() {
+    let tested: BTreeSet<_> = CASES.iter().map(|case| case.0).collect();
+    let known: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
+    assert_eq!(known, tested);
+    assert_eq!(known.len(), TABLE.len(), "a variable twice");
+    for row in TABLE {
+        assert!(row.default.is_empty() || parse(row.kind, row.default).is_some(), "{}", row.name);
+        let Means::Settings(names) = row.means else { continue };
+        for name in names.split(", ") {
+            assert!(table().iter().any(|setting| setting.name == name), "{}: {name}", row.name);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
+    let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
+    let read = read(environment).unwrap_or_else(|sentences| panic!("{sentences:?}"));
+    assert_eq!(read.notes, []);
+    let settings = settled(&read).unwrap().settings;
+    assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
+    assert_eq!(settings.backend_deadline.0, 10_000_000_000);
+    assert_eq!(settings.grpc_max_age.0, 24 * 3_600_000_000_000);
+    assert!(!settings.metrics && settings.limits_dot_files && settings.start_without_config);
+}
+
+#[test]
+fn every_reason_not_to_start_is_told_at_once() {
+    let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
+    let Err(sentences) = read(environment) else { panic!("it starts") };
+    assert_eq!(sentences.len(), 3, "{sentences:?}");
+}
+
+#[test]
+fn texts_are_read_by_the_rules_of_the_reference() {
+    let int = |text| parse(Kind::Int, text);
+    assert_eq!(int("010"), Some(Parsed::Int(8)));
+    assert_eq!(int("0b11"), Some(Parsed::Int(3)));
+    assert_eq!(int("0x_1_0"), Some(Parsed::Int(16)));
+    assert_eq!(int("-5"), Some(Parsed::Int(-5)));
+    for text in ["", " 1", "1_000", "0x", "1.0", "--1", "0x-1", "09"] {
+        assert_eq!(int(text), None, "{text}");
+    }
+    let nanos = |text| parse(Kind::Duration, text);
+    for (text, value) in [
+        ("0", 0),
+        ("150us", 150_000),
+        ("1h30m", 5_400_000_000_000),
+        ("1.5s", 1_500_000_000),
+        (".5ms", 500_000),
+        ("-2ns", -2),
+    ] {
+        assert_eq!(nanos(text), Some(Parsed::Duration(value)), "{text}");
+    }
+    for text in ["", "10", "s", "1d", "1 s", ".s", "1s2"] {
+        assert_eq!(nanos(text), None, "{text}");
+    }
+    let words = ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"];
+    assert!(words.iter().all(|word| parse(Kind::Bool, word).is_some()));
+    assert!(["", "yes", "tRUE"].iter().all(|word| parse(Kind::Bool, word).is_none()));
+    assert_eq!(parse(Kind::List, " "), Some(Parsed::List(Vec::new())));
+    assert_eq!(parse(Kind::List, "a, b"), Some(Parsed::List(vec!["a".into(), " b".into()])));
+    assert!(["a", "a:b:c", "a:b,"].iter().all(|map| parse(Kind::Map, map).is_none()));
+}
+
+const PAGE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrate-from-envoyproxy-ratelimit.md");
+const OPENING: &str = "<!-- variables -->\n";
+const END: &str = "<!-- end -->";
+
+#[test]
+fn the_page_on_migration_names_every_variable_its_default_and_what_becomes_of_it() {
+    let row = |row: &sluicegate::cli::ratelimit::table::Row| {
+        let default =
+            if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
+        let means = match row.means {
+            Means::Settings(names) => {
+                names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+            }
+            Means::Nothing(line) => line.to_owned(),
+        };
+        format!("| `{}` | {default} | {means} |\n", row.name)
+    };
+    let rows: String = TABLE.iter().map(row).collect();
+    let wanted = format!("| variable | default | what becomes of it |\n|---|---|---|\n{rows}");
+    let text = std::fs::read_to_string(PAGE).unwrap();
+    let (before, rest) = text.split_once(OPENING).unwrap();
+    let (found, after) = rest.split_once(END).unwrap();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(PAGE, format!("{before}{OPENING}{wanted}{END}{after}")).unwrap();
+    } else {
+        assert_eq!(found, wanted, "stale: write it with `BLESS=1 cargo test drop_in`");
+    }
+}

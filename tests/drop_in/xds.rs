@@ -1,0 +1,392 @@
+//! Limits from a management server.
+
+use std::time::Duration;
+
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Any, Struct, Value};
+use sluicegate::edge::grpc::tls::Files;
+use sluicegate::source::xds::message::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
+};
+use sluicegate::source::xds::{Backoff, Bounds};
+
+use crate::http1;
+use crate::service::Service;
+use crate::support::certificates::Authority;
+use crate::support::xds::Xds;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+fn policy(requests: u32, unit: RateLimitUnit) -> RateLimitPolicy {
+    RateLimitPolicy { requests_per_unit: requests, unit: unit.into(), ..RateLimitPolicy::default() }
+}
+
+fn node(key: &str, requests: u32) -> RateLimitDescriptor {
+    let rate_limit = Some(policy(requests, RateLimitUnit::Day));
+    RateLimitDescriptor { key: key.to_owned(), rate_limit, ..RateLimitDescriptor::default() }
+}
+
+fn domain(name: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitConfig {
+    RateLimitConfig { name: format!("resource {name}"), domain: name.to_owned(), descriptors }
+}
+
+/// Counters in memory: what is asked here is where limits come from.
+fn start(xds: &Xds, more: &[(&str, &str)]) -> Service {
+    let url = xds.address.to_string();
+    let variables = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &*url),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10ms"),
+        ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "50ms"),
+        ("USE_STATSD", "false"),
+        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_COUNTER_KEYS", "injective"),
+        ("SLUICEGATE_EXPIRY_JITTER", "300s"),
+    ];
+    Service::start_as_ratelimit(&[&variables, more].concat()).unwrap()
+}
+
+fn ask(service: &Service, domain: &str, key: &str) -> (u16, String) {
+    let body = format!(
+        r#"{{"domain":"{domain}","descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
+    );
+    let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+    (reply.status, reply.text())
+}
+
+fn stat(service: &Service, name: &str) -> u64 {
+    let reply = http1::get(service.admin, "/stats", &[]).unwrap();
+    let stats: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+    stats["stats"][name].as_u64().unwrap_or(0)
+}
+
+fn is_limited(service: &Service, domain: &str, key: &str, limit: usize) {
+    until("these limits", || {
+        let rules = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
+        let line = format!("{domain}.{key}: unit=DAY requests_per_unit={limit},");
+        if rules.contains(&line) { Ok(()) } else { Err(rules) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_first_request_says_who_asks_and_good_limits_are_taken_and_acknowledged() {
+    for_a_day_with_a_minute_left();
+    let xds = Xds::start();
+    let service = start(
+        &xds,
+        &[
+            ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+            ("CONFIG_GRPC_XDS_NODE_METADATA", "zone=a,team=b"),
+            ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "x-tenant:t1"),
+        ],
+    );
+    assert_eq!(ask(&service, "d", "k").0, 400, "no limits yet");
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+    is_limited(&service, "d", "k", 2);
+    assert_eq!([(); 3].map(|()| ask(&service, "d", "k").0), [200, 200, 429]);
+    let first = &xds.asked()[0];
+    let node = first.request.node.clone().unwrap();
+    assert_eq!(
+        (first.request.version_info.as_str(), first.request.response_nonce.as_str()),
+        ("", "")
+    );
+    assert_eq!(
+        first.request.type_url,
+        "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
+    );
+    assert_eq!(node.id, "envoy-ratelimit");
+    let zone = &node.metadata.unwrap().fields["zone"];
+    assert_eq!(zone.kind, Some(Kind::StringValue("a".to_owned())));
+    assert_eq!(first.headers.get("x-tenant").unwrap(), "t1");
+    assert_eq!(
+        xds.asked()[1].request.node.as_ref().unwrap().id,
+        "envoy-ratelimit",
+        "in every request"
+    );
+}
+
+#[test]
+fn bad_limits_are_refused_with_what_is_wrong_and_the_old_ones_stay() {
+    let xds = Xds::start();
+    let service = start(&xds, &[]);
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    assert_eq!(xds.answer("1").1, None);
+    is_limited(&service, "d", "k", 2);
+    let unknown =
+        RateLimitDescriptor { rate_limit: Some(policy(2, RateLimitUnit::Unknown)), ..node("k", 2) };
+    let both = RateLimitPolicy { unlimited: true, ..policy(1, RateLimitUnit::Day) };
+    let both = RateLimitDescriptor { rate_limit: Some(both), ..node("k", 1) };
+    let bad: [(&str, Vec<RateLimitConfig>, &str); 5] = [
+        ("2", vec![domain("d", vec![unknown])], "resource d: invalid unit `unknown`"),
+        ("3", vec![domain("", vec![])], "domain"),
+        ("4", vec![domain("d", vec![]), domain("d", vec![])], "d"),
+        ("5", vec![domain("d", vec![node("k", 1), node("k", 2)])], "d.k"),
+        ("6", vec![domain("d", vec![both])], "unlimited"),
+    ];
+    for (nth, (version, configs, why)) in bad.into_iter().enumerate() {
+        xds.tell(version, &configs);
+        let (kept, refused) = xds.answer(version);
+        assert_eq!(kept, "1", "the version last taken");
+        assert!(refused.as_ref().unwrap().contains(why), "{refused:?}");
+        assert_eq!(stat(&service, "ratelimit.service.config_load_error"), nth as u64 + 1);
+    }
+    let any = |type_url: &str, value: &[u8]| {
+        vec![Any { type_url: type_url.to_owned(), value: value.to_vec() }]
+    };
+    xds.tell_resources("7", any("type.googleapis.com/envoy.config.cluster.v3.Cluster", b""));
+    assert!(xds.answer("7").1.unwrap().contains("Cluster"));
+    xds.tell_resources("8", any(sluicegate::source::xds::message::TYPE_URL, b"\xff\xff"));
+    assert!(xds.answer("8").1.unwrap().contains("cannot be read"));
+    assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 5, "these were no limits");
+    is_limited(&service, "d", "k", 2);
+    xds.tell("9", &[domain("d", vec![node("k", 3)])]);
+    assert_eq!(xds.answer("9"), ("9".to_owned(), None));
+    is_limited(&service, "d", "k", 3);
+}
+
+#[test]
+fn each_response_is_all_there_is() {
+    let xds = Xds::start();
+    let service = start(&xds, &[("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")]);
+    let health = || http1::get(service.http, "/healthcheck", &[]).unwrap().status;
+    let becomes = |status: u16| {
+        let is = || if health() == status { Ok(()) } else { Err(health().to_string()) };
+        until("health", is).unwrap();
+    };
+    assert_eq!(health(), 500);
+    xds.tell("1", &[domain("d", vec![node("k", 2)]), domain("e", vec![node("k", 4)])]);
+    is_limited(&service, "e", "k", 4);
+    becomes(200);
+    // Renamed: the one is gone and another is there.
+    xds.tell("2", &[domain("f", vec![node("k", 5)])]);
+    is_limited(&service, "f", "k", 5);
+    assert!(!http1::get(service.admin, "/rlconfig", &[]).unwrap().text().contains("d.k"));
+    xds.tell("3", &[]);
+    assert_eq!(xds.answer("3"), ("3".to_owned(), None), "no domain at all is a configuration");
+    becomes(500);
+}
+
+#[test]
+fn limits_that_flap_end_where_the_last_response_says() {
+    let xds = Xds::start();
+    let service = start(&xds, &[]);
+    let one = vec![domain("d", vec![node("k", 1)])];
+    let other = vec![domain("d", vec![node("k", 2), node("l", 3)])];
+    for version in 1..=40 {
+        let (configs, bad) = (if version % 2 == 0 { &one } else { &other }, domain("", vec![]));
+        if version % 5 == 0 {
+            xds.tell(&version.to_string(), &[bad]);
+        } else {
+            xds.tell(&version.to_string(), configs);
+        }
+    }
+    xds.tell("41", &other);
+    assert_eq!(xds.answer("41"), ("41".to_owned(), None));
+    is_limited(&service, "d", "l", 3);
+    // One answer for each response, and one request before them.
+    assert_eq!(xds.asked().len(), 42);
+}
+
+#[test]
+fn a_lost_stream_is_opened_again_with_the_version_last_taken_and_limits_outlive_it() {
+    let xds = Xds::start();
+    let service = start(&xds, &[]);
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    assert_eq!(xds.answer("1").1, None);
+    is_limited(&service, "d", "k", 2);
+    xds.tell("2", &[domain("", vec![])]);
+    assert!(xds.answer("2").1.is_some());
+    let before = xds.asked().len();
+    xds.hang_up();
+    let again = until("another stream", || {
+        xds.asked().get(before).cloned().ok_or_else(|| "not yet".to_owned())
+    });
+    let again = again.unwrap().request;
+    assert_eq!((again.version_info.as_str(), again.response_nonce.as_str()), ("1", ""));
+    // The whole server goes and comes back where it was.
+    let address = xds.address;
+    drop(xds);
+    assert_eq!(ask(&service, "d", "k").0, 200);
+    let xds = Xds::start_at(address, None);
+    xds.tell("7", &[domain("d", vec![node("k", 9)])]);
+    assert_eq!(xds.answer("7"), ("7".to_owned(), None));
+    is_limited(&service, "d", "k", 9);
+}
+
+#[test]
+fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_ends_the_wait() {
+    let xds = Xds::start();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (address, port_text) = (xds.address.to_string(), port.to_string());
+    let variables = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &*address),
+        ("PORT", &*port_text),
+        ("USE_STATSD", "false"),
+    ];
+    let mut process = crate::service::as_ratelimit();
+    let mut process = process.envs(variables).stdout(std::process::Stdio::null()).spawn().unwrap();
+    until("it asks", || if xds.asked().is_empty() { Err(String::new()) } else { Ok(()) }).unwrap();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
+    let sent =
+        std::process::Command::new("kill").args(["-TERM", &process.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    assert_eq!(process.wait().unwrap().code(), Some(0));
+    let address = xds.address;
+    std::thread::spawn(move || {
+        until("it asks again", || if xds.asked().len() < 2 { Err(String::new()) } else { Ok(()) })
+            .unwrap();
+        xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+        until("it takes them", || if xds.asked().len() < 3 { Err(String::new()) } else { Ok(()) })
+            .unwrap();
+    });
+    let text = address.to_string();
+    let variables = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &*text),
+        ("USE_STATSD", "false"),
+    ];
+    let service = Service::start_as_ratelimit(&variables).unwrap();
+    assert!(service.said.contains("domain d: 1 rules"), "{}", service.said);
+}
+
+#[test]
+fn the_server_is_believed_by_its_certificate_and_sees_ours() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let own = ours.sign(&["management.test"]);
+    let client = ours.sign(&["ratelimit.test"]);
+    let xds = Xds::start_with_tls(Files {
+        certificate: own.certificate.into(),
+        key: own.key.into(),
+        client_ca: Some(ours.ca().into()),
+        client_name: Some("ratelimit.test".to_owned()),
+    });
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    let ca = ours.ca();
+    let mutual = [
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", &*client.certificate),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", &*client.key),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &*ca),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "management.test"),
+    ];
+    is_limited(&start(&xds, &mutual), "d", "k", 2);
+    let with = |name: &str, text: &str| {
+        let mut other: Vec<_> = mutual.to_vec();
+        other.iter_mut().find(|(known, _)| *known == name).unwrap().1 = "";
+        let mut other: Vec<_> =
+            other.iter().map(|(n, t)| ((*n).to_owned(), (*t).to_owned())).collect();
+        other.iter_mut().find(|(known, _)| known == name).unwrap().1 = text.to_owned();
+        let other: Vec<_> = other.iter().map(|(n, t)| (&**n, &**t)).collect();
+        let service = start(&xds, &other);
+        let says = || match service.log() {
+            log if log.contains("no stream from the management server") => Ok(()),
+            log => Err(log),
+        };
+        until("it is refused", says).unwrap();
+        assert_eq!(ask(&service, "d", "k").0, 400, "{name}");
+    };
+    with("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &theirs.ca());
+    with("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "other.test");
+}
+
+fn text(text: &str) -> Value {
+    Value { kind: Some(Kind::StringValue(text.to_owned())) }
+}
+
+fn fields(of: &[(&str, Value)]) -> Struct {
+    Struct { fields: of.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect() }
+}
+
+fn block(of: &[(&str, Value)]) -> Value {
+    Value { kind: Some(Kind::StructValue(fields(of))) }
+}
+
+#[test]
+fn every_field_means_what_its_word_means_in_a_file() {
+    for_a_day_with_a_minute_left();
+    let xds = Xds::start();
+    let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
+    let unlimited = RateLimitPolicy {
+        unlimited: true,
+        name: "free".to_owned(),
+        replaces: vec![RateLimitReplace { name: "paid".to_owned() }],
+        ..RateLimitPolicy::default()
+    };
+    let nodes = vec![
+        RateLimitDescriptor {
+            value: "v".to_owned(),
+            descriptors: vec![node("inner", 7)],
+            rate_limit: None,
+            ..node("outer", 0)
+        },
+        RateLimitDescriptor { rate_limit: Some(unlimited), ..node("free", 0) },
+        RateLimitDescriptor { shadow_mode: true, ..node("shadow", 0) },
+        RateLimitDescriptor { quota_mode: true, detailed_metric: true, ..node("quota", 1) },
+        RateLimitDescriptor { metadata: Some(fields(&[("team", text("a"))])), ..node("meta", 5) },
+    ];
+    xds.tell("1", &[domain("d", nodes)]);
+    assert_eq!(xds.answer("1").1, None);
+    is_limited(&service, "d", "outer_v.inner", 7);
+    let rules = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
+    assert!(rules.contains("d.free: unit=UNKNOWN requests_per_unit=0, "), "{rules}");
+    assert!(rules.contains("d.shadow: unit=DAY requests_per_unit=0, shadow_mode: true"), "{rules}");
+    assert!(
+        rules.contains(
+            "d.quota: unit=DAY requests_per_unit=1, shadow_mode: false, quota_mode: true"
+        )
+    );
+    assert_eq!(ask(&service, "d", "shadow").0, 200);
+    assert!(ask(&service, "d", "meta").1.contains(r#""metadata":{"team":"a"}"#));
+    assert_eq!(ask(&service, "d", "quota").0, 200);
+    assert_eq!(
+        stat(&service, "ratelimit.service.rate_limit.d.quota_v.within_limit"),
+        1,
+        "detailed"
+    );
+}
+
+#[test]
+fn our_own_words_travel_in_the_metadata_and_are_taken_out_of_it() {
+    for_a_day_with_a_minute_left();
+    let xds = Xds::start();
+    let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
+    let with = |ours: Value| RateLimitDescriptor {
+        metadata: Some(fields(&[("team", text("a")), ("sluicegate", ours)])),
+        ..node("k", 60)
+    };
+    let burst = Value { kind: Some(Kind::NumberValue(2.0)) };
+    let gcra = block(&[("rate_limit", block(&[("strategy", text("gcra")), ("burst", burst)]))]);
+    xds.tell("1", &[domain("d", vec![with(gcra)])]);
+    assert_eq!(xds.answer("1").1, None);
+    is_limited(&service, "d", "k", 60);
+    let answers = [(); 3].map(|()| ask(&service, "d", "k"));
+    assert_eq!(answers.each_ref().map(|(status, _)| *status), [200, 200, 429], "a burst of two");
+    assert!(answers[0].1.contains(r#""metadata":{"team":"a"}"#), "{}", answers[0].1);
+    for (version, ours, why) in [
+        ("2", block(&[("rate_limit", block(&[("strategi", text("gcra"))]))]), "strategi"),
+        ("3", block(&[("key", text("other"))]), "`key` stands under `sluicegate`"),
+        ("4", text("gcra"), "must hold words"),
+    ] {
+        xds.tell(version, &[domain("d", vec![with(ours)])]);
+        let refused = xds.answer(version).1.unwrap();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[test]
+fn waits_double_up_to_the_longest_and_begin_anew() {
+    let second = Duration::from_secs(1);
+    let bounds = Bounds { least: second, most: 5 * second, jitter: false, seed: 0 };
+    let mut backoff = Backoff::new(bounds);
+    assert_eq!([(); 5].map(|()| backoff.wait().as_secs()), [1, 2, 4, 5, 5]);
+    backoff.reset();
+    assert_eq!(backoff.wait(), second);
+    let mut drawn = Backoff::new(Bounds { jitter: true, ..bounds });
+    for due in [1, 2, 4, 5, 5, 5] {
+        let wait = drawn.wait();
+        assert!(second <= wait && wait <= due * second, "{wait:?} of {due}");
+    }
+}

@@ -1,0 +1,107 @@
+//! What `docker compose up` starts, as processes: two replicas that share a Redis, an Envoy that asks them, an upstream.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::envoy::{Envoy, replace_once};
+use super::{ask, serve, upstream};
+use crate::http1;
+use crate::support::redis::Redis;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The file as `docker compose config` reads it.
+fn composed() -> Value {
+    let reader = root().join(".tools/bin/compose");
+    assert!(reader.exists(), "no .tools/bin/compose: run scripts/chart.sh, which installs it");
+    let file = root().join("docker-compose.yml");
+    let out = Command::new(reader).args(["-format", "json"]).arg(file).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+fn names(service: &Value, list: &str) -> Vec<String> {
+    let items = service[list].as_array().into_iter().flatten();
+    items.filter_map(|item| item.as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn two_replicas_of_the_compose_file_admit_a_limit_between_them() {
+    let composed = composed();
+    let mut text = fs::read_to_string(root().join("config/envoy/compose.yaml")).unwrap();
+    let redis = Redis::start();
+    let backend = format!("redis+unix://{}", redis.socket().display());
+    let mut replicas = Vec::new();
+    for name in ["replica-1", "replica-2"] {
+        let command = names(&composed["services"][name], "command");
+        assert_eq!(command[..2], ["serve", "--settings"]);
+        // From where it is mounted to where it is.
+        let settings = command[2].strip_prefix("/etc/sluicegate/").unwrap();
+        assert_eq!(command[3..], ["--backend", "redis://redis:6379"]);
+        let limits = root().join("config/limits");
+        let replica = serve(&limits, &["--settings", settings, "--backend", &backend]);
+        let at = format!("{{address: 127.0.0.1, port_value: {}}}", replica.grpc.port());
+        replace_once(&mut text, &format!("{{address: {name}, port_value: 8081}}"), &at);
+        replicas.push(replica);
+    }
+    let port = upstream::start().port();
+    let free = "{address: 127.0.0.1, port_value: 0}";
+    replace_once(&mut text, "{address: 127.0.0.1, port_value: 9901}", free);
+    replace_once(&mut text, "{address: 0.0.0.0, port_value: 10000}", free);
+    let at = format!("{{address: 127.0.0.1, port_value: {port}}}");
+    replace_once(&mut text, "{address: upstream, port_value: 80}", &at);
+    let envoy = Envoy::start_with(text, 2);
+    // The shipped limit has a burst of 10; a minute's 60 give one back each second, so a run that
+    // takes longer is tried with another key.
+    let exact = |key: &str| {
+        let statuses: Vec<_> = (0..11).map(|_| ask(envoy.ingress, key).status).collect();
+        statuses == [&[200; 10][..], &[429]].concat()
+    };
+    assert!(["one", "two", "three"].into_iter().any(exact), "ten pass and the next does not");
+    for replica in &replicas {
+        assert!(0 < envoy.asked(replica.grpc), "both are asked");
+    }
+}
+
+/// The files that services read exist, under the names that other files call them by.
+#[test]
+fn every_file_that_the_compose_file_mounts_is_there() {
+    let composed = composed();
+    let mut mounts = 0;
+    for service in composed["services"].as_object().unwrap().values() {
+        for volume in service["volumes"].as_array().into_iter().flatten() {
+            let source = volume["source"].as_str().unwrap();
+            assert!(Path::new(source).exists(), "{source}");
+            mounts += 1;
+        }
+    }
+    assert_eq!(mounts, 7);
+    let dashboards = &composed["services"]["grafana"]["volumes"][1];
+    let provider = root().join("deploy/grafana/provisioning/dashboards/sluicegate.yaml");
+    let provider: Value = serde_saphyr::from_str(&fs::read_to_string(provider).unwrap()).unwrap();
+    assert_eq!(provider["providers"][0]["options"]["path"], dashboards["target"]);
+}
+
+/// Prometheus scrapes every replica at the port where metrics are, and knows the alerts.
+#[test]
+fn prometheus_is_told_of_every_replica() {
+    let text = fs::read_to_string(root().join("deploy/prometheus.yml")).unwrap();
+    let config: Value = serde_saphyr::from_str(&text).unwrap();
+    let targets = &config["scrape_configs"][0]["static_configs"][0];
+    assert_eq!(names(targets, "targets"), ["replica-1:9090", "replica-2:9090"]);
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("prometheus.yml"), text).unwrap();
+    let alerts = root().join("charts/sluicegate/files/alerts.yaml");
+    fs::copy(alerts, home.path().join("alerts.yaml")).unwrap();
+    let file = home.path().join("prometheus.yml");
+    let out = Command::new("promtool").args(["check", "config"]).arg(file).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let limits = root().join("config/limits");
+    let page = http1::get(serve(&limits, &[]).metrics, "/metrics", &[]).unwrap();
+    assert_eq!(page.status, 200);
+}

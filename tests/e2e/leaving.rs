@@ -1,0 +1,197 @@
+//! Clients of NGINX that leave in the window where the answer to its question arrives: nothing leaks, and without the memory of early
+//! releases something does.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::clock::Clock;
+use sluicegate::config;
+use sluicegate::config::settings::Networks;
+use sluicegate::edge::Reporting;
+use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::{http, syslog};
+use sluicegate::engine::{Engine, Policy};
+use sluicegate::kernel::concurrency::register::Bounds;
+use sluicegate::kernel::units::{Nanos, Revision};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::envoy::WhenDown;
+use super::in_flight::{HOOKS, gauge, over_all, shows};
+use super::nginx::{Nginx, Shipped};
+use super::upstream;
+use crate::service::Service;
+use crate::support::dice::Dice;
+use crate::support::proxy::{Flow, Proxy, Upstream};
+use crate::waiting::{now, until};
+
+const CLIENTS: usize = 4_000;
+/// At one time.
+const TOGETHER: usize = 64;
+/// What a question takes to the service, and its answer back.
+const WAY: Duration = Duration::from_millis(10);
+/// Requests that stay, which show how long one takes among so many.
+const STAYING: usize = 256;
+
+/// Nobody is turned away, and no deadline comes to anybody's help.
+const CEILING: &str = "limit: 1000, max_duration: 10m";
+
+/// Sends what NGINX says of ends on, and counts it.
+struct Relay {
+    address: SocketAddr,
+    passed: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    fn to(service: SocketAddr) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (address, passed) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let counts = Arc::clone(&passed);
+        std::thread::spawn(move || {
+            let mut datagram = [0; 2_048];
+            while let Ok(length) = socket.recv(&mut datagram) {
+                socket.send_to(&datagram[..length], service).unwrap();
+                counts.fetch_add(1, Relaxed);
+            }
+        });
+        Self { address, passed }
+    }
+
+    fn has_passed(&self, count: usize) {
+        until("an end for every request", || match self.passed.load(Relaxed) {
+            passed if count <= passed => Ok(()),
+            passed => Err(format!("{passed} of {count}")),
+        })
+        .unwrap();
+    }
+}
+
+/// Sends requests and leaves: from before the question has arrived to after its answer has. How many requests were sent.
+fn leave(ingress: SocketAddr, seed: u64) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut took: Vec<_> = together(STAYING, |_| stay(ingress)).await;
+        took.sort_unstable();
+        let whole = took[STAYING / 2].as_micros().try_into().unwrap();
+        let mut dice = Dice::new(seed);
+        let stays: Vec<_> = (0..CLIENTS).map(|_| dice.up_to(whole)).collect();
+        together(CLIENTS, |client| go(ingress, Duration::from_micros(whole / 8 + stays[client])))
+            .await;
+    });
+    STAYING + CLIENTS
+}
+
+/// So many of them, some at a time.
+async fn together<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+    count: usize,
+    client: impl Fn(usize) -> F,
+) -> Vec<T> {
+    let (mut clients, mut done) = (JoinSet::new(), Vec::new());
+    for number in 0..count {
+        clients.spawn(client(number));
+        if TOGETHER <= clients.len() {
+            done.push(clients.join_next().await.unwrap().unwrap());
+        }
+    }
+    done.extend(clients.join_all().await);
+    done
+}
+
+async fn ask(ingress: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(ingress).await.unwrap();
+    let request = b"GET / HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    stream
+}
+
+async fn stay(ingress: SocketAddr) -> Duration {
+    let began = now();
+    let mut answer = Vec::new();
+    ask(ingress).await.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200"));
+    began.elapsed()
+}
+
+async fn go(ingress: SocketAddr, after: Duration) {
+    let _stream = ask(ingress).await;
+    tokio::time::sleep(after).await;
+}
+
+#[test]
+fn of_four_thousand_clients_that_leave_as_the_answer_arrives_none_keeps_a_place() {
+    let limits = tempfile::tempdir().unwrap();
+    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+    let flags = ["--hooks", HOOKS, "--syslog-port", "0"].map(str::to_owned);
+    for lua in [false, true] {
+        let service = Service::start(limits.path(), &flags).unwrap();
+        let between = Proxy::before(Upstream::Tcp(service.http));
+        between.both(Flow::Delay(WAY));
+        let relay = Relay::to(service.syslog().unwrap());
+        let shipped = if lua { Shipped::Lua } else { Shipped::Concurrency(relay.address) };
+        let upstream = upstream::start();
+        let nginx = Nginx::start_as(shipped, upstream, between.address(), WhenDown::Deny);
+        let sent = leave(nginx.ingress, 1);
+        if !lua {
+            relay.has_passed(sent);
+        }
+        shows(service.metrics, "sluicegate_requests_in_flight", 0);
+        let ids = |event: &str| {
+            gauge(service.metrics, &format!("sluicegate_permit_ids_total{{event=\"{event}\"}}"))
+        };
+        let [held, early, over] = ["released", "early", "over"].map(ids);
+        println!("lua {lua}: 0 leaked; {held} released, {early} came first, {over} of them used");
+        assert!(lua || (100 < held && 0 < over), "the window was missed");
+    }
+}
+
+/// A service that remembers no release which came first.
+fn forgetful(runtime: &Runtime) -> (Arc<Engine>, SocketAddr, SocketAddr) {
+    let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
+    let none = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
+    let engine = Engine::new(Clock::system(), memory, Policy::default());
+    let engine = Arc::new(engine.with_early_releases(none));
+    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    engine.publish(Arc::new(config));
+    let ask = http::Ask {
+        engine: Arc::clone(&engine),
+        reporting: Reporting::default(),
+        health: Health::new(Ready::Yes),
+        hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
+        leaving: watch::channel(false).1,
+    };
+    let (listener, socket) = runtime.block_on(async {
+        let any = "127.0.0.1:0";
+        let listener = tokio::net::TcpListener::bind(any).await.unwrap();
+        (listener, tokio::net::UdpSocket::bind(any).await.unwrap())
+    });
+    let addresses = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
+    runtime.spawn(http::serve(listener, http::router(ask), std::future::pending()));
+    runtime.spawn(syslog::serve(socket, Arc::clone(&engine), Networks::loopback()));
+    (engine, addresses.0, addresses.1)
+}
+
+#[test]
+fn without_the_memory_of_early_releases_the_same_clients_leave_places_behind() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (engine, http, syslog) = forgetful(&runtime);
+    let between = Proxy::before(Upstream::Tcp(http));
+    between.both(Flow::Delay(WAY));
+    let relay = Relay::to(syslog);
+    let shipped = Shipped::Concurrency(relay.address);
+    let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
+    relay.has_passed(leave(nginx.ingress, 1));
+    let leaked = until("leaks", || match engine.ceilings().total().in_flight {
+        few @ 0..10 => Err(format!("{few} leaked")),
+        some => Ok(some),
+    });
+    println!("without tombstones: {} leaked of {CLIENTS}", leaked.unwrap());
+}

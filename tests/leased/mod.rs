@@ -1,0 +1,126 @@
+//! Leased limits on the whole path of a question: engines with balances over one store.
+//!
+//! The store is the one in memory, held at a distance: engines take it for one that has to be asked.
+
+mod path;
+mod share;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker};
+
+use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use sluicegate::clock::Clock;
+use sluicegate::config;
+use sluicegate::engine::{Answer, Engine, Policy, Refusal};
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+
+/// 2026-01-01T00:00:00Z, where every window of the seven units begins.
+const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
+
+/// A store that counts how often it is asked, and may be away.
+#[derive(Debug)]
+pub struct Far {
+    memory: Memory,
+    pub calls: AtomicU64,
+    pub is_away: AtomicBool,
+}
+
+impl Far {
+    pub fn new() -> Arc<Self> {
+        let memory = Memory::new(1_000_000, WhenFull::Deny, [7; 16]);
+        Arc::new(Self { memory, calls: AtomicU64::new(0), is_away: AtomicBool::new(false) })
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
+    }
+
+    /// What `reply` is after a moment, in which others have their turn.
+    fn later<'a, T: Send + 'a>(&'a self, reply: Reply<'a, T>) -> Reply<'a, T> {
+        self.calls.fetch_add(1, Relaxed);
+        let Reply::Now(now) = reply else { return reply };
+        Reply::Later(Box::pin(async move {
+            tokio::task::yield_now().await;
+            now
+        }))
+    }
+}
+
+impl Backend for Far {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        if self.is_away.load(Relaxed) {
+            return Reply::Now(charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect());
+        }
+        self.later(self.memory.charge(now, charges))
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        if self.is_away.load(Relaxed) {
+            return Reply::Now(Lent::Failed(Cause::Late));
+        }
+        self.later(self.memory.borrow(now, message))
+    }
+}
+
+/// An engine over `store`, with these descriptors in domain `d`, whose clock stands.
+fn engine(store: &Arc<Far>, descriptors: &str) -> Engine {
+    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), Policy::default());
+    publish(&engine, "", descriptors);
+    engine
+}
+
+/// Puts `descriptors` in force, of a domain that says `words` too.
+fn publish(engine: &Engine, words: &str, descriptors: &str) {
+    let text = format!("domain: d\n{words}descriptors:\n{descriptors}");
+    let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    engine.publish(Arc::new(config));
+}
+
+fn pass(engine: &Engine, time: Nanos) {
+    let Clock::Manual(clock) = engine.clock() else { panic!("a clock that is set by hand") };
+    clock.advance(time);
+}
+
+/// A question with one descriptor of one entry for each of these.
+fn question<'a>(entries: &[(&'a str, &'a str)], cost: Cost) -> Question<'a> {
+    let descriptor = |entry: &(&'a str, &'a str)| Descriptor {
+        entries: [*entry].into_iter().collect(),
+        cost,
+        limit: None,
+    };
+    Question { domain: "d", descriptors: entries.iter().map(descriptor).collect() }
+}
+
+async fn ask(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Result<Answer, Refusal> {
+    let question = question(entries, Cost::Charge(Hits(hits)));
+    let answer = engine.decide(&question).await;
+    // What is borrowed in the background has its turn.
+    for _ in 0..4 {
+        tokio::task::yield_now().await;
+    }
+    answer
+}
+
+async fn admits(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> bool {
+    ask(engine, entries, hits).await.unwrap().verdict == Verdict::Admit
+}
+
+/// The answer, where it is there at the first poll.
+fn at_once(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Option<Answer> {
+    let question = question(entries, Cost::Charge(Hits(hits)));
+    let mut deciding = engine.decide(&question);
+    match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => Some(answer.unwrap()),
+        Poll::Pending => None,
+    }
+}
+
+/// Hits that the engine holds of all keys.
+fn held(engine: &Engine) -> u64 {
+    engine.leases().unwrap().sum().hits.0
+}

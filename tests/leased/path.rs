@@ -1,0 +1,309 @@
+//! One engine, or two, and what they hold.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::engine::leases::MOST_LEDGERS;
+use sluicegate::kernel::decision::{Cost, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::{Far, admits, ask, at_once, engine, held, pass, publish, question};
+
+/// A thousand a day, of which none may pass above a window; nobody comes to its end here.
+const COUPLED: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
+/// As many, of which a tenth may be out.
+const GCRA: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
+/// Beside either, a limit of two a day that is strict.
+const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
+const K: &[(&str, &str)] = &[("k", "v")];
+
+/// Asks until something is held.
+async fn until_held(engine: &sluicegate::engine::Engine) -> u64 {
+    for asked in 1..100 {
+        assert!(admits(engine, K, 1).await);
+        if 4 < held(engine) {
+            return asked;
+        }
+    }
+    panic!("nothing is held");
+}
+
+#[tokio::test]
+async fn a_question_that_is_held_is_answered_at_the_first_poll_without_a_call() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        assert!(at_once(&engine, K, 0).is_none(), "nothing is held yet");
+        let asked = until_held(&engine).await;
+        let (calls, before) = (store.calls(), held(&engine));
+        let answer = at_once(&engine, K, 1).unwrap();
+        assert_eq!(
+            (answer.verdict, store.calls(), held(&engine)),
+            (Verdict::Admit, calls, before - 1)
+        );
+        let status = &answer.statuses[0].finding;
+        assert_eq!(status.reason, Reason::WithinLimit);
+        assert_eq!(
+            status.room.remaining,
+            Hits(1000 - asked - 1),
+            "of the key, not of what is held"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_asked_once_costs_one_call_and_parks_nothing() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        for name in ["a", "b", "c"] {
+            assert!(admits(&engine, &[("k", name)], 1).await);
+        }
+        assert_eq!((store.calls(), held(&engine)), (3, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_peek_answers_for_the_key_and_spends_nothing() {
+    for limits in [COUPLED, GCRA] {
+        let (store, peek) = (Far::new(), |answer: sluicegate::engine::Answer| {
+            answer.statuses[0].finding.room.remaining.0
+        });
+        let engine = engine(&store, limits);
+        assert_eq!(peek(ask(&engine, K, 0).await.unwrap()), 1000);
+        assert_eq!(engine.leases().unwrap().sum().keys, 0, "a peek begins nothing");
+        let asked = until_held(&engine).await;
+        let before = held(&engine);
+        assert_eq!(peek(ask(&engine, K, 0).await.unwrap()), 1000 - asked);
+        assert_eq!(held(&engine), before);
+    }
+}
+
+#[tokio::test]
+async fn two_engines_admit_the_limit_and_no_more_where_leases_end_with_the_window() {
+    let store = Far::new();
+    let fleet = [engine(&store, COUPLED), engine(&store, COUPLED)];
+    let mut admitted = 0;
+    for turn in 0..1_600 {
+        admitted += u64::from(admits(&fleet[turn % 2], K, 1).await);
+    }
+    let held: u64 = fleet.iter().map(held).sum();
+    assert!(admitted + held <= 1000, "{admitted} and {held} held");
+    assert!(950 <= admitted, "{admitted}");
+    assert!(store.calls() < 400, "{} calls", store.calls());
+}
+
+#[tokio::test]
+async fn denials_are_remembered_beside_the_balance() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        assert!(admits(&engine, K, 1000).await);
+        assert!(!admits(&engine, K, 1).await);
+        let calls = store.calls();
+        assert!(!admits(&engine, K, 1).await);
+        assert!(!admits(&engine, K, 1001).await);
+        assert_eq!(store.calls(), calls);
+        let answer = ask(&engine, K, 1001).await.unwrap();
+        assert_eq!(answer.statuses[0].finding.reason, Reason::LargerThanLimit);
+    }
+}
+
+#[tokio::test]
+async fn a_question_that_is_denied_as_a_whole_takes_nothing_from_a_balance() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        publish(&engine, "charge: all_or_nothing\n", &format!("{limits}{STRICT}"));
+        let both = &[("k", "v"), ("s", "v")];
+        assert!(admits(&engine, both, 1).await && admits(&engine, both, 1).await);
+        until_held(&engine).await;
+        let before = held(&engine);
+        let left = ask(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining;
+        for _ in 0..3 {
+            let answer = ask(&engine, both, 1).await.unwrap();
+            assert_eq!(answer.verdict, Verdict::Deny);
+            assert_eq!(answer.statuses[0].finding.verdict, Verdict::Admit);
+            assert_eq!(answer.statuses[0].finding.room.remaining, left, "as without the charge");
+        }
+        assert_eq!(held(&engine), before);
+    }
+}
+
+#[tokio::test]
+async fn a_question_whose_future_is_dropped_puts_back_what_it_took() {
+    let store = Far::new();
+    let engine = engine(&store, COUPLED);
+    publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
+    until_held(&engine).await;
+    let before = held(&engine);
+    assert!(at_once(&engine, &[("k", "v"), ("s", "v")], 1).is_none(), "the other has to be asked");
+    assert_eq!(held(&engine), before);
+}
+
+#[tokio::test]
+async fn two_leased_limits_that_are_charged_as_one_come_to_be_answered_here() {
+    let store = Far::new();
+    let limits = COUPLED.replace("key: k", "key: other").replace("1000", "500");
+    let engine = engine(&store, COUPLED);
+    publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{limits}"));
+    let both = &[("k", "v"), ("other", "v")];
+    let mut admitted = 0;
+    for _ in 0..700 {
+        admitted += u64::from(admits(&engine, both, 1).await);
+    }
+    assert!((450..=500).contains(&admitted), "{admitted}");
+    assert!(store.calls() < 300, "{} calls", store.calls());
+    let left = ask(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining.0;
+    assert_eq!(left + admitted, 1000, "what the other denied was not charged here");
+}
+
+#[tokio::test]
+async fn under_each_the_others_are_charged_though_one_denies() {
+    let store = Far::new();
+    let engine = engine(&store, &format!("{COUPLED}{STRICT}"));
+    let both = &[("k", "v"), ("s", "v")];
+    for asked in 1..=20_u64 {
+        assert_eq!(admits(&engine, both, 1).await, asked <= 2);
+    }
+    assert_eq!(ask(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining, Hits(980));
+}
+
+#[tokio::test]
+async fn a_shadow_limit_reports_and_a_quota_limit_denies_with_its_group() {
+    let store = Far::new();
+    let shadow = format!("{COUPLED}  shadow_mode: true\n");
+    let quota = |key: &str, requests: u32| {
+        format!(
+            "- key: {key}\n  quota_mode: true\n  rate_limit: {{unit: day, requests_per_unit: {requests}, mode: leased, max_overshoot: 0}}\n"
+        )
+    };
+    let engine = engine(&store, COUPLED);
+    for charge in ["", "charge: all_or_nothing\n"] {
+        publish(&engine, charge, &format!("{shadow}{}{}", quota("q", 10), quota("r", 30)));
+        let name = if charge.is_empty() { "each" } else { "all" };
+        assert!(
+            !at_once(&engine, &[("k", name)], 2000).is_some_and(|a| a.verdict == Verdict::Deny)
+        );
+        assert!(admits(&engine, &[("k", name), ("q", name)], 1).await);
+        let mut admitted = 1;
+        for _ in 0..50 {
+            let both = [("k", name), ("q", name), ("r", name)];
+            admitted += u64::from(admits(&engine, &both, 1).await);
+        }
+        assert_eq!(admitted, 31, "as long as one of the group admits");
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_is_spent_while_the_store_is_away_and_then_the_limits_word_counts() {
+    for (word, after) in
+        [("allow", Some(Verdict::Admit)), ("deny", Some(Verdict::Deny)), ("error", None)]
+    {
+        let store = Far::new();
+        let limits =
+            COUPLED.replace("unit: day", &format!("on_backend_failure: {word}, unit: day"));
+        let engine = engine(&store, &limits);
+        until_held(&engine).await;
+        let held = held(&engine);
+        store.is_away.store(true, Relaxed);
+        for _ in 0..held {
+            let answer = ask(&engine, K, 1).await.unwrap();
+            assert_eq!(answer.statuses[0].finding.reason, Reason::WithinLimit);
+        }
+        assert_eq!(ask(&engine, K, 1).await.ok().map(|answer| answer.verdict), after, "{word}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_of_a_key_that_nobody_asks_for_goes_back() {
+    let store = Far::new();
+    let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
+    let asked = until_held(&one).await;
+    assert!(0 < held(&one));
+    for _ in 0..40 {
+        pass(&one, Nanos::SECOND);
+        pass(&other, Nanos::SECOND);
+        one.leases().unwrap().tend().await;
+    }
+    assert_eq!(held(&one), 0);
+    assert_eq!(one.leases().unwrap().sum().keys, 0, "and is forgotten");
+    assert!(admits(&other, K, 1000 - asked).await, "another has all that is left");
+}
+
+#[tokio::test]
+async fn a_reload_that_changes_a_leased_limit_gives_back_and_one_that_does_not_keeps() {
+    let store = Far::new();
+    let engine = std::sync::Arc::new(engine(&store, COUPLED));
+    let tending = tokio::spawn(engine.leases().unwrap().clone().tend_on());
+    tokio::task::yield_now().await;
+    until_held(&engine).await;
+    let before = held(&engine);
+    publish(&engine, "", &format!("{COUPLED}{STRICT}"));
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(held(&engine), before);
+    publish(&engine, "", &COUPLED.replace("1000", "900"));
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(held(&engine), 0);
+    tending.abort();
+}
+
+#[tokio::test]
+async fn a_refund_goes_to_the_store_and_drops_a_denial() {
+    let store = Far::new();
+    let engine = engine(&store, COUPLED);
+    assert!(admits(&engine, K, 1000).await && !admits(&engine, K, 1).await);
+    let back = question(K, Cost::Refund(Hits(5)));
+    assert_eq!(engine.decide(&back).await.unwrap().verdict, Verdict::Admit);
+    let mut admitted = 0;
+    for _ in 0..10 {
+        admitted += u64::from(admits(&engine, K, 1).await);
+    }
+    assert_eq!(admitted, 4, "the window counted one that it denied");
+}
+
+#[tokio::test]
+async fn ledgers_are_bounded_and_one_that_goes_gives_back() {
+    let store = Far::new();
+    let engine = engine(&store, COUPLED);
+    let names: Vec<String> = (0..MOST_LEDGERS + 3_000).map(|name| name.to_string()).collect();
+    for name in &names {
+        let question = question(&[("k", name)], Cost::Charge(Hits(1)));
+        for _ in 0..3 {
+            assert_eq!(engine.decide(&question).await.unwrap().verdict, Verdict::Admit);
+        }
+    }
+    let sum = engine.leases().unwrap().sum();
+    assert!(sum.keys <= MOST_LEDGERS, "{sum:?}");
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    let keys = sum.keys;
+    let gone = names.iter().take(100).filter(|name| {
+        let peeked = at_once(&engine, &[("k", name)], 0);
+        peeked.is_none()
+    });
+    let gone: Vec<_> = gone.collect();
+    assert!(!gone.is_empty(), "{keys} keys");
+    for name in gone {
+        let answer = ask(&engine, &[("k", name)], 0).await.unwrap();
+        assert_eq!(answer.statuses[0].finding.room.remaining, Hits(997), "nothing of it is parked");
+    }
+}
+
+#[tokio::test]
+async fn over_a_store_at_hand_a_leased_limit_is_strict() {
+    let memory = std::sync::Arc::new(Memory::new(100, WhenFull::Deny, [7; 16]));
+    let clock = sluicegate::clock::Clock::manual(super::NEW_YEAR);
+    let engine =
+        sluicegate::engine::Engine::new(clock, memory, sluicegate::engine::Policy::default());
+    publish(&engine, "", GCRA);
+    for asked in 1..=1_010 {
+        assert_eq!(admits(&engine, K, 1).await, asked <= 1_000);
+    }
+    assert!(engine.leases().is_none());
+}

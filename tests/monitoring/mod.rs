@@ -1,0 +1,137 @@
+//! Dashboards and alerts, held against a running service by a real Prometheus.
+//!
+//! Guarantees: every query of every panel has data; every metric that a dashboard or an alert names exists; every alert fires
+//! when it should and has a section in the runbooks.
+//! Leaves out: how a dashboard looks. No Grafana was asked.
+
+mod prometheus;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use sluicegate::telemetry::metrics::{Gauges, Metrics};
+
+use crate::http1;
+use crate::service::Service;
+use crate::support::redis::Redis;
+use crate::waiting::until;
+use prometheus::Prometheus;
+
+const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
+                      rate_limit: {unit: day, requests_per_unit: 5}\n";
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A panel's place and one of its queries.
+struct Query {
+    place: String,
+    expression: String,
+}
+
+fn queries() -> Vec<Query> {
+    let dashboards = fs::read_dir(root().join("charts/sluicegate/dashboards")).unwrap();
+    let read = |path: PathBuf| {
+        let board: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let panels = board["panels"].as_array().unwrap().clone();
+        panels.into_iter().flat_map(move |panel| {
+            let place = format!("{}: {}", path.display(), panel["title"]);
+            let targets = panel["targets"].as_array().unwrap().clone();
+            targets.into_iter().map(move |target| Query {
+                place: place.clone(),
+                expression: target["expr"].as_str().unwrap().to_owned(),
+            })
+        })
+    };
+    dashboards.flat_map(|entry| read(entry.unwrap().path())).collect()
+}
+
+/// As Grafana fills it in.
+fn filled(expression: &str) -> String {
+    let filled = expression.replace("$__rate_interval", "10s");
+    filled.replace("$job", ".*").replace("$instance", ".*")
+}
+
+#[test]
+fn every_query_of_every_dashboard_has_data_of_a_running_service() {
+    let redis = Redis::start();
+    let limits = tempfile::tempdir().unwrap();
+    fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
+    let backend = format!("redis+unix://{}", redis.socket().display());
+    let service = Service::start(limits.path(), &["--backend".to_owned(), backend]).unwrap();
+    let prometheus = Prometheus::of(service.metrics);
+    let queries = queries();
+    assert!(40 < queries.len(), "{} queries", queries.len());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "me"}]}]}"#;
+                let _ = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes()));
+            }
+        });
+        let found: Result<Vec<()>, String> =
+            queries.iter().map(|query| has_data(&prometheus, query)).collect();
+        stop.store(true, Ordering::Relaxed);
+        found.unwrap();
+    });
+}
+
+fn has_data(prometheus: &Prometheus, query: &Query) -> Result<(), String> {
+    until(&query.place, || match prometheus.samples(&filled(&query.expression))? {
+        0 => Err(format!("no data: {}", query.expression)),
+        _ => Ok(()),
+    })
+}
+
+fn alerts() -> String {
+    fs::read_to_string(root().join("charts/sluicegate/files/alerts.yaml")).unwrap()
+}
+
+#[test]
+fn every_metric_that_is_named_exists() {
+    let page = Metrics::new().page(Gauges::default()).to_string();
+    let known: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let all = queries().into_iter().map(|query| query.expression).chain([alerts()]);
+    let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    for text in all {
+        for word in text.split(|c| !part_of_name(c)).filter(|w| w.starts_with("sluicegate_")) {
+            let family =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
+            assert!(known.contains(word) || known.contains(family.unwrap_or("")), "{word}: {text}");
+        }
+    }
+}
+
+#[test]
+fn every_alert_fires_when_it_should_and_not_before() {
+    let tests = root().join("tests/monitoring/alerts.yaml");
+    for arguments in [["check", "rules"], ["test", "rules"]] {
+        let mut promtool = Command::new("promtool");
+        let file = match arguments[0] {
+            "check" => root().join("charts/sluicegate/files/alerts.yaml"),
+            _ => tests.clone(),
+        };
+        let out = promtool.args(arguments).arg(file).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    }
+}
+
+#[test]
+fn every_alert_has_a_section_in_the_runbooks_and_no_section_is_left_over() {
+    let text = alerts();
+    let alerts: Vec<_> = text.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
+    let runbooks = fs::read_to_string(root().join("docs/runbooks.md")).unwrap();
+    let sections: Vec<_> = runbooks.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    assert_eq!(sections, alerts);
+    for alert in alerts {
+        let link = format!("runbook: docs/runbooks.md#{}\n", alert.to_lowercase());
+        assert_eq!(text.matches(&link).count(), 1, "{link}");
+    }
+}

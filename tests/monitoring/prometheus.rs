@@ -1,0 +1,80 @@
+//! A real Prometheus that scrapes one replica, gone when dropped.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+
+use form_urlencoded::Serializer;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::http1;
+use crate::waiting::until;
+
+pub struct Prometheus {
+    process: Child,
+    home: TempDir,
+    address: SocketAddr,
+}
+
+impl Prometheus {
+    /// Scrapes `target` five times a second.
+    pub fn of(target: SocketAddr) -> Self {
+        let started = || {
+            let mut prometheus = Self::spawn(target);
+            prometheus.ready().map(|()| prometheus)
+        };
+        until("a Prometheus on a free port", started).unwrap()
+    }
+
+    fn spawn(target: SocketAddr) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let config = format!(
+            "global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}\nscrape_configs:\n\
+             - {{job_name: sluicegate, static_configs: [{{targets: ['{target}']}}]}}\n"
+        );
+        let file = home.path().join("prometheus.yml");
+        std::fs::write(&file, config).unwrap();
+        // Whoever takes it in between makes the next one be tried.
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", file.display()));
+        command.arg(format!("--storage.tsdb.path={}", home.path().join("data").display()));
+        command.arg(format!("--web.listen-address={free}"));
+        let log = File::create(home.path().join("log")).unwrap();
+        let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let process = process.expect("no prometheus here: scripts/test.sh installs one");
+        Self { process, home, address: free }
+    }
+
+    fn ready(&mut self) -> Result<(), String> {
+        until("Prometheus", || {
+            if let Ok(Some(status)) = self.process.try_wait() {
+                let log = std::fs::read_to_string(self.home.path().join("log"));
+                return Ok(Err(format!("it ended with {status}: {}", log.unwrap_or_default())));
+            }
+            let reply = http1::get(self.address, "/-/ready", &[]).map_err(|e| e.to_string())?;
+            if reply.status == 200 { Ok(Ok(())) } else { Err(reply.text()) }
+        })?
+    }
+
+    /// The samples that a query has now; NaN is none.
+    pub fn samples(&self, query: &str) -> Result<usize, String> {
+        let asked = Serializer::new(String::new()).append_pair("query", query).finish();
+        let reply = http1::get(self.address, &format!("/api/v1/query?{asked}"), &[]);
+        let reply = reply.map_err(|error| error.to_string())?;
+        let said: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
+        if said["status"] != "success" {
+            return Err(format!("{query}: {said}"));
+        }
+        let samples = said["data"]["result"].as_array().into_iter().flatten();
+        Ok(samples.filter(|sample| sample["value"][1] != "NaN").count())
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,336 @@
+//! One ceiling over real processes: five replicas, one Redis, and a backend that counts who is really
+//! inside it, while everything that can happen to a process or a store happens to them.
+//!
+//! The backend's requests go on when their replica dies, as they do behind a proxy. `docs/reliability.md`
+//! keeps the table that this prints; `SLUICEGATE_FLEET_MINUTES` has it go on for so long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::runtime::Runtime;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Store, metric, serve};
+use crate::service::Service;
+use crate::support::dice::{Dice, seed};
+use crate::support::proxy::{Proxy, Upstream};
+use crate::waiting::{now, until};
+
+const REPLICAS: usize = 5;
+const CEILING: i64 = 20;
+const TERM: Duration = Duration::from_secs(1);
+const MAX_DURATION: Duration = Duration::from_secs(3);
+/// How long a caller waits for its answer: above what a crowded machine takes.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// Requests that want to be inside, at each replica.
+const WORKERS: usize = 12;
+/// How long one is watched after a fault: longer than a lost member's part is kept.
+const WATCHED: Duration = Duration::from_secs(8);
+
+/// Who is inside, as the backend sees it.
+#[derive(Debug, Default)]
+struct Inside {
+    now: AtomicI64,
+    most: AtomicI64,
+    /// Those whose permission was so long under way that it may have been given before a stop.
+    late: AtomicI64,
+    allowed_for: AtomicI64,
+    above: AtomicI64,
+    entered: AtomicU64,
+    stops: AtomicBool,
+}
+
+impl Inside {
+    fn enters(&self, late: bool) {
+        if late {
+            self.late.fetch_add(1, SeqCst);
+        }
+        let inside = self.now.fetch_add(1, SeqCst) + 1;
+        let allowance = self.late.load(SeqCst);
+        self.most.fetch_max(inside, SeqCst);
+        self.allowed_for.fetch_max(allowance, SeqCst);
+        self.above.fetch_max(inside - allowance - CEILING, SeqCst);
+        self.entered.fetch_add(1, SeqCst);
+    }
+
+    fn leaves(&self, late: bool) {
+        self.now.fetch_sub(1, SeqCst);
+        if late {
+            self.late.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// Five replicas behind proxies that can be cut, and their callers.
+struct Scene {
+    store: Store,
+    limits: tempfile::TempDir,
+    proxies: Vec<Proxy>,
+    fleet: Vec<Option<Service>>,
+    lives: usize,
+    /// Where each replica is called.
+    doors: Arc<Vec<parking_lot::Mutex<Option<Channel>>>>,
+    inside: Arc<Inside>,
+    runtime: Runtime,
+    dice: Dice,
+}
+
+impl Scene {
+    fn new(seed: u64) -> Self {
+        let store = Store::running();
+        let limits = tempfile::tempdir().unwrap();
+        let text = format!(
+            "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {CEILING}, \
+             mode: leased, max_duration: {}s, on_backend_failure: deny}}\n",
+            MAX_DURATION.as_secs()
+        );
+        std::fs::write(limits.path().join("d.yaml"), text).unwrap();
+        let before = |_| Proxy::before(Upstream::Unix(store.socket()));
+        let proxies = (0..REPLICAS).map(before).collect();
+        let mut scene = Self {
+            proxies,
+            limits,
+            fleet: Vec::new(),
+            lives: 0,
+            doors: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
+            inside: Arc::default(),
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap(),
+            dice: Dice::new(seed),
+            store,
+        };
+        for at in 0..REPLICAS {
+            scene.fleet.push(None);
+            scene.start(at);
+        }
+        for at in 0..REPLICAS {
+            for worker in 0..WORKERS {
+                let (doors, inside) = (Arc::clone(&scene.doors), Arc::clone(&scene.inside));
+                let dice = Dice::new(seed ^ ((at * WORKERS + worker) as u64) << 20);
+                scene.runtime.spawn(work(at, doors, inside, dice));
+            }
+        }
+        scene
+    }
+
+    fn start(&mut self, at: usize) {
+        self.lives += 1;
+        let url = format!("redis://{}", self.proxies[at].address());
+        let term = format!("{}ms", TERM.as_millis());
+        let node = format!("replica-{at}");
+        let flags = [
+            ["--node-id", &node],
+            ["--backend-deadline", "50ms"],
+            ["--fleet-heartbeat", "200ms"],
+            ["--fleet-term", &term],
+            ["--drain-delay", "0s"],
+        ];
+        let service = serve(self.limits.path(), &url, &flags.concat());
+        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let channel = self.runtime.block_on(async { endpoint.connect_lazy() });
+        *self.doors[at].lock() = Some(channel);
+        self.fleet[at] = Some(service);
+    }
+
+    fn one(&mut self) -> usize {
+        usize::try_from(self.dice.up_to(REPLICAS as u64 - 1)).unwrap()
+    }
+
+    /// After what happened: when the backend was last not once full, but for one, in a moment.
+    fn full_again(&self) -> Duration {
+        let (began, mut last) = (now(), Duration::ZERO);
+        let mut moment = std::collections::VecDeque::new();
+        while began.elapsed() < WATCHED {
+            std::thread::sleep(Duration::from_millis(10));
+            moment.push_back(self.inside.now.load(SeqCst));
+            if moment.len() == 30 {
+                if moment.iter().all(|inside| *inside < CEILING - 1) {
+                    last = began.elapsed();
+                }
+                moment.pop_front();
+            }
+        }
+        last
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        let at = self.one();
+        match fault {
+            Fault::Kill => {
+                *self.doors[at].lock() = None;
+                self.fleet[at] = None;
+                self.start(at);
+            }
+            Fault::Stop => {
+                let service = self.fleet[at].as_ref().unwrap();
+                service.signal("STOP");
+                std::thread::sleep(TERM * 2);
+                service.signal("CONT");
+            }
+            Fault::Cut => {
+                self.proxies[at].refuse(true);
+                self.proxies[at].cut();
+                std::thread::sleep(TERM * 2);
+                self.proxies[at].refuse(false);
+            }
+            Fault::Silence => {
+                self.proxies[at].go_silent();
+                std::thread::sleep(TERM * 2);
+                self.proxies[at].pass();
+            }
+            Fault::Flush => drop(self.store.tell(&["FLUSHALL"])),
+            Fault::Restart => {
+                self.store.kill();
+                std::thread::sleep(TERM / 2);
+                self.store.start(&["--port", "0"]);
+            }
+            Fault::Rolling => {
+                for at in 0..REPLICAS {
+                    let mut old = self.fleet[at].take().unwrap();
+                    *self.doors[at].lock() = None;
+                    old.terminate();
+                    old.ended().unwrap();
+                    self.start(at);
+                }
+            }
+        }
+    }
+
+    /// Nobody comes any more: nothing is left inside, and no replica holds a place.
+    fn empties(&self) {
+        self.inside.stops.store(true, SeqCst);
+        until("the last has left", || match self.inside.now.load(SeqCst) {
+            0 => Ok(()),
+            inside => Err(inside.to_string()),
+        })
+        .unwrap();
+        for service in self.fleet.iter().flatten() {
+            until("no place is held", || match metric(service, "sluicegate_requests_in_flight") {
+                0 => Ok(()),
+                held => Err(held.to_string()),
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Kill,
+    Stop,
+    Cut,
+    Silence,
+    Flush,
+    Restart,
+    Rolling,
+}
+
+impl Fault {
+    const ALL: [Self; 7] = [
+        Self::Kill,
+        Self::Stop,
+        Self::Cut,
+        Self::Silence,
+        Self::Flush,
+        Self::Restart,
+        Self::Rolling,
+    ];
+}
+
+/// A caller that wants to be inside again and again.
+async fn work(
+    at: usize,
+    doors: Arc<Vec<parking_lot::Mutex<Option<Channel>>>>,
+    inside: Arc<Inside>,
+    mut dice: Dice,
+) {
+    while !inside.stops.load(SeqCst) {
+        let id = format!("{:016x}{:016x}", dice.roll(), dice.roll());
+        let Some(door) = doors[at].lock().clone() else {
+            sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        let began = now();
+        let asked = timeout(PATIENCE, call(door.clone(), "sluicegate.acquire", &id)).await;
+        if !matches!(asked, Ok(Some(Code::Ok))) {
+            if asked.is_err() {
+                // As a proxy that gave the call up: what it took must come back.
+                let _ = timeout(PATIENCE, call(door, "sluicegate.release", &id)).await;
+            }
+            sleep(Duration::from_millis(4 + dice.up_to(8))).await;
+            continue;
+        }
+        let late = TERM / 10 < began.elapsed();
+        inside.enters(late);
+        // One in eight outlives its replica's term.
+        let most = if dice.once_in(8) { MAX_DURATION * 8 / 10 } else { TERM / 5 };
+        let lasts = 5 + dice.up_to(u64::try_from(most.as_millis()).unwrap());
+        sleep(Duration::from_millis(lasts)).await;
+        inside.leaves(late);
+        let _ = timeout(PATIENCE, call(door, "sluicegate.release", &id)).await;
+    }
+}
+
+/// What is answered to one descriptor and this reserved word.
+async fn call(door: Channel, word: &str, id: &str) -> Option<Code> {
+    let entry = |key: &str, value: &str| Entry { key: key.to_owned(), value: value.to_owned() };
+    let descriptor = RateLimitDescriptor {
+        entries: vec![entry("upstream", "all"), entry(word, id)],
+        ..RateLimitDescriptor::default()
+    };
+    let request =
+        RateLimitRequest { domain: "d".to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
+    let answer = RateLimitServiceClient::new(door).should_rate_limit(request).await.ok()?;
+    Some(answer.into_inner().overall_code())
+}
+
+#[test]
+fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_happens() {
+    let seed = seed();
+    println!("SLUICEGATE_SEED={seed}");
+    let mut scene = Scene::new(seed);
+    let began = now();
+    let minutes: u64 =
+        std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(0, |minutes| minutes.parse().unwrap());
+    println!("{:>8}  full again after {:?}", "start", scene.full_again());
+    let mut faults = Fault::ALL.to_vec();
+    loop {
+        for fault in std::mem::take(&mut faults) {
+            scene.strike(fault);
+            let again = scene.full_again();
+            let name = format!("{fault:?}");
+            println!("{name:>8}  full again after {again:?}");
+            holds(&scene.inside);
+            assert!(again < WATCHED * 9 / 10, "{fault:?}: never full again");
+        }
+        if Duration::from_secs(60 * minutes) < began.elapsed() {
+            break;
+        }
+        faults = (0..7).map(|_| scene.dice.pick(&Fault::ALL)).collect();
+    }
+    scene.empties();
+    let inside = &scene.inside;
+    println!(
+        "{} requests, at most {} inside of {CEILING}, allowance {}, {} lives",
+        inside.entered.load(SeqCst),
+        inside.most.load(SeqCst),
+        inside.allowed_for.load(SeqCst),
+        scene.lives
+    );
+    holds(inside);
+}
+
+fn holds(inside: &Inside) {
+    let (above, most) = (inside.above.load(SeqCst), inside.most.load(SeqCst));
+    assert!(above <= 0, "{above} too many inside, {most} at most");
+}

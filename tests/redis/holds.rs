@@ -1,0 +1,183 @@
+//! The hits that a question holds in two stores until both have answered: what others see, what becomes
+//! of them when their holder dies, and how long the question takes in all.
+//!
+//! Each law was seen to fail with the code broken so:
+//!
+//! | broken so | killed by |
+//! |---|---|
+//! | what expired is not given back | `a_holder_that_is_killed_…` |
+//! | a dropped question gives nothing back | `a_question_that_is_dropped_…` |
+//! | each step waits for the whole deadline | `both_steps_together_…` |
+
+use std::time::Duration;
+
+use sluicegate::backend::redis::{Address, Place, Redis, Stores};
+use sluicegate::backend::{Backend as _, Cause, Charge, Charges, Outcome, Rule};
+use tokio::task::JoinHandle;
+
+use super::degrade::redis_at;
+use super::reference::{ALL, ask, charges, gist, now as today, ours};
+use super::{Store, serve, wait_until_whole};
+use crate::http1;
+use crate::service::Service;
+use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
+
+/// Two stores, the second behind a proxy.
+struct Two {
+    main: Store,
+    _second: Store,
+    proxy: Proxy,
+}
+
+impl Two {
+    fn new() -> Self {
+        let (main, second) = (Store::running(), Store::running());
+        let proxy = Proxy::before(Upstream::Unix(second.socket()));
+        Self { main, _second: second, proxy }
+    }
+
+    /// In a test that is itself async.
+    fn within() -> Self {
+        std::thread::spawn(Self::new).join().unwrap()
+    }
+
+    fn connected(&self, deadline: Duration) -> (Stores, [JoinHandle<()>; 2]) {
+        let address = self.proxy.address();
+        let second = Address { host: address.ip().to_string(), port: address.port() };
+        let redis = |place| {
+            let (redis, connection) = Redis::new(redis_at(place, deadline));
+            (redis, tokio::spawn(connection))
+        };
+        let (main, first) = redis(Place::Unix(self.main.socket()));
+        let (second, other) = redis(Place::Tcp(second));
+        let stores = Stores::new(main).with_per_second(second);
+        let answers = || stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        until("both are connected", answers).unwrap();
+        (stores, [first, other])
+    }
+
+    fn serve(&self, limits: &std::path::Path) -> Service {
+        let second = format!("redis://{}", self.proxy.address());
+        let flags = ["--backend-per-second", &second, "--backend-deadline", "2s"];
+        let service = serve(limits, &self.main.url(), &flags);
+        wait_until_whole(&service);
+        service
+    }
+
+    fn keys(&self) -> i64 {
+        self.main.tell(&["DBSIZE"]).int()
+    }
+}
+
+/// Ten a day by each strategy of ours, and as many of what lives in the second store.
+const LIMITS: &str = "domain: d
+charge: all_or_nothing
+descriptors:
+- {key: fixed_window, rate_limit: {unit: day, requests_per_unit: 10}}
+- {key: gcra, rate_limit: {unit: day, requests_per_unit: 10, strategy: gcra}}
+- {key: sliding_window, rate_limit: {unit: day, requests_per_unit: 10, strategy: sliding_window}}
+- {key: sliding_log, rate_limit: {unit: day, requests_per_unit: 10, strategy: sliding_log}}
+- {key: second, rate_limit: {unit: second, requests_per_unit: 1000}}
+";
+
+const KEYS: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
+
+/// Asks for so many of what each of `keys` limits and of what the second store has.
+fn ask_for(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
+    let entry = |key: &&str| format!(r#"{{"entries":[{{"key":"{key}","value":"v"}}]}}"#);
+    let keys: Vec<_> = keys.iter().chain(&["second"]).map(entry).collect();
+    let list = keys.join(",");
+    let body = format!(r#"{{"domain":"d","descriptors":[{list}],"hitsAddend":{hits}}}"#);
+    let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes()));
+    reply.ok().map(|reply| reply.status)
+}
+
+#[test]
+fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_term_is_over() {
+    for_a_day_with_a_minute_left();
+    let (two, dir) = (Two::new(), tempfile::tempdir().unwrap());
+    std::fs::write(dir.path().join("d.yaml"), LIMITS).unwrap();
+    let (first, next) = (two.serve(dir.path()), two.serve(dir.path()));
+    let before = two.keys();
+    // The second store holds what it is asked for, and nobody hears of it.
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    std::thread::scope(|scope| {
+        scope.spawn(|| ask_for(&first, &KEYS, 4));
+        let held = || match two.keys() - before {
+            keys if keys == 2 * i64::try_from(KEYS.len()).unwrap() => Ok(()),
+            keys => Err(keys.to_string()),
+        };
+        until("all is held in the first store", held).unwrap();
+        first.signal("KILL");
+    });
+    let died = now();
+    two.proxy.pass();
+    wait_until_whole(&next);
+    for key in KEYS {
+        assert_eq!(ask_for(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
+    }
+    for key in KEYS {
+        until("what was held is given back", || match ask_for(&next, &[key], 10) {
+            Some(200) => Ok(()),
+            other => Err(format!("{key}: {other:?}")),
+        })
+        .unwrap();
+        assert_eq!(ask_for(&next, &[key], 1), Some(429), "{key}: ten passed");
+    }
+    println!("observed: killed between two steps: given back {:?} later, of 4 s", died.elapsed());
+}
+
+fn both(hits: u64) -> Charges {
+    let second = Charge { per_second: true, ..ours("in the second", 1_000, hits) };
+    charges([ours("main", 10, hits), second], ALL)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() {
+    let two = Two::within();
+    let (stores, _tasks) = two.connected(PATIENCE * 2);
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    let (now, asked) = (today(), both(4));
+    let question = ask(&stores, now, &asked);
+    let held = async {
+        while two.keys() == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        outcomes = question => panic!("{outcomes:?}"),
+        () = held => {}
+    }
+    two.proxy.pass();
+    loop {
+        let left = ask(&stores, now, &charges([ours("main", 10, 0)], Rule::Each)).await;
+        if gist(left[0]).1 == Some(10) {
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_steps_together_take_no_longer_than_the_deadline() {
+    let deadline = Duration::from_millis(1_500);
+    let two = Two::within();
+    let (stores, _tasks) = two.connected(deadline);
+    let today = today();
+    let timed = async || {
+        let began = now();
+        let outcomes = ask(&stores, today, &both(1)).await;
+        (outcomes, began.elapsed())
+    };
+    // Each step has half of it.
+    two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
+    let (outcomes, took) = timed().await;
+    assert!(outcomes.iter().all(|outcome| !outcome.denies()), "{outcomes:?}");
+    assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
+    assert!(deadline / 3 * 2 <= took && took < deadline + deadline / 3, "{took:?}");
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    let (outcomes, took) = timed().await;
+    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
+    assert!(matches!(outcomes[0], Outcome::Stepped(_)), "the other counts: {outcomes:?}");
+    assert!(took < deadline + deadline / 3, "{took:?}");
+}

@@ -1,0 +1,181 @@
+//! A small management server: aggregated discovery, state of the world, whose responses a test chooses.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use envoy_types::pb::google::protobuf::Any;
+use prost::Message as _;
+use sluicegate::edge::grpc::incoming::{Incoming, Listener};
+use sluicegate::edge::grpc::tls::{Files, Tls};
+use sluicegate::source::xds::message::{RateLimitConfig, TYPE_URL};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::{broadcast, oneshot};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::waiting::until;
+
+/// A request as it came, with its stream's headers.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub headers: MetadataMap,
+    pub request: DiscoveryRequest,
+}
+
+#[derive(Clone)]
+struct State {
+    asked: Arc<Mutex<Vec<Asked>>>,
+    /// What a new stream is told at once.
+    latest: Arc<Mutex<Option<DiscoveryResponse>>>,
+    /// What all open streams are told; nothing ends them.
+    told: broadcast::Sender<Option<DiscoveryResponse>>,
+}
+
+/// A running server; dropped, it is gone with its streams.
+pub struct Xds {
+    runtime: Runtime,
+    pub address: SocketAddr,
+    state: State,
+    stop: Option<oneshot::Sender<()>>,
+}
+
+impl Xds {
+    pub fn start() -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), None)
+    }
+
+    pub fn start_with_tls(files: Files) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), Some(Arc::new(Tls::new(files).unwrap())))
+    }
+
+    /// On an address that one before it had.
+    pub fn start_at(address: SocketAddr, tls: Option<Arc<Tls>>) -> Self {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let listener = until("the port is free", || {
+            runtime.block_on(TcpListener::bind(address)).map_err(|error| error.to_string())
+        });
+        let listener = listener.unwrap();
+        let address = listener.local_addr().unwrap();
+        let state =
+            State { asked: Arc::default(), latest: Arc::default(), told: broadcast::channel(64).0 };
+        let (stop, stopped) = oneshot::channel();
+        let service = AggregatedDiscoveryServiceServer::new(state.clone());
+        runtime.spawn(async move {
+            let incoming = Incoming::new(Listener::Tcp(listener), tls, None);
+            let server = tonic::transport::Server::builder().add_service(service);
+            tokio::select! {
+                ended = server.serve_with_incoming(incoming) => ended.unwrap(),
+                _ = stopped => {}
+            }
+        });
+        Self { runtime, address, state, stop: Some(stop) }
+    }
+
+    /// Tells all streams, and those to come, that this is all there is.
+    pub fn tell(&self, version: &str, configs: &[RateLimitConfig]) {
+        let any = |config: &RateLimitConfig| Any {
+            type_url: TYPE_URL.to_owned(),
+            value: config.encode_to_vec(),
+        };
+        self.tell_resources(version, configs.iter().map(any).collect());
+    }
+
+    pub fn tell_resources(&self, version: &str, resources: Vec<Any>) {
+        let response = DiscoveryResponse {
+            version_info: version.to_owned(),
+            nonce: format!("n{version}"),
+            type_url: TYPE_URL.to_owned(),
+            resources,
+            ..DiscoveryResponse::default()
+        };
+        *self.state.latest.lock().unwrap() = Some(response.clone());
+        let _ = self.state.told.send(Some(response));
+    }
+
+    /// Ends every stream.
+    pub fn hang_up(&self) {
+        let _ = self.state.told.send(None);
+    }
+
+    /// What was asked so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.state.asked.lock().unwrap().clone()
+    }
+
+    /// The answer to the response of this version: acknowledged, or what is wrong with it.
+    pub fn answer(&self, version: &str) -> (String, Option<String>) {
+        let nonce = format!("n{version}");
+        let answer = until("an answer to a response", || {
+            let asked = self.asked();
+            let answer = asked.iter().rfind(|it| it.request.response_nonce == nonce);
+            answer.map(|it| it.request.clone()).ok_or_else(|| format!("{asked:?}"))
+        });
+        let answer = answer.unwrap();
+        (answer.version_info, answer.error_detail.map(|detail| detail.message))
+    }
+}
+
+impl Drop for Xds {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let runtime = std::mem::replace(
+            &mut self.runtime,
+            tokio::runtime::Builder::new_current_thread().build().unwrap(),
+        );
+        runtime.shutdown_background();
+    }
+}
+
+type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for State {
+    type StreamAggregatedResourcesStream = Responses<DiscoveryResponse>;
+    type DeltaAggregatedResourcesStream = Responses<DeltaDiscoveryResponse>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let headers = request.metadata().clone();
+        let mut requests = request.into_inner();
+        let (state, mut told) = (self.clone(), self.told.subscribe());
+        let asked = Arc::clone(&self.asked);
+        let (to_client, responses) = tokio::sync::mpsc::channel(64);
+        tokio::spawn(async move {
+            while let Some(Ok(request)) = requests.next().await {
+                asked.lock().unwrap().push(Asked { headers: headers.clone(), request });
+            }
+        });
+        tokio::spawn(async move {
+            let latest = state.latest.lock().unwrap().clone();
+            if let Some(latest) = latest {
+                let _ = to_client.send(Ok(latest)).await;
+            }
+            while let Ok(Some(response)) = told.recv().await {
+                if to_client.send(Ok(response)).await.is_err() {
+                    break;
+                }
+            }
+        });
+        let responses = tokio_stream::wrappers::ReceiverStream::new(responses);
+        Ok(Response::new(Box::pin(responses)))
+    }
+
+    async fn delta_aggregated_resources(
+        &self,
+        _request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        Err(Status::unimplemented("state of the world only"))
+    }
+}
