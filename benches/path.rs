@@ -16,19 +16,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{Backend, Charges, Outcomes, Reply};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
-use sluicegate::kernel::units::{Hits, Revision};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 /// As in the binary.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-const LIMITS: &[u8] = b"domain: shop\ndescriptors:\n- key: api_key\n  \
+const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                         rate_limit: {requests_per_unit: 1000, unit: day, strategy: gcra}\n";
 const THREADS: u64 = 2;
 const BATCH: u32 = 64;
@@ -41,6 +43,53 @@ fn main() {
     for live_keys in [1_000, 1_000_000] {
         decide_over(live_keys);
     }
+    decide_on_balances(1_000);
+}
+
+/// The memory store as one that has to be asked: what is held of it is answered without.
+#[derive(Debug)]
+struct Far(Memory);
+
+impl Backend for Far {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        self.0.charge(now, charges)
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        self.0.borrow(now, message)
+    }
+}
+
+/// One thread on keys that it holds enough of, and the same of counters at hand beside it.
+fn decide_on_balances(keys: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let _within = runtime.enter();
+    let names: Vec<String> = (0..keys).map(|i| format!("client-{i}")).collect();
+    let limits = |mode: &str| {
+        format!(
+            "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {{requests_per_unit: 400000000, \
+             unit: day{mode}}}\n"
+        )
+    };
+    let memory = || Memory::new(keys * 2, WhenFull::Deny, [7; 16]);
+    let strict = engine_with(Arc::new(memory()), &limits(""));
+    let leased = limits(", mode: leased, max_overshoot: 0");
+    let leased = engine_with(Arc::new(Far(memory())), &leased);
+    for name in &names {
+        let entries = [("api_key", name.as_str())];
+        // So much that a lease is far larger than what is asked below.
+        for hits in [1_000_000, 1_000_000, 1, 1] {
+            let mut question = question(&entries);
+            question.descriptors[0].cost = Cost::Charge(Hits(hits));
+            runtime.block_on(leased.decide(&question)).unwrap();
+        }
+        decide(&strict, &question(&entries));
+    }
+    let asked = Random(1).names("client", keys);
+    let (strict, held) = (median_of_batches(&strict, &asked), median_of_batches(&leased, &asked));
+    row("decide, one fixed window, at hand, 1 thread", strict);
+    row("decide, one fixed window, held of a lease, 1 thread", held);
+    println!("held to at hand: {:.2}", held.as_secs_f64() / strict.as_secs_f64());
 }
 
 fn decide_over(live_keys: usize) {
@@ -79,9 +128,13 @@ fn memory_per_key(keys: u32) {
 }
 
 fn engine_of(max_keys: usize) -> Engine {
-    let memory = Memory::new(max_keys, WhenFull::Deny, [7; 16]);
-    let engine = Engine::new(Clock::system(), Arc::new(memory), Policy::default());
-    let (config, _warnings) = load([("shop.yaml", LIMITS)], Revision(1), false).unwrap();
+    engine_with(Arc::new(Memory::new(max_keys, WhenFull::Deny, [7; 16])), LIMITS)
+}
+
+fn engine_with(backend: Arc<dyn Backend>, limits: &str) -> Engine {
+    let engine = Engine::new(Clock::system(), backend, Policy::default());
+    let limits = limits.as_bytes();
+    let (config, _warnings) = load([("shop.yaml", limits)], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     engine
 }

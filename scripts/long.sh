@@ -36,6 +36,17 @@ check_ceilings() {
         no_schedule_of_faults_brings_the_fleet_above_its_ceiling
 }
 
+# Two hundred fleets that lease, killed, stopped and woken at random.
+check_leases() {
+    SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture redis::overshoot
+}
+
+# Five replicas and a backend that counts, for twenty minutes.
+check_fleet() {
+    SLUICEGATE_FLEET_MINUTES=20 run fleet cargo test --locked --release --test all -- --nocapture \
+        five_replicas_never_have_more_inside
+}
+
 # A Redis that stands still for a minute under load.
 check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 
@@ -43,7 +54,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases fleet)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -12,6 +12,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::kernel::units::Nanos;
 
+/// The variable that makes this process' clock wrong, by milliseconds; for tests of fleets whose clocks do
+/// not agree. Read once.
+pub const SHIFT: &str = "TEST_CLOCK_SHIFT_MS";
+
 /// Where the time comes from.
 #[derive(Debug)]
 pub enum Clock {
@@ -48,6 +52,8 @@ impl Clock {
 #[derive(Debug)]
 pub struct System {
     started: Instant,
+    /// How wrong it is made, in nanoseconds.
+    shift: i64,
     /// What to add to the monotonic time; only grows.
     offset: AtomicU64,
     /// When the wall clock was last looked at, in monotonic nanoseconds.
@@ -58,7 +64,10 @@ impl System {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn start() -> Self {
         let (started, wall) = (Instant::now(), SystemTime::now());
-        Self { started, offset: AtomicU64::new(unix(wall)), looked: AtomicU64::new(0) }
+        let shift = std::env::var(SHIFT).ok().and_then(|text| text.parse::<i64>().ok());
+        let shift = shift.unwrap_or(0).saturating_mul(1_000_000);
+        let offset = AtomicU64::new(unix(wall).saturating_add_signed(shift));
+        Self { started, shift, offset, looked: AtomicU64::new(0) }
     }
 
     fn now(&self) -> Nanos {
@@ -78,7 +87,7 @@ impl System {
     #[cold]
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
-        let wall = unix(SystemTime::now());
+        let wall = unix(SystemTime::now()).saturating_add_signed(self.shift);
         // Read after the wall clock: a thread that is paused in between finds too small an offset,
         // which changes nothing; too large a one would stay for ever.
         let elapsed = self.elapsed();

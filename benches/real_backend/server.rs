@@ -46,8 +46,8 @@ pub struct Result {
 }
 
 /// What `policy` makes of `phases`, one after the other.
-pub fn run(mut policy: Policy, phases: &[Phase], spread: Spread) -> Vec<Result> {
-    let mut server = Server::new(spread);
+pub fn run(mut policy: Policy, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
+    let mut server = Server::new(spread, seed);
     phases.iter().map(|phase| server.live(phase, &mut policy)).collect()
 }
 
@@ -68,9 +68,9 @@ struct Server {
 }
 
 impl Server {
-    fn new(spread: Spread) -> Self {
+    fn new(spread: Spread, seed: u64) -> Self {
         let (waiting, busy, at_work) = (VecDeque::new(), BinaryHeap::new(), Vec::new());
-        Self { now: 1.0, spread, dice: 42, waiting, busy, at_work, in_flight: 0 }
+        Self { now: 1.0, spread, dice: seed, waiting, busy, at_work, in_flight: 0 }
     }
 
     fn live(&mut self, phase: &Phase, policy: &mut Policy) -> Result {

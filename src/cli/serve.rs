@@ -5,6 +5,7 @@
 //! drains (see [`drain`]) and exits with 0.
 //! Leaves out: what any of the parts does.
 
+mod connections;
 mod drain;
 mod gauges;
 mod limits;
@@ -27,7 +28,7 @@ use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
 use crate::config::settings::{self, Backend, OnHangup, ResponseHeaders, Settings};
 use crate::edge::grpc::incoming::Listener;
-use crate::edge::grpc::tls::{self, Tls};
+use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
 use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
@@ -112,7 +113,11 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     // Before anything else, so that a signal that comes while starting is not lost.
     let mut ends = Ends::listen(settings.on_hangup)?;
     check_settings(settings)?;
-    let tls = tls_of(settings)?;
+    let tls = connections::tls_of(settings).map_err(Failure::Settings)?;
+    let bind = async || Listeners::bind(settings).await.map_err(Failure::Ports);
+    // Who may not be asked yet must not be found listening.
+    let waits = settings.xds_server.is_some() && !settings.start_without_config;
+    let bound = if waits { None } else { Some(bind().await?) };
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
     let engine = match stats::of(settings) {
@@ -121,10 +126,13 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     };
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
-    if !source.is_first_here(settings.start_without_config, &mut ends).await {
+    if waits && !source.is_first_here(&mut ends).await {
         return Ok(());
     }
-    let listeners = Listeners::bind(settings).await.map_err(Failure::Ports)?;
+    let listeners = match bound {
+        Some(listeners) => listeners,
+        None => bind().await?,
+    };
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
         (&first.config, settings.start_without_config, &first.status.last_error)
@@ -192,21 +200,6 @@ fn check_settings(settings: &Settings) -> Result<(), Failure> {
         return Err(Failure::Settings(why));
     }
     store::check(settings).map_err(Failure::Settings)
-}
-
-/// TLS of the gRPC port, if it is to be spoken.
-fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, Failure> {
-    let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
-    let Some((certificate, key)) = files else { return Ok(None) };
-    let name = settings.grpc_tls_client_name.as_ref();
-    let files = tls::Files {
-        certificate: certificate.clone(),
-        key: key.clone(),
-        client_ca: settings.grpc_tls_client_ca_file.clone(),
-        client_name: name.map(|name| name.as_str().to_owned()),
-    };
-    let tls = Tls::new(files).map_err(|error| Failure::Settings(error.to_string()))?;
-    Ok(Some(Arc::new(tls)))
 }
 
 /// One screen: where each listener is and what is loaded.
@@ -282,7 +275,7 @@ impl Service<'_> {
         if self.settings.healthy_with_backend {
             let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
             health.set_backend(false);
-            parts.lasting(heed_backend(health, engine));
+            parts.lasting(connections::heed_backend(health, engine));
         }
         parts.lasting(limits.follow());
         parts.lasting(async move { drop(source.task.await) });
@@ -308,7 +301,7 @@ impl Service<'_> {
             health: self.health.clone(),
             reflection: true,
             tls: self.tls.clone(),
-            age: age_of(self.settings),
+            age: connections::age_of(self.settings),
         };
         let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
         parts.finishing(async move {
@@ -340,6 +333,9 @@ impl Service<'_> {
 
     /// Tells spans and counts to the collector that the environment names, if it does.
     fn tell(&self) -> Told {
+        if !self.settings.otlp {
+            return Told::default();
+        }
         let look = self.look();
         let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
@@ -487,28 +483,6 @@ fn reporting_of(settings: &Settings) -> Reporting {
         upstream: settings.request_headers.then(names),
         dynamic_metadata: settings.dynamic_metadata,
         negative_hits: settings.negative_hits,
-    }
-}
-
-/// When connections are told to go: a tenth sooner or later in each process, so that a fleet's do not all
-/// come back at one time.
-fn age_of(settings: &Settings) -> Option<grpc::Age> {
-    let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
-    let drawn = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
-    let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
-    let most = Nanos(most - most / 10 + drawn).into();
-    Some(grpc::Age { most, grace: grace.map(Duration::from) })
-}
-
-/// How often it is looked whether the store of counters answers, where health heeds that.
-const HEED: Duration = Duration::from_millis(250);
-
-/// Lets health follow the store of counters.
-async fn heed_backend(health: Health, engine: Arc<Engine>) {
-    let mut ticks = tokio::time::interval(HEED);
-    loop {
-        ticks.tick().await;
-        health.set_backend(engine.trouble().is_none());
     }
 }
 

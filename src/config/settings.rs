@@ -175,7 +175,7 @@ settings! {
     metrics_port: u16 = 9090, "TCP port";
     /// Address that admin listens on; anything but loopback needs `admin_token`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/fleet`. 0 takes a free port and prints it.
+    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/counter`, `/fleet`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
     /// Show `/`, `/stats` and `/rlconfig` on admin to anybody, as envoyproxy/ratelimit's debug port does, and the
     /// rest to those with the token alone.
@@ -282,6 +282,8 @@ settings! {
     drain_timeout: Nanos = Nanos::from_secs(20), "duration";
     /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
     hooks: Hooks = Hooks::default(), "hooks";
+    /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
+    otlp: bool = true, "switch";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.

@@ -214,7 +214,10 @@ impl Engine {
         question: &Question<'_>,
         now: Nanos,
     ) -> Option<Result<Answer, Refusal>> {
-        self.backend.is_at_hand().then(|| self.decide_at_once(question, now))
+        if self.backend.is_at_hand() {
+            return Some(self.decide_at_once(question, now));
+        }
+        self.decide_from_balances(question, now)
     }
 
     fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
@@ -434,9 +437,6 @@ impl Future for Deciding<'_, '_> {
         }
         let now = engine.clock.now();
         if let Some(answer) = engine.decide_at_hand(question, now) {
-            return Poll::Ready(answer);
-        }
-        if let Some(answer) = engine.decide_from_balances(question, now) {
             return Poll::Ready(answer);
         }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)

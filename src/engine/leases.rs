@@ -2,7 +2,7 @@
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
 //! the store has to be asked for is charged there once, or not known to be; one that waits for another's
-//! message asks at most once more; messages are numbered over all keys of this process, which is a
+//! message asks at most once more, and waits at most once more after that; messages are numbered over all keys of this process, which is a
 //! member of its own; a message whose future is dropped is given up. At most [`MOST_LEDGERS`] keys are
 //! held: where a new one finds no room, the one that nobody asked for longest gives back and goes.
 //! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
@@ -30,6 +30,7 @@ use crate::config::{Config, Limit, Mode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
+use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseCalled, LeaseEnd, LeasedHits};
 use held::Held;
@@ -344,8 +345,29 @@ impl Leases {
         lent
     }
 
-    /// Charges a question as if its limit were not leased.
+    /// Charges a question as if its limit were not leased. One that is denied because all that is left
+    /// is held here, or on its way here, is answered with that.
     async fn charge_alone(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
+        let outcome = self.charge_one(leased, hits).await;
+        if !matches!(outcome, Outcome::Stepped(Step::Deny { .. })) {
+            return outcome;
+        }
+        if let Some(mut settled) = self.awaited(leased) {
+            drop(settled.changed().await);
+        }
+        match self.look(leased, hits) {
+            Some(held @ Outcome::Stepped(Step::Admit(_))) => held,
+            _ => outcome,
+        }
+    }
+
+    fn awaited(&self, leased: Leased<'_>) -> Option<watch::Receiver<Option<Cause>>> {
+        let place = self.place(&leased.charge.key);
+        let shard = self.shard(place);
+        shard.get(&place).filter(|held| held.last_asked().is_none()).map(Held::wait)
+    }
+
+    async fn charge_one(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
         let charges = Charges { list: smallvec![charge], rule: Rule::Each };
         let outcomes = self.charge_plainly(self.clock.now(), &charges).await;

@@ -79,7 +79,7 @@ pub async fn start(
     let reload = asked.clone();
     let mut loader = Loader { options, look, sender, changed, asked, now: Box::new(now) };
     loader.load(Cause::Asked).await;
-    Source { published, reload, task: tokio::spawn(loader.run()), is_awaited: false }
+    Source { published, reload, task: tokio::spawn(loader.run()) }
 }
 
 /// What brings a load about.

@@ -43,8 +43,6 @@ pub struct Source {
     pub reload: Reload,
     /// Ends only when the source has stopped; its loss is fatal.
     pub task: JoinHandle<()>,
-    /// Whether the first load comes later, from somebody else.
-    pub is_awaited: bool,
 }
 
 /// Asks a source for a load.

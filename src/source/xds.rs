@@ -91,7 +91,7 @@ pub fn start(
         options,
     };
     let task = tokio::spawn(stream.run(reload.clone()));
-    Ok(Source { published, reload, task, is_awaited: true })
+    Ok(Source { published, reload, task })
 }
 
 fn headers(of: &[(String, String)]) -> Result<MetadataMap, BadHeader> {

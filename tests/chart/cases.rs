@@ -26,5 +26,6 @@ pub const CASES: &[Case] = &[
     Case { name: "git", flags: &["--values=tests/chart/values/git.yaml"] },
     Case { name: "sentinel", flags: &["--values=tests/chart/values/sentinel.yaml"] },
     Case { name: "cluster", flags: &["--values=tests/chart/values/cluster.yaml"] },
+    Case { name: "xds", flags: &["--values=tests/chart/values/xds.yaml"] },
     Case { name: "bare", flags: &["--values=tests/chart/values/bare.yaml"] },
 ];

@@ -35,7 +35,8 @@ fn the_service_accepts_the_settings_of_every_case() {
     for case in CASES {
         let objects = rendered(case.flags);
         let loaded = settings_of(&objects);
-        assert!(!loaded.settings.limits.is_empty(), "{}", case.name);
+        let from = loaded.settings.limits.len() + usize::from(loaded.settings.xds_server.is_some());
+        assert_eq!(from, 1, "{}: limits come from one place", case.name);
     }
 }
 
@@ -87,6 +88,9 @@ fn every_file_that_the_settings_name_is_mounted() {
             settings.backend_tls_cert_file,
             settings.backend_tls_key_file,
             settings.backend_sentinel_password_file,
+            settings.grpc_tls_cert_file,
+            settings.grpc_tls_key_file,
+            settings.grpc_tls_client_ca_file,
         ];
         let mounts = objects.container()["volumeMounts"].as_array().unwrap();
         for path in files.into_iter().flatten().chain(settings.limits) {
@@ -119,6 +123,8 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("redis.enabled=true,redis.external.url=redis://a", "only one can be the Redis"),
         ("redis.external.url=redis://u:secret@a", "holds a password"),
         ("redis.external.perSecondUrl=redis://:secret@a", "holds a password"),
+        ("settings.xds_server=a:1,limits.existingConfigMap=a", "limits come from one place"),
+        ("grpcTLS.clientCertificates=true", "takes grpcTLS.existingSecret"),
         ("redis.tls.clientCertificate=true", "takes redis.tls.existingSecret"),
         ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
         ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "limits come from one place"),

@@ -102,7 +102,9 @@ impl Replica {
     }
 
     fn ends(&mut self, count: usize) {
-        self.held.drain(..count).for_each(|permits| permits.finish(Outcome::Success, None));
+        for permits in self.held.drain(..count) {
+            permits.finish(Outcome::Success, None);
+        }
     }
 
     fn beats(&self) {

@@ -8,7 +8,7 @@ use super::{NEW_YEAR, RUNTIME, Stores, admits, charge, each, strategies};
 
 const TASKS: usize = 64;
 /// Per strategy; a backend that waits takes longer for each.
-const ROUNDS: [usize; 3] = [1_000, 50, 50];
+const ROUNDS: [usize; 6] = [1_000, 50, 50, 5, 50, 50];
 
 #[test]
 fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {

@@ -4,6 +4,7 @@
 
 mod charging;
 mod concurrency;
+mod leasing;
 mod lending;
 mod room;
 
@@ -27,6 +28,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use crate::support;
 use crate::support::cluster::Cluster;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
+use leasing::Leasing;
 
 /// 2026-01-01T00:00:00Z, the start of a day.
 const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
@@ -92,13 +94,15 @@ impl Stores {
     }
 
     /// One of every kind, each empty.
-    fn backends(&self) -> [Box<dyn Backend>; 4] {
+    fn backends(&self) -> [Box<dyn Backend>; 6] {
         let cluster = || self.at(redis::Place::Cluster(self.cluster.addresses()));
         [
             Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
             Box::new(cluster()),
             Box::new(Apart(cluster())),
+            Box::new(Leasing::over_memory()),
+            Box::new(Leasing::over(self.redis())),
         ]
     }
 

@@ -239,7 +239,7 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
         rule: Rule::Each,
     };
     let one = |strategy| each([("a", strategy, 1)]);
-    let (admit, never, refunded, unreadable, deny, stale) = (56, 57, 58, 3, 60, 5);
+    let (admit, never, refunded, unreadable, deny, stale) = (112, 113, 114, 3, 116, 5);
     let decode = |charges: &Charges, reply: &[i64]| decode(std::slice::from_ref(charges), reply);
     assert!(decode(&one(gcra), &[admit, 0]).is_ok());
     assert!(decode(&one(gcra), &[deny, 0, 1]).is_ok());
@@ -250,21 +250,23 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
         (one(gcra), &[admit]),
         (one(gcra), &[admit, 0, 0]),
         (one(gcra), &[admit, 0, admit, 0]),
+        (one(gcra), &[admit + 16, 0]),
+        (one(gcra), &[admit + 8]),
         (one(gcra), &[admit + 8, 0]),
-        (one(gcra), &[admit - 64, 0]),
+        (one(gcra), &[admit - 128, 0]),
         (one(gcra), &[admit, -1]),
         (one(gcra), &[admit, (1 << 53) + 1]),
         (one(gcra), &[deny, 0]),
         (one(gcra), &[deny, 0, -1]),
         (one(gcra), &[never, 0, 1]),
         (one(gcra), &[refunded, 0]),
-        (one(gcra), &[62, 0, 0]),
+        (one(gcra), &[118, 0, 0]),
         (one(gcra), &[-1, 0]),
         (one(window), &[stale, 0, 7]),
         (one(calendar), &[stale, 1, 7]),
-        (one(calendar), &[stale + 8, 0, 7]),
+        (one(calendar), &[stale + 16, 0, 7]),
         (one(gcra), &[unreadable, 1]),
-        (one(gcra), &[unreadable + 8, 0]),
+        (one(gcra), &[unreadable + 16, 0]),
         (refund(gcra), &[admit, 0]),
         (refund(gcra), &[deny, 0, 0]),
     ] {

@@ -82,7 +82,7 @@ const CASES: &[Case] = &[
     ("GRPC_UDS", "/run/rl.sock", &[], Is("grpc_socket", "\"/run/rl.sock\"")),
     ("DEBUG_HOST", "127.0.0.1", &[], Is("admin_host", "\"127.0.0.1\"")),
     ("DEBUG_PORT", "16070", &[], Is("admin_port", "16070")),
-    ("GRPC_MAX_CONNECTION_AGE", "1m", &[], Is("grpc_max_age", "1m")),
+    ("GRPC_MAX_CONNECTION_AGE", "1m", &[], Is("grpc_max_age", "60s")),
     ("GRPC_MAX_CONNECTION_AGE", "10", &[], Stops("a duration with its unit")),
     ("GRPC_MAX_CONNECTION_AGE_GRACE", "1.5s", &[], Is("grpc_max_age_grace", "1500ms")),
     ("GRPC_SERVER_USE_TLS", "true", TLS, Is("grpc_tls_cert_file", "\"/certs/tls.crt\"")),
@@ -298,12 +298,12 @@ const CASES: &[Case] = &[
         PROMETHEUS,
         Is("metrics_milliseconds", "true"),
     ),
-    ("TRACING_ENABLED", "true", &[], Says("traces")),
-    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("traces")),
-    ("TRACING_SERVICE_NAME", "n", &[], Says("traces")),
-    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("traces")),
-    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("traces")),
-    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("traces")),
+    ("TRACING_ENABLED", "true", &[], Is("otlp", "true")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("OTEL_")),
+    ("TRACING_SERVICE_NAME", "n", &[], Says("OTEL_")),
+    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("OTEL_")),
+    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("OTEL_")),
+    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("OTEL_")),
 ];
 
 /// The variables of a case, with a place for files that is always there.
@@ -375,7 +375,12 @@ fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
     assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
     assert_eq!(settings.backend_deadline.0, 10_000_000_000);
     assert_eq!(settings.grpc_max_age.0, 24 * 3_600_000_000_000);
-    assert!(!settings.metrics && settings.limits_dot_files && settings.start_without_config);
+    assert!(
+        !settings.otlp
+            && !settings.metrics
+            && settings.limits_dot_files
+            && settings.start_without_config
+    );
 }
 
 #[test]

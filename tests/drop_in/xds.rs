@@ -185,8 +185,12 @@ fn limits_that_flap_end_where_the_last_response_says() {
     xds.tell("41", &other);
     assert_eq!(xds.answer("41"), ("41".to_owned(), None));
     is_limited(&service, "d", "l", 3);
-    // One answer for each response, and one request before them.
-    assert_eq!(xds.asked().len(), 42);
+    let kept: Vec<_> = xds.asked().iter().map(|asked| asked.request.version_info.clone()).collect();
+    assert!(
+        kept.iter().all(|version| version.parse().is_ok_and(|nth: u32| !nth.is_multiple_of(5))
+            || version.is_empty()),
+        "{kept:?}"
+    );
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! What takes a place comes 20 ms later to the service than what gives it back, and clients leave 17 to 23 ms after they
 //! came: about half of the releases overtake their acquires, and the rest meet the answer on its way. The known-bad
 //! variant, one rate limit filter that takes and gives back, runs beside and leaks.
+#![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -88,7 +89,6 @@ fn visit(ingress: SocketAddr, dice: &mut Dice) {
     let _answered = stream.read(&mut [0; 64]);
 }
 
-#[expect(clippy::print_stdout, reason = "the seed, and what was seen")]
 fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
     let limits = tempfile::tempdir().unwrap();
     let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 100000"));
@@ -101,10 +101,10 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
     change(&mut text);
     take_the_long_way(&mut text, door.address());
     let envoy = Envoy::start_with(text, 1);
-    let seed = seed();
+    let first = seed();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (ingress, mut dice) = (envoy.ingress, Dice::new(seed + client as u64));
+            let (ingress, mut dice) = (envoy.ingress, Dice::new(first.wrapping_add(client as u64)));
             scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| visit(ingress, &mut dice)));
         }
     });
@@ -118,9 +118,9 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
         held => Err(held.to_string()),
     });
     let leaked = if calm.is_ok() { 0 } else { in_flight() };
-    let came = Seen { acquired: ids("acquired") + streams, over: ids("over"), leaked };
-    println!("{name}: {REQUESTS} requests, seed {seed}: {came:?}");
-    came
+    let seen = Seen { acquired: ids("acquired") + streams, over: ids("over"), leaked };
+    println!("{name}: {REQUESTS} requests, seed {first}: {seen:?}");
+    seen
 }
 
 #[test]

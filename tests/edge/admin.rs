@@ -12,8 +12,10 @@ use sluicegate::config::settings::Secret;
 use sluicegate::edge::http::admin::{
     Admin, LastError, Loads, config as shown_config, rlconfig, router,
 };
+use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome as Concluded;
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
 use tonic::codegen::Service as _;
 
 use super::{config, empty_engine, engine, node, spanned, two_a_minute};
@@ -53,7 +55,9 @@ async fn nothing_is_shown_without_the_token() {
         Some("Bearer open-sesame!"),
         Some("bearer open-sesame"),
     ];
-    for path in ["/", "/config", "/rlconfig", "/explain", "/fleet", "/permits", "/nothing"] {
+    for path in
+        ["/", "/config", "/counter", "/rlconfig", "/explain", "/fleet", "/permits", "/nothing"]
+    {
         for authorization in wrong {
             assert_eq!(get(&router, path, authorization).await.0, 401, "{path} {authorization:?}");
         }
@@ -89,9 +93,21 @@ async fn every_other_path_lists_what_there_is() {
         let (status, body) = get(&admin(None), path, None).await;
         assert_eq!(status, 200);
         let paths: Vec<_> = body.lines().map(|line| line.split(": ").next().unwrap()).collect();
-        let all =
-            ["/", "/config", "/explain", "/fleet", "/permits", "/reset", "/rlconfig", "/stats"];
-        assert_eq!(paths, all);
+        assert_eq!(
+            paths,
+            [
+                "/",
+                "/config",
+                "/counter",
+                "/explain",
+                "/fleet",
+                "/grant",
+                "/permits",
+                "/reset",
+                "/rlconfig",
+                "/stats"
+            ]
+        );
     }
 }
 
@@ -200,6 +216,77 @@ async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
     }
 }
 
+const KEY: &str = "?domain=d&descriptor=k=me";
+
+/// Calls as who has the token; the status and, where it is JSON, the body.
+async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
+    let request = Request::builder().method(method).uri(path);
+    let request = request.header("authorization", "Bearer open-sesame");
+    let Ok(reply) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    let status = reply.status().as_u16();
+    let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await.unwrap();
+    let text = String::from_utf8_lossy(&body).into_owned();
+    (status, serde_json::from_slice(&body).unwrap_or(Value::String(text)))
+}
+
+async fn spend(engine: &Engine, hits: u64) -> Verdict {
+    let descriptor = Descriptor {
+        entries: smallvec::smallvec![("k", "me")],
+        cost: Cost::Charge(Hits(hits)),
+        limit: None,
+    };
+    let question = Question { domain: "d", descriptors: smallvec::smallvec![descriptor] };
+    engine.decide(&question).await.unwrap().verdict
+}
+
+#[tokio::test]
+async fn a_counter_is_looked_at_granted_hits_and_reset() {
+    let engine = engine(two_a_minute());
+    let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
+    let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), loads });
+    let (look, grant, reset) =
+        (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
+    let left = async |method: &str, path: &str| {
+        let (status, body) = call(&router, method, path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        body["remaining"].as_u64().unwrap()
+    };
+    assert_eq!(left("GET", &look).await, 2);
+    assert_eq!(left("GET", &look).await, 2, "looking charges nothing");
+    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    assert_eq!(left("GET", &look).await, 0);
+    assert_eq!(left("POST", &grant).await, 1);
+    assert_eq!(spend(&engine, 1).await, Verdict::Admit);
+    // A fixed window counts what it denies, too; a reset is whole nevertheless.
+    assert_eq!(spend(&engine, 50).await, Verdict::Deny);
+    assert_eq!(call(&router, "POST", &reset).await.0, 200);
+    assert_eq!(left("GET", &look).await, 2);
+    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    assert_eq!(call(&router, "GET", &grant).await.0, 405, "a link changes nothing");
+}
+
+#[tokio::test]
+async fn no_hits_are_granted_where_no_token_is_set() {
+    let (status, body) = call(&admin(None), "POST", &format!("/grant{KEY}&hits=1")).await;
+    assert_eq!(status, 403, "{body}");
+}
+
+#[tokio::test]
+async fn what_no_limit_counts_is_said() {
+    for (query, words) in [
+        ("?domain=d&descriptor=other=x", "no limit counts this descriptor"),
+        ("?domain=d&descriptor=k=a&descriptor=k=b", "one descriptor is needed"),
+        ("?domain=d", "at least one descriptor"),
+    ] {
+        let (status, body) =
+            call(&admin(Some("open-sesame")), "GET", &format!("/counter{query}")).await;
+        assert!(
+            status == 400 && body.as_str().is_some_and(|b| b.contains(words)),
+            "{query}: {body}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     let engine = super::ceiling_of("limit: 3, adaptive: {policy: gradient2}");
@@ -209,7 +296,7 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     let _second = super::hold(&engine, "second").await;
     let loads = Arc::new(Loads::default);
     let router =
-        router(Admin { token: None, debug_pages: true, engine: Arc::clone(&engine), loads });
+        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()

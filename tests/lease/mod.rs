@@ -14,6 +14,7 @@
 //! | ledger: still held when given back | `everything_is_given_back_once_and_an_answer_on_its_way_is_ignored` |
 
 mod book;
+mod hold;
 mod ledger;
 mod oracle;
 mod sizer;

@@ -1,7 +1,7 @@
 //! How much of a limit a demand that exceeds it uses, and what it calls, in fleets of any size.
 //!
 //! Real engines on clocks set by hand: 6,000 a minute, of which a tenth may be out, asked for half as
-//! much again. `cargo test --test all -- --nocapture share_of_the_limit` prints the table of docs/leases.md.
+//! much again. `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
@@ -14,7 +14,7 @@ const FLEETS: [usize; 4] = [2, 8, 64, 512];
 const LIMIT: u64 = 6_000;
 /// Questions in a tenth of a second: 150 a second, where 100 pass.
 const ASKED: u64 = 15;
-const MINUTES: u64 = 2;
+const MINUTES: u64 = 1;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]

@@ -15,12 +15,12 @@ use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 /// What the services here are given: above what a crowded machine makes of a healthy Redis.
-const DEADLINE: Duration = Duration::from_millis(400);
+pub(super) const DEADLINE: Duration = Duration::from_millis(400);
 /// What a caller may see above that: a connection of its own for each question, a crowded machine.
-const MARGIN: Duration = Duration::from_millis(900);
-const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
+pub(super) const MARGIN: Duration = Duration::from_millis(900);
+pub(super) const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
 
-const LIMIT: u32 = 10;
+pub(super) const LIMIT: u32 = 10;
 
 /// What each rule answers where nothing was counted here before.
 fn holds_every_rule(service: &Service, value: &str) {
@@ -35,7 +35,7 @@ fn holds_every_rule(service: &Service, value: &str) {
 }
 
 /// Holds that the store counts, and that nothing it answers is degraded.
-fn holds_the_limit(service: &Service, value: &str) {
+pub(super) fn holds_the_limit(service: &Service, value: &str) {
     let before = failures_of_any_kind(service);
     for rule in RULES {
         let answers: Vec<_> = (0..LIMIT + 2).map(|_| ask(service, rule, value)).collect();

@@ -84,11 +84,17 @@ pub(super) fn now() -> Nanos {
     Nanos::from_secs(unix_seconds())
 }
 
+/// The answers, without what a counter is said to hold, which memory does not say.
 pub(super) async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
-    match backend.charge(now, charges) {
+    let outcomes = match backend.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(reply) => reply.await,
-    }
+    };
+    let plain = |outcome| match outcome {
+        Outcome::Counted(step, _) => Outcome::Stepped(step),
+        other => other,
+    };
+    outcomes.into_iter().map(plain).collect()
 }
 
 /// So many a day under the reference's key `d_k_<name>_`.

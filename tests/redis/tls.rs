@@ -68,6 +68,27 @@ fn only_a_server_whose_certificate_is_signed_and_made_out_to_its_name_is_spoken_
 }
 
 #[test]
+fn a_server_at_an_ipv6_address_must_be_certified_for_that_address() {
+    for_a_day_with_a_minute_left();
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        println!("SKIPPED: THIS MACHINE HAS NO IPV6");
+        return;
+    }
+    let ours = Authority::new();
+    let (ca, limits) = (ours.ca(), limits(LIMIT));
+    let at = |name: &str| {
+        let own = ours.sign(&[name]);
+        let redis = Process::redis(&[&flags(&ca, &own, "no")[..], &["--bind", "::1"]].concat());
+        let url = format!("rediss://[::1]:{}", redis.port);
+        (redis, serve_over(&limits, &url, &["--backend-tls-ca-file", &ca]))
+    };
+    let (_redis, service) = at("::1");
+    holds_the_limit(&service, "right");
+    let (_redis, service) = at("127.0.0.1");
+    is_refused(&service, "not made out to the name that we call it by");
+}
+
+#[test]
 fn a_server_that_asks_who_we_are_is_shown_our_certificate() {
     for_a_day_with_a_minute_left();
     let (ours, theirs) = (Authority::new(), Authority::new());

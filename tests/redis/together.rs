@@ -22,6 +22,7 @@ use super::degrade::redis_at;
 use super::reference::{ALL, DAY, any_rule, any_standing, ask, charge, charges, gist, now, ours};
 use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
+use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 /// Stores over a Cluster, and what keeps them connected.
@@ -161,4 +162,41 @@ async fn a_slot_that_moves_costs_no_count_under_the_references_keys() {
     }
     let passed: u64 = join_all(clients).await.into_iter().map(Result::unwrap).sum();
     assert_eq!(passed, 500, "each admitted hit is counted once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_counter_that_moves_between_its_two_commands_is_told_all_the_same_when_it_expires() {
+    let cluster = Cluster::start();
+    let at = connected(&cluster, reference::Options::default());
+    let now = now();
+    let slot = codec::slot(b"{moving}");
+    // Each counted once, and more in one pipeline than a node reads at a time.
+    let clients: Vec<_> = (0..4)
+        .map(|client| {
+            let stores = Arc::clone(&at.stores);
+            tokio::spawn(async move {
+                for question in 0..12 {
+                    let name = |number| format!("{{moving}} {client} {question} {number}");
+                    let list = (0..300).map(|number| charge(&name(number), 10, 1));
+                    ask(&*stores, now, &charges(list, Rule::Each)).await;
+                }
+            })
+        })
+        .collect();
+    let owner = cluster.owner_of_slot(slot);
+    for step in 0..3 {
+        cluster.move_slot(slot, (owner + step) % 3, (owner + step + 1) % 3);
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    let node = &cluster.primaries[owner];
+    let all = node.tell(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "20000"]);
+    let keys: Vec<_> = all.array().iter().map(Value::text).collect();
+    assert!(3_000 < keys.len(), "{}", keys.len());
+    until("all expire", || {
+        let stays = |key: &&String| node.tell(&["TTL", key]).int() < 0;
+        keys.iter().find(stays).map_or(Ok(()), |key| Err(key.clone()))
+    })
+    .unwrap();
 }

@@ -80,7 +80,12 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 
 {{/* The service's settings: server.yaml. Each value as JSON, which is YAML and writes large numbers out. */}}
 {{- define "sluicegate.settings" -}}
-{{- $all := dict "limits" (list (include "sluicegate.limits.directory" .)) -}}
+{{- $all := dict -}}
+{{- if not .Values.settings.xds_server }}{{ $_ := set $all "limits" (list (include "sluicegate.limits.directory" .)) }}{{ end -}}
+{{- with .Values.grpcTLS -}}
+{{- if .existingSecret }}{{ $_ := set $all "grpc_tls_cert_file" "/etc/grpc-tls/tls.crt" }}{{ $_ := set $all "grpc_tls_key_file" "/etc/grpc-tls/tls.key" }}{{ end -}}
+{{- if .clientCertificates }}{{ $_ := set $all "grpc_tls_client_ca_file" "/etc/grpc-tls/ca.crt" }}{{ end -}}
+{{- end -}}
 {{- with include "sluicegate.backend" . }}{{ $_ := set $all "backend" . }}{{ end -}}
 {{- with .Values.redis -}}
 {{- with .external.perSecondUrl }}{{ $_ := set $all "backend_per_second" . }}{{ end -}}
@@ -148,10 +153,12 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- end -}}
 {{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it takes redis.external.url or redis.external.urlSecret" }}{{ end -}}
+{{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates takes grpcTLS.existingSecret" }}{{ end -}}
 {{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate takes redis.tls.existingSecret" }}{{ end -}}
 {{- $limits := list -}}
 {{- if .Values.limits.inline }}{{ $limits = append $limits "limits.inline" }}{{ end -}}
 {{- if .Values.limits.existingConfigMap }}{{ $limits = append $limits "limits.existingConfigMap" }}{{ end -}}
+{{- if .Values.settings.xds_server }}{{ $limits = append $limits "settings.xds_server" }}{{ end -}}
 {{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
 {{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
 {{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}

@@ -79,13 +79,14 @@ impl Call {
     /// # Errors
     /// It is not a reply that the script gives to this call.
     pub fn share_out(&self, reply: &[i64]) -> Result<Vec<Share>, NotUnderstood> {
-        let refused = || NotUnderstood::of("two integers for each charge, or three", reply);
+        let refused = || NotUnderstood::of("one to three integers for each charge", reply);
         let mut shares: Vec<Share> =
             self.sizes.iter().map(|size| SmallVec::from_elem(Said::default(), *size)).collect();
-        let mut rest = reply;
+        let (mut rest, mut before) = (reply, None);
         for whose in &self.whose {
-            let said = Said::read(&mut rest).ok_or_else(refused)?;
+            let said = Said::read(&mut rest, before.as_ref()).ok_or_else(refused)?;
             shares[whose.question][whose.charge] = said;
+            before = Some(said);
         }
         if rest.is_empty() { Ok(shares) } else { Err(refused()) }
     }

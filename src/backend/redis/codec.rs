@@ -128,19 +128,16 @@ impl Packed {
 }
 
 impl Said {
-    /// Takes an answer from the front of `reply`; none where it cannot be one.
-    pub(super) fn read(reply: &mut &[i64]) -> Option<Self> {
+    /// Takes an answer from the front of `reply`; none where it cannot be one. `before` is the one
+    /// before, whose reset this one may share.
+    pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
         let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT);
-        let (&[first, second], left) = reply.split_first_chunk()?;
-        let code = first.rem_euclid(8);
-        let (third, left) = if code < DENY { (0, left) } else { (*left.first()?, &left[1..]) };
-        *reply = left;
-        Some(Self {
-            code,
-            remaining: natural(first)? / 8,
-            retry: natural(third)?,
-            reset: natural(second)?,
-        })
+        let mut next = || reply.split_off_first().copied();
+        let first = next()?;
+        let (code, is_shared) = (first.rem_euclid(8), 8 <= first.rem_euclid(16));
+        let reset = if is_shared { before?.reset } else { natural(next()?)? };
+        let retry = if code < DENY { 0 } else { natural(next()?)? };
+        Some(Self { code, remaining: natural(first)? / 16, retry, reset })
     }
 }
 

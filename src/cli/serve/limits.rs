@@ -84,12 +84,8 @@ fn xds_of(settings: &Settings, server: &Address) -> xds::Options {
 }
 
 impl Source {
-    /// Waits for the first limits of a management server, unless it may be done without. False when it is told
-    /// to stop before.
-    pub(super) async fn is_first_here(&mut self, without: bool, ends: &mut Ends) -> bool {
-        if without || !self.is_awaited {
-            return true;
-        }
+    /// Waits for the first limits. False when it is told to stop before.
+    pub(super) async fn is_first_here(&mut self, ends: &mut Ends) -> bool {
         tracing::info!("waiting for the first limits of the management server");
         tokio::select! {
             _ = ends.next() => false,

@@ -1,9 +1,11 @@
 //! The admin port: what is loaded, and why a question would be answered as it would.
 //!
 //! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
-//! looking changes nothing and charges nothing; `/reset` alone does something, and only to who posts.
+//! looking changes nothing and charges nothing; `/reset` and `/grant` alone do something, only to who posts, and
+//! each time with a line of the log.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
+mod counter;
 mod explain;
 mod permits;
 mod show;
@@ -26,6 +28,7 @@ use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::Hits;
 use crate::telemetry::stats::Sample;
 
+use counter::{Act, changed, counter};
 pub use explain::{Explain, explain};
 pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
@@ -44,12 +47,17 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 8] = [
+const PATHS: [(&str, &str); 10] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
     ("/config", "what is loaded, what was refused and why, as JSON"),
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
+    ("/counter", "what a counter holds: ?domain=d&descriptor=k=v,k2=v2, as JSON"),
+    (
+        "/grant",
+        "POST, takes a token: gives &hits=n back to the counter of ?domain=d&descriptor=k=v",
+    ),
     ("/reset", "POST: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
@@ -59,7 +67,9 @@ const PATHS: [(&str, &str); 8] = [
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
+        .route("/counter", get(look))
         .route("/explain", get(show_explain))
+        .route("/grant", post(grant))
         .route("/fleet", get(show_fleet))
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
@@ -154,6 +164,31 @@ impl Admin {
     }
 }
 
+async fn look(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    act(&admin, query, Act::Look).await
+}
+
+/// Who is granted hits is known by the token, so there has to be one: on loopback each local user could.
+async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    if admin.token.is_none() {
+        let why = "hits are granted only where admin_token is set\n";
+        return (StatusCode::FORBIDDEN, PLAIN, why).into_response();
+    }
+    act(&admin, query, Act::Grant).await
+}
+
+async fn act(admin: &Admin, query: Vec<(String, String)>, what: Act) -> Response {
+    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
+    let asked = match Explain::read(query) {
+        Ok(asked) => asked,
+        Err(why) => return refused(why),
+    };
+    match counter(&admin.engine, &asked, what).await {
+        Ok(shown) => (JSON, shown.to_string()).into_response(),
+        Err(why) => refused(why.to_string()),
+    }
+}
+
 /// Gives back all hits that the counters of these descriptors hold.
 async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
     let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
@@ -170,6 +205,7 @@ async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
     match admin.engine.decide(&question).await {
         Err(refusal) => refused(refusal.to_string()),
         Ok(answer) => {
+            changed("reset", &asked);
             let given = answer.statuses.iter().filter(|one| one.finding.reason == Reason::Refunded);
             (PLAIN, format!("{} counters are empty\n", given.count())).into_response()
         }

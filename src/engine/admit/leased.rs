@@ -35,16 +35,13 @@ pub struct Shared {
 
 /// One ceiling, as this replica has it.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leased {
     pub(super) shared: Shared,
     law: Law,
     life: Incarnation,
     /// None while the ceiling is cold: nothing is held, nothing in flight.
     member: Option<Member>,
-    leaves: bool,
-    /// That was said.
-    said_so: bool,
+    stay: Stay,
     /// When somebody last came while it had no seat.
     joined: Nanos,
     /// It is held by this replica alone from now on, and only its seat is left to be given up.
@@ -59,6 +56,16 @@ pub(super) struct Leased {
     answers: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
+}
+
+/// Whether a replica means to keep its seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stay {
+    Stays,
+    /// It is to be given up.
+    Leaves,
+    /// That was said.
+    SaidSo,
 }
 
 /// What is to be done about a ceiling.
@@ -99,8 +106,7 @@ impl Leased {
             law: law(&shared, terms),
             life: Incarnation(0),
             member: None,
-            leaves: false,
-            said_so: false,
+            stay: Stay::Stays,
             joined: now,
             local: false,
             usage: Usage::new(now),
@@ -126,18 +132,18 @@ impl Leased {
     pub(super) fn join(&mut self, now: Nanos, id: MemberId, life: Incarnation) {
         (self.life, self.joined) = (life, now);
         self.member = Some(Member::new(id, self.life, self.law.terms));
-        (self.leaves, self.said_so, self.local, self.outage) = (false, false, false, false);
+        (self.stay, self.local, self.outage) = (Stay::Stays, false, false);
         (self.said, self.last, self.asked) = (None, None, 0);
     }
 
     /// Whether it has a seat that it means to keep.
     pub(super) const fn is_seated(&self) -> bool {
-        self.member.is_some() && !self.leaves
+        self.member.is_some() && !self.leaves()
     }
 
     /// Whether nothing was heard yet, so that one who comes does well to wait for the answer.
     pub(super) const fn is_cold(&self) -> bool {
-        self.member.is_none() || self.leaves || (self.last.is_none() && !self.outage)
+        self.member.is_none() || self.leaves() || (self.last.is_none() && !self.outage)
     }
 
     /// Tells when something is heard.
@@ -148,7 +154,13 @@ impl Leased {
 
     /// Gives the seat up.
     pub(super) const fn part(&mut self) {
-        self.leaves = true;
+        if !self.leaves() {
+            self.stay = Stay::Leaves;
+        }
+    }
+
+    const fn leaves(&self) -> bool {
+        !matches!(self.stay, Stay::Stays)
     }
 
     /// Whether a share was in force until now and is over.
@@ -180,17 +192,13 @@ impl Leased {
         let terms = self.law.terms;
         let Some(member) = &mut self.member else { return Speak::Cold };
         let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined)));
-        self.leaves |= idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE) <= idle.0);
+        if self.stay == Stay::Stays
+            && idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE) <= idle.0)
+        {
+            self.stay = Stay::Leaves;
+        }
         let since = self.said.map(|(_, at)| now.since(at));
-        let said = if self.leaves {
-            // Again and again until it is heard, but the first time at once.
-            if std::mem::replace(&mut self.said_so, true)
-                && since.is_some_and(|since| since < terms.heartbeat)
-            {
-                return Speak::No;
-            }
-            member.leave(now, load.in_flight)
-        } else {
+        let said = if self.stay == Stay::Stays {
             let usual = since.is_some_and(|since| terms.heartbeat <= since);
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
@@ -199,6 +207,13 @@ impl Leased {
                 return Speak::No;
             }
             member.beat(now, &load)
+        } else {
+            // Again and again until it is heard, but the first time at once.
+            let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
+            if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
+                return Speak::No;
+            }
+            member.leave(now, load.in_flight)
         };
         self.said = Some((load, now));
         self.usage.spoke(now, &terms);
@@ -226,8 +241,9 @@ impl Leased {
                 Applied::Late => None,
             },
             Some(Reply::Left) => {
-                if said.in_flight == Share(0) && self.leaves {
-                    (self.member, self.last, self.leaves, self.outage) = (None, None, false, false);
+                if said.in_flight == Share(0) && self.stay != Stay::Stays {
+                    (self.member, self.last) = (None, None);
+                    (self.stay, self.outage) = (Stay::Stays, false);
                 }
                 None
             }
@@ -241,7 +257,7 @@ impl Leased {
             }
         };
         self.answers.send_replace(());
-        share.filter(|_| !self.local && !self.leaves)
+        share.filter(|_| !self.local && !self.leaves())
     }
 
     fn took(&mut self, before: Share, grant: Grant) {

@@ -69,10 +69,10 @@ impl Leases {
             }
         }
         match charges.rule {
-            Rule::AllOrNothing { .. } if 1 < charges.list.len() => {
-                self.together(now, charges, terms).await
-            }
-            Rule::Each | Rule::AllOrNothing { .. } => self.each(now, charges, terms).await,
+            Rule::Each => self.each(now, charges, terms).await,
+            // Also a lone one: what is denied must not be counted, and a window that is asked for a
+            // lease counts it.
+            Rule::AllOrNothing { .. } => self.together(now, charges, terms).await,
             Rule::Ask => self.charge_plainly(now, charges).await,
         }
     }

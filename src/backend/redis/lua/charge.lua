@@ -3,8 +3,13 @@
   if plan then
     hear(wanted, key, last, through, code, remaining, retry, reset)
   else
-    reply[length + 1], reply[length + 2] = 8 * remaining + code, reset
-    length = length + 2
+    if reset == its_reset then
+      length = length + 1
+      reply[length] = 16 * remaining + code + 8
+    else
+      reply[length + 1], reply[length + 2] = 16 * remaining + code, reset
+      length, its_reset = length + 2, reset
+    end
     if DENY <= code then
       length = length + 1
       reply[length] = retry

@@ -6,20 +6,22 @@
     if strategy == 1 then
       if worked_out ~= in_hand then
         worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
+        under = pack('<I4dI4I4', limit, period, burst, tick)
       end
       local ahead, changed = 0, false
       value = value or try('GET', key)
       if value then
         -- An error is a table of no length.
         if #value ~= 37 then break end
-        local mark, since, owed, n, p, b, t = unpack('<BddI4dI4I4', value)
+        local mark, since, owed, its = unpack('<Bddc20', value)
         if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
           break
         end
-        if n == limit and p == period and b == burst and t == tick then
+        if its == under then
           ahead = owed - (at - since) * limit
           if capacity < ahead then ahead, changed = capacity, true end
         else -- carry
+          local n, p, b, t = unpack('<I4dI4I4', its)
           if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
             or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
             break
@@ -68,6 +70,7 @@
           act, hits = its_act, its_hits
           if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
             worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
+            under = pack('<I4dI4I4', limit, period, burst, tick)
             local carried = ceil(ahead / p)
             if burst < carried then carried = burst end
             ahead, changed = carried * period, true
@@ -80,7 +83,7 @@
           if value then call('DEL', key) end
         elseif changed then
           -- Also after a denial: a debt cut down to one burst must drain from here.
-          local state = pack('<BddI4dI4I4', 103, at, ahead, limit, period, burst, tick)
+          local state = pack('<Bddc20', 103, at, ahead, under)
           call('SET', key, state, 'PXAT', expiry(reset * tick))
         end
       end

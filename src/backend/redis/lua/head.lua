@@ -21,9 +21,10 @@
 -- when every limit is in the quota group, plus 4 when a descriptor without a counter keeps that group
 -- from denying; none at all is 8.
 --
--- Reply: for each charge, in the order of the plan, 8 * remaining + code, and reset after; beside 4
+-- Reply: for each charge, in the order of the plan, 16 * remaining + code, and reset after; beside 4
 -- then retry after, and beside 5 the instant in microseconds. Codes are 0 admit, 1 never, 2 refunded,
--- 3 not understood (something else lives under the key, and it stays), 4 deny, 5 stale. Remaining is
+-- 3 not understood (something else lives under the key, and it stays), 4 deny, 5 stale; and 8 more where reset after
+-- is that of the charge before, and is not said again. Remaining is
 -- in hits; times are in ticks of the charge. Beside 3 and 5 the rest is 0.
 --
 -- Exact: every number that decides is an integer below 2^53, which a double holds. Products may pass it only
@@ -60,15 +61,20 @@ end
 
 -- The instant at which a key may go that means something for `micros` more. An instant, because the
 -- store rewrites a SET with a duration before it hands it to its replicas.
+local latest, its_text
 local function expiry(micros)
   local millis = (micros - micros % 1000) / 1000 + 1
+  -- Many keys of one call expire at once, and the text costs more than to look.
+  if millis == latest then return its_text end
+  latest = millis
   -- 285,000 years, and below what the store takes for an instant.
   if 9000000000000000 < millis then millis = 9000000000000000 end
-  return format('%d', expiry_base + millis)
+  its_text = format('%d', expiry_base + millis)
+  return its_text
 end
 
--- The answers so far, and how many integers they are.
-local reply, length, said = {}, 0, 0
+-- The answers so far, how many integers they are, and the latest reset after that was said.
+local reply, length, said, its_reset = {}, 0, 0, nil
 -- What there is to do by the plan, how it is said, and what becomes of it; a lone record needs none.
 local following, say, hear
 local plan, keys, held = nil, 0, {}

@@ -100,7 +100,7 @@ local function undo(hits)
   if left <= 0 then
     call('DEL', KEYS[1])
   else
-    local state = pack('<BddI4dI4I4', 103, at, left, limit, period, burst, tick)
+    local state = pack('<Bddc20', 103, at, left, under)
     call('SET', KEYS[1], state, 'PXAT', expiry(ceil(left / limit) * tick))
   end
 end

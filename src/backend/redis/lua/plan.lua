@@ -7,8 +7,13 @@ else
 
   -- An answer.
   function say(code, remaining, retry, reset)
-    reply[length + 1], reply[length + 2] = 8 * remaining + code, reset
-    length, said = length + 2, said + 1
+    if reset == its_reset then
+      length, said = length + 1, said + 1
+      reply[length] = 16 * remaining + code + 8
+    else
+      reply[length + 1], reply[length + 2] = 16 * remaining + code, reset
+      length, said, its_reset = length + 2, said + 1, reset
+    end
     if 4 <= code then
       length = length + 1
       reply[length] = retry
@@ -87,7 +92,7 @@ else
 end
 
 -- What the record of a GCRA comes to, and which one: many keys have one limit.
-local worked_out, capacity, at
+local worked_out, capacity, at, under
 
 while true do
   -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand.

@@ -79,7 +79,7 @@
           reply[length] = nil
           length = length - 1
         end
-        said = answers
+        said, its_reset = answers, nil
         code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
       end
       while true do

@@ -2,7 +2,7 @@
 -- that do more to a counter than charge it.
 
 -- What the record of a GCRA comes to, as in `charge.lua`.
-local worked_out, capacity, at
+local worked_out, capacity, at, under
 
 -- Puts `hits` to the counter: code, remaining, retry after, reset after.
 local function step(act, hits)

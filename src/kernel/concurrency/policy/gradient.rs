@@ -19,6 +19,13 @@
 //!   once in 128 to 191 windows, when the limit is lowered to 0.7 · C for about one round trip. It
 //!   also falls when a window is below it beyond doubt. A backend that became slower shows there:
 //!   fewer in flight and no quicker.
+//! * **Latencies that vary** by a fifth or more: of many that began together the quick ones return
+//!   first, and the mean of those that have returned is far below the true one. Then the ideal is
+//!   what Little's law shows of the drain, in flight × time / served, and what returns within two
+//!   round trips of its end is not judged.
+//! * **A wrong ideal shows**: a queue is shorter by as many as are fewer in flight. Where the limit was
+//!   lowered by a quarter for a queue and those that followed were no quicker, there was none, and
+//!   what was taken for ideal is raised to what is seen.
 //! * **Boldness.** Where the capacity moved by more than its own measurement error for many windows
 //!   (a moving average above 5 %), an estimate is worth little by the time it is used, and after a
 //!   queue has drained the limit returns to 5 · C instead: it costs one queue to learn more.
@@ -26,14 +33,19 @@
 //! Guarantees: bounded, and never stuck: a lowered limit always admits, whatever it admits counts
 //! as alone, and it ends with time if nothing succeeds. The limit is not judged where it was not
 //! used; latency may always lower it. With a share, `m` is scaled from the share to the whole.
-//! Leaves out: service times that vary by half their mean or more, of which a window shows too
+//! Leaves out: certainty where service times vary by half their mean or more, of which a window shows
 //! little: `benches/real_backend` shows how often the limit is held too low then.
 //! Source of the numbers: chosen together for both experiments of `benches/`; none is per backend.
+
+mod drain;
+mod finding;
 
 use super::level::{Level, Ratio};
 use super::tally::Tally;
 use super::{Outcome, Sample};
 use crate::kernel::units::Nanos;
+use drain::{Drain, Why};
+use finding::Finding;
 
 /// Where the limit is held, in capacities: a short queue keeps the backend busy.
 const TARGET: Ratio = Ratio::percent(130);
@@ -49,18 +61,18 @@ const HALF: Ratio = Ratio::percent(50);
 const ALONE: Ratio = Ratio::percent(70);
 /// Stretches, in millionths: no queue, and far too much of one.
 const CALM: u64 = 1_150_000;
-const OVERLOAD: u64 = 1_550_000;
 const QUICKER: u64 = 820_000;
-/// An overload is at least this many requests too many: with a handful, one more is no news.
-const EXCESS: Ratio = Ratio::percent(150);
+/// Fewer in flight, by enough to show what a queue does: it would be quicker by as much, and is not by
+/// the middle of both.
+const FEWER: Ratio = Ratio::percent(75);
+const NO_QUICKER: Ratio = Ratio::percent(87);
+/// Round trips after a drain of varying latencies until all that return are of a kind again.
+const SETTLING: u64 = 2;
 /// Samples a window has at most before its error is looked at.
 const WINDOW: u64 = 4_096;
 /// Error of a mean good enough to act on, in millionths, and how many windows' worth to wait for it.
 const GOOD_ERROR: u64 = 50_000;
 const PATIENCE: u64 = 8;
-/// Spread of single samples from which the quick ones, which return first, would bias a drain.
-const WIDE: u64 = 200_000;
-const WIDE_PATIENCE: u64 = 4;
 /// Windows from one look at the ideal latency to the next, and by how many more at most.
 const LOOK_EVERY: u64 = 128;
 const LOOK_JITTER: u64 = 63;
@@ -94,34 +106,10 @@ pub struct Gradient {
     look_in: u64,
     looked_at: Level,
     jitter: u64,
-}
-
-/// The limit is lowered, to empty the queue or to measure without one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Drain {
-    since: Nanos,
-    why: Why,
-    alone: Tally,
-    dropped: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Why {
-    Overload,
-    Look,
-    /// The first ideal latency is not known to be one.
-    First,
-}
-
-/// One window, measured.
-struct Finding {
-    in_flight: Level,
-    rtt: Nanos,
-    /// In millionths of the latency.
-    error: u64,
-    /// In millionths: latency over the ideal.
-    stretch: u64,
-    capacity: Level,
+    /// Until then those that return are the quick ones of many that began together.
+    settles: Nanos,
+    /// A window from which the limit has been lowered since, as a queue would need.
+    high: Option<(Level, Nanos)>,
 }
 
 impl Gradient {
@@ -142,6 +130,8 @@ impl Gradient {
             look_in: 0,
             looked_at: Level::whole(0),
             jitter,
+            settles: Nanos(0),
+            high: None,
         };
         new.plan_look();
         new
@@ -173,6 +163,7 @@ impl Gradient {
             drain.note(sample, alone, ideal);
         }
         match sample.outcome {
+            Outcome::Success if sample.at < self.settles => {}
             Outcome::Success => self.block.push(sample.in_flight, sample.rtt),
             Outcome::Dropped => self.dropped = self.dropped.saturating_add(1),
             Outcome::Ignored => {}
@@ -227,8 +218,8 @@ impl Gradient {
         // Of a limit that was hardly used only the limit itself can be judged.
         let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
         let capacity = judged.times(Ratio { times: 1_000_000, per: stretch });
-        let error = window.cautious_error();
-        Finding { in_flight, rtt, error, stretch, capacity }
+        let (error, is_wide) = (window.cautious_error(), window.is_wide());
+        Finding { in_flight, rtt, error, is_wide, stretch, capacity }
     }
 
     fn judge(&mut self, limit: Level, at: Nanos, share: u32, min: u32) -> Level {
@@ -283,9 +274,17 @@ impl Gradient {
     fn follow(&mut self, limit: Level, found: &Finding) -> Level {
         let used = limit.times(HALF) <= found.in_flight;
         if CALM < found.stretch && used {
+            if found.is_wide && self.is_no_queue(found) {
+                // Fewer in flight and no quicker: what was taken for ideal never was.
+                self.ideal = Some(found.rtt);
+                (self.alone_at, self.high) = (self.ideal, None);
+                self.capacity = found.in_flight;
+                return self.capacity.times(TARGET);
+            }
             self.see(found);
             return self.capacity.times(TARGET);
         }
+        self.high = None;
         // Quicker than ideal: the ideal is wrong, and what it would call calm may be a queue.
         if found.stretch < QUICKER {
             return limit;
@@ -297,6 +296,17 @@ impl Gradient {
         self.calm = self.calm.saturating_add(1);
         self.capacity = self.capacity.max(next.times(TARGET.inverse()));
         next
+    }
+
+    /// A queue is shorter by as many as are fewer in flight. Notes where the limit came from.
+    fn is_no_queue(&mut self, found: &Finding) -> bool {
+        let (most, rtt) = *self.high.get_or_insert((found.in_flight, found.rtt));
+        if most <= found.in_flight {
+            self.high = Some((found.in_flight, found.rtt));
+            return false;
+        }
+        let fewer = found.in_flight < most.times(FEWER);
+        fewer && NO_QUICKER.of(rtt.0) < found.rtt.0
     }
 
     fn growth(&self) -> Ratio {
@@ -332,7 +342,7 @@ impl Gradient {
     }
 
     fn start_drain(&mut self, since: Nanos, why: Why) -> Level {
-        self.drain = Some(Drain { since, why, alone: Tally::default(), dropped: 0 });
+        self.drain = Some(Drain::new(since, why));
         self.capacity.times(match why {
             Why::Overload => DRAIN,
             Why::Look => LOOK,
@@ -345,6 +355,11 @@ impl Gradient {
         (self.window, self.block) = (Tally::default(), Tally::default());
         (self.dropped, self.calm) = (0, 0);
         self.plan_look();
+        if drain.alone.is_wide() {
+            self.settles =
+                at.plus(Nanos(self.ideal.unwrap_or_default().0.saturating_mul(SETTLING)));
+        }
+        self.high = None;
         let before = self.ideal.unwrap_or(Nanos(1));
         let learnt = self.learn_ideal(&drain);
         if drain.why == Why::First && learnt.0 < Ratio::percent(80).of(before.0) {
@@ -379,7 +394,7 @@ impl Gradient {
         if alone.count() == 0 {
             return ideal;
         }
-        let rtt = alone.mean();
+        let rtt = drain.measured();
         let error = alone.cautious_error();
         let sure = 1_000_000_u64.saturating_sub(error.saturating_mul(2));
         let least = Nanos(Ratio { times: sure, per: 1_000_000 }.of(rtt.0));
@@ -395,38 +410,6 @@ impl Gradient {
             self.capacity = self.capacity.times(Ratio { times: learnt.0, per: ideal.0 });
         }
         rtt
-    }
-}
-
-impl Drain {
-    fn note(&mut self, sample: &Sample, most: Level, ideal: Nanos) {
-        let settled = Nanos(ideal.0 / 2) <= sample.at.since(self.since);
-        if !settled || most < Level::whole(sample.in_flight) {
-            return;
-        }
-        match sample.outcome {
-            Outcome::Success => self.alone.push(sample.in_flight, sample.rtt),
-            Outcome::Dropped => self.dropped = self.dropped.saturating_add(1),
-            Outcome::Ignored => {}
-        }
-    }
-
-    fn is_over(&self, enough: u64, at: Nanos, ideal: Nanos) -> bool {
-        let times = if WIDE < self.alone.spread() { WIDE_PATIENCE } else { 1 };
-        let needed = enough.saturating_mul(times);
-        let count = self.alone.count().saturating_add(self.dropped);
-        // Where nothing succeeds, time alone must end it.
-        let longest = Nanos(ideal.0.saturating_mul(64)).plus(Nanos::SECOND);
-        needed <= count || longest < at.since(self.since)
-    }
-}
-
-impl Finding {
-    fn is_overload(&self) -> bool {
-        let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
-        let beyond_doubt = Ratio { times: sure, per: 1_000_000 }.of(self.stretch);
-        let excess = Level::whole(1).times(EXCESS);
-        OVERLOAD < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
     }
 }
 

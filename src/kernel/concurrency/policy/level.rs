@@ -91,6 +91,11 @@ impl Level {
         Self(ratio.of(self.0))
     }
 
+    /// `each`, this many times.
+    pub(super) fn of(self, each: Nanos) -> Nanos {
+        Nanos(Ratio { times: self.0, per: ONE }.of(each.0))
+    }
+
     pub(super) const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }

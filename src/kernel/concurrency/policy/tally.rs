@@ -9,6 +9,9 @@ use crate::kernel::units::Nanos;
 /// Error assumed for a mean of one sample, in millionths: its own spread shows nothing.
 const ONE_SAMPLE: u64 = 250_000;
 
+/// Spread from which latencies vary much, in millionths of the mean.
+const WIDE: u64 = 200_000;
+
 /// Samples of one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Tally {
@@ -42,8 +45,14 @@ impl Tally {
     }
 
     /// The standard deviation of one sample, in millionths of the mean.
-    pub(super) fn spread(&self) -> u64 {
+    fn spread(&self) -> u64 {
         self.relative(self.variance())
+    }
+
+    /// Do latencies vary so much that the quick ones, which return first, bias the mean of those that
+    /// have returned?
+    pub(super) fn is_wide(&self) -> bool {
+        WIDE < self.spread()
     }
 
     /// The standard error of the mean, in millionths of the mean.

@@ -1,0 +1,52 @@
+//! How gRPC's connections are: whom they are for, how long they last, and whether anybody should make one.
+
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::settings::Settings;
+use crate::edge::grpc;
+use crate::edge::grpc::tls::{self, Tls};
+use crate::edge::health::Health;
+use crate::engine::Engine;
+use crate::kernel::units::Nanos;
+
+/// TLS of the gRPC port, if it is to be spoken.
+///
+/// # Errors
+/// A sentence: what is wrong with the files.
+pub(super) fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, String> {
+    let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
+    let Some((certificate, key)) = files else { return Ok(None) };
+    let name = settings.grpc_tls_client_name.as_ref();
+    let files = tls::Files {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: settings.grpc_tls_client_ca_file.clone(),
+        client_name: name.map(|name| name.as_str().to_owned()),
+    };
+    let tls = Tls::new(files).map_err(|error| error.to_string())?;
+    Ok(Some(Arc::new(tls)))
+}
+
+/// When connections are told to go: a tenth sooner or later in each process, so that a fleet's do not all
+/// come back at one time.
+pub(super) fn age_of(settings: &Settings) -> Option<grpc::Age> {
+    let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
+    let drawn = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
+    let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
+    let most = Nanos(most - most / 10 + drawn).into();
+    Some(grpc::Age { most, grace: grace.map(Duration::from) })
+}
+
+/// How often it is looked whether the store of counters answers, where health heeds that.
+const HEED: Duration = Duration::from_millis(250);
+
+/// Lets health follow the store of counters.
+pub(super) async fn heed_backend(health: Health, engine: Arc<Engine>) {
+    let mut ticks = tokio::time::interval(HEED);
+    loop {
+        ticks.tick().await;
+        health.set_backend(engine.trouble().is_none());
+    }
+}

@@ -1,0 +1,33 @@
+//! What one window of samples shows.
+//!
+//! Guarantees: an overload is one beyond the doubt of its samples.
+//! Leaves out: how it is found, and what follows.
+
+use super::super::level::{Level, Ratio};
+use crate::kernel::units::Nanos;
+
+const OVERLOAD: u64 = 1_550_000;
+/// An overload is at least this many requests too many: with a handful, one more is no news.
+const EXCESS: Ratio = Ratio::percent(150);
+
+/// One window, measured.
+pub(super) struct Finding {
+    pub(super) in_flight: Level,
+    pub(super) rtt: Nanos,
+    /// In millionths of the latency.
+    pub(super) error: u64,
+    /// Do single latencies vary much?
+    pub(super) is_wide: bool,
+    /// In millionths: latency over the ideal.
+    pub(super) stretch: u64,
+    pub(super) capacity: Level,
+}
+
+impl Finding {
+    pub(super) fn is_overload(&self) -> bool {
+        let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
+        let beyond_doubt = Ratio { times: sure, per: 1_000_000 }.of(self.stretch);
+        let excess = Level::whole(1).times(EXCESS);
+        OVERLOAD < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
+    }
+}

@@ -1,0 +1,93 @@
+//! Leased limits in real processes: what goes back at the end, what is refused, and a store far away.
+
+use std::time::Duration;
+
+use super::{Store, ask, metric, serve, timed, wait_until_whole};
+use crate::service::Service;
+use crate::support::proxy::{Flow, Proxy, Upstream};
+use crate::waiting::for_a_day_with_a_minute_left;
+
+/// A thousand a day, of which none pass above the window.
+fn limits() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "domain: d\ndescriptors:\n\
+         - key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
+         - key: all\n  rate_limit: {unit: day, requests_per_unit: 1000}\n";
+    std::fs::write(dir.path().join("d.yaml"), text).unwrap();
+    dir
+}
+
+const PATIENT: [&str; 2] = ["--backend-deadline", "20s"];
+
+fn held(service: &Service) -> u64 {
+    metric(service, "sluicegate_lease_balance_hits")
+}
+
+fn calls(service: &Service) -> u64 {
+    metric(service, "sluicegate_lease_calls_total")
+}
+
+#[test]
+fn a_replica_that_is_told_to_stop_gives_back_what_it_holds() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits());
+    let mut first = serve(limits.path(), &store.url(), &PATIENT);
+    wait_until_whole(&first);
+    for _ in 0..200 {
+        assert_eq!(ask(&first, "k", "v"), 200);
+    }
+    let (held, calls) = (held(&first), calls(&first));
+    assert!(0 < held && calls < 60, "{held} held after {calls} calls");
+    first.terminate();
+    first.ended().unwrap();
+    let second = serve(limits.path(), &store.url(), &PATIENT);
+    wait_until_whole(&second);
+    let admitted = (0..820).filter(|_| ask(&second, "k", "v") == 200).count();
+    assert_eq!(admitted, 800, "{held} were held");
+}
+
+#[test]
+fn the_processes_of_a_fleet_admit_the_limit_of_a_window_between_them() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits());
+    let fleet: Vec<_> = (0..3).map(|_| serve(limits.path(), &store.url(), &PATIENT)).collect();
+    fleet.iter().for_each(wait_until_whole);
+    let admitted = (0..1_500).filter(|turn| ask(&fleet[turn % 3], "k", "v") == 200).count();
+    let held: usize = fleet.iter().map(|service| usize::try_from(held(service)).unwrap()).sum();
+    assert!(admitted + held <= 1_000, "{admitted} and {held} held");
+    assert!(900 <= admitted, "{admitted} and {held} held");
+}
+
+#[test]
+fn a_counter_that_the_reference_shares_is_not_leased() {
+    let store = Store::absent();
+    let flags = |limits: &tempfile::TempDir| {
+        let flags = ["--backend", &store.url(), "--counter-keys", "envoyproxy"];
+        Service::start(limits.path(), &flags.map(str::to_owned))
+    };
+    let refused = flags(&limits()).err().unwrap();
+    assert!(refused.contains("E32") && refused.contains("counter_keys"), "{refused}");
+    let dir = limits();
+    let text = std::fs::read_to_string(dir.path().join("d.yaml")).unwrap();
+    std::fs::write(dir.path().join("d.yaml"), text.replacen("unit: day", "per: 1d", 1)).unwrap();
+    assert!(flags(&dir).is_ok(), "windows of our own words have keys of our own");
+}
+
+#[test]
+fn what_is_held_is_answered_at_once_however_far_away_the_store_is() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits());
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let far = Duration::from_millis(40);
+    proxy.both(Flow::Delay(far));
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &PATIENT);
+    wait_until_whole(&service);
+    let (_, strict) = timed(&service, "all", "v");
+    assert!(2 * far <= strict, "{strict:?}");
+    for _ in 0..50 {
+        assert_eq!(ask(&service, "k", "v"), 200);
+    }
+    let mut times: Vec<_> = (0..200).map(|_| timed(&service, "k", "v").1).collect();
+    times.sort_unstable();
+    assert!(times[100] < far, "half of all took {:?} and more", times[100]);
+}

@@ -1,0 +1,158 @@
+//! A network between the service and one Redis that is slow, silent, cut or half closed. The first test
+//! prints the table that `docs/reliability.md` keeps.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sluicegate::backend::redis::{Address, Place, Redis};
+use sluicegate::backend::{Backend as _, Outcome, Rule};
+
+use super::degrade::redis_at;
+use super::faults::{DEADLINE, FLAGS, LIMIT, MARGIN, holds_the_limit};
+use super::reference::{ask as charge_all, charges, now as today, ours};
+use super::{Store, ask, failures, failures_of_any_kind, limits, serve, timed, wait_until_whole};
+use crate::service::Service;
+use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::waiting::{for_a_day_with_a_minute_left, now, until};
+
+/// What is done to the network, and what it is promised to cost.
+struct Fault {
+    what: &'static str,
+    promised: &'static str,
+    strike: fn(&Proxy),
+    /// Whether questions fail at all.
+    fails: bool,
+}
+
+const LATE: Duration = Duration::from_millis(600);
+
+const FAULTS: [Fault; 7] = [
+    Fault {
+        what: "answers 100 ms later",
+        promised: "Redis counts",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(DEADLINE / 4)),
+        fails: false,
+    },
+    Fault {
+        what: "answers 600 ms later",
+        promised: "no answer waits longer than the deadline",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(LATE)),
+        fails: true,
+    },
+    Fault {
+        what: "silence both ways",
+        promised: "the same",
+        strike: Proxy::go_silent,
+        fails: true,
+    },
+    Fault {
+        what: "answers are lost",
+        promised: "the same; what was charged stays",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Lose),
+        fails: true,
+    },
+    Fault {
+        what: "cut, and refused for a while",
+        promised: "every rule holds",
+        strike: |proxy| {
+            proxy.refuse(true);
+            proxy.cut();
+        },
+        fails: true,
+    },
+    Fault {
+        what: "half closed from Redis",
+        promised: "every rule holds; a new connection",
+        strike: |proxy| proxy.half_close(Way::FromStore),
+        fails: false,
+    },
+    Fault {
+        what: "half closed to Redis",
+        promised: "the same",
+        strike: |proxy| proxy.half_close(Way::ToStore),
+        fails: false,
+    },
+];
+
+/// Answers while the network is so: the slowest, and how many were late.
+fn struck(service: &Service, fault: &Fault) -> (Duration, u64) {
+    let late = failures(service, "late");
+    let mut passed = 0;
+    let mut slowest = Duration::ZERO;
+    for number in 0..60 {
+        let key = if number % 2 == 0 { "allow" } else { "error" };
+        let (status, took) = timed(service, key, fault.what);
+        let right = if key == "allow" { &[200, 429][..] } else { &[200, 429, 400] };
+        assert!(right.contains(&status), "{}: {key} was answered {status}", fault.what);
+        passed += u32::from(key == "error" && status == 200);
+        slowest = slowest.max(took);
+    }
+    assert!(passed <= LIMIT, "{}: {passed} passed", fault.what);
+    assert!(slowest < DEADLINE + MARGIN, "{}: {slowest:?}", fault.what);
+    (slowest, failures(service, "late") - late)
+}
+
+fn counts_again(service: &Service) {
+    let counts = || match ask(service, "error", "again") {
+        200 | 429 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    };
+    until("it counts again", counts).unwrap();
+    wait_until_whole(service);
+}
+
+#[test]
+fn a_network_that_fails_delays_no_answer_beyond_the_deadline_and_is_normal_when_it_heals() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
+    wait_until_whole(&service);
+    println!("| what happened | promised | slowest answer | late answers | normal after |");
+    for fault in &FAULTS {
+        holds_the_limit(&service, &format!("before {}", fault.what));
+        let before = failures_of_any_kind(&service);
+        (fault.strike)(&proxy);
+        let (slowest, late) = struck(&service, fault);
+        let failed = failures_of_any_kind(&service) - before;
+        assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
+        assert!(late <= 5 || fault.what.contains("later"), "{}: {late} late", fault.what);
+        let began = now();
+        proxy.pass();
+        proxy.refuse(false);
+        counts_again(&service);
+        let normal = began.elapsed();
+        println!("| {} | {} | {slowest:.0?} | {late} | {normal:.0?} |", fault.what, fault.promised);
+        holds_the_limit(&service, &format!("after {}", fault.what));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_80_ms_away_counts_exactly_and_many_questions_share_its_round_trips() {
+    for_a_day_with_a_minute_left();
+    let (store, proxy) = std::thread::spawn(|| {
+        let store = Store::running();
+        let proxy = Proxy::before(Upstream::Unix(store.socket()));
+        (store, proxy)
+    })
+    .join()
+    .unwrap();
+    proxy.both(Flow::Delay(Duration::from_millis(40)));
+    let address = proxy.address();
+    let place = Place::Tcp(Address { host: address.ip().to_string(), port: address.port() });
+    let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(5)));
+    let _kept = tokio::spawn(connection);
+    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    let (today, asked) = (today(), charges([ours("far", 1_000, 1)], Rule::Each));
+    let began = now();
+    let outcomes = join_all((0..3_000).map(|_| charge_all(&redis, today, &asked))).await;
+    let took = began.elapsed();
+    let stepped = outcomes.iter().filter(|its| matches!(its[0], Outcome::Stepped(_))).count();
+    assert_eq!(stepped, 3_000, "every question is answered by the store");
+    assert_eq!(outcomes.iter().filter(|its| !its[0].denies()).count(), 1_000);
+    // One after the other they would take four minutes.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");
+    drop(store);
+}
