@@ -37,6 +37,14 @@ pub struct Record {
     pub build: String,
     /// The number of the configuration in force there.
     pub revision: u64,
+    /// Its shares of the fleet's ceilings that are in use, all of them together.
+    pub share: u64,
+    /// Requests in flight under them.
+    pub in_flight: u64,
+    /// How often one of them ended with its term.
+    pub fences: u64,
+    /// How often one of them grew by what others let go.
+    pub handoffs: u64,
 }
 
 /// The fleet as this replica knows it.
@@ -119,9 +127,9 @@ impl Membership {
         }
     }
 
-    fn beat(&self, revision: Revision) -> Beat {
+    fn beat(&self, revision: Revision, shares: &Record) -> Beat {
         let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
-        let record = Record { incarnation, build, revision: revision.0 };
+        let record = Record { incarnation, build, revision: revision.0, ..shares.clone() };
         Beat { node: self.node.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
     }
 }
@@ -162,11 +170,25 @@ impl Engine {
                 continue;
             };
             let revision = self.config().map_or(Revision(0), |config| config.revision);
-            match say(self.backend(), &membership.beat(revision)).await {
+            let shares = self.shares();
+            match say(self.backend(), &membership.beat(revision, &shares)).await {
                 Ok(fleet) => membership.learn(fleet, self.clock().now()),
                 Err(cause) => tracing::debug!(cause = cause.as_str(), "no answer to a beat"),
             }
         }
+    }
+
+    /// What a record says of the ceilings that are shared.
+    fn shares(&self) -> Record {
+        let Some(fleet) = self.ceilings.fleet() else { return Record::default() };
+        let mut sum = Record::default();
+        for (_, shown) in fleet.shown(self.clock(), usize::MAX) {
+            sum.share = sum.share.saturating_add(shown.share.0);
+            sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
+            sum.fences = sum.fences.saturating_add(shown.fences);
+            sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
+        }
+        sum
     }
 
     /// Takes this replica's record out of the store, if the store answers, and speaks no more.

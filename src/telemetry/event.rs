@@ -334,6 +334,49 @@ impl Loaded {
     }
 }
 
+/// What becomes of this replica's share of a ceiling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShareEvent {
+    /// It grew.
+    Grown,
+    /// It grew by what others had to let go first.
+    HandedOver,
+    /// It shrank.
+    Shrunk,
+    /// Its term was over before an answer came.
+    Fenced,
+    /// There is none and the store does not answer: `on_backend_failure` counts.
+    Outage,
+}
+
+impl ShareEvent {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Grown, Self::HandedOver, Self::Shrunk, Self::Fenced, Self::Outage];
+
+    /// The value of the label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Grown => "grown",
+            Self::HandedOver => "handed_over",
+            Self::Shrunk => "shrunk",
+            Self::Fenced => "fenced",
+            Self::Outage => "outage",
+        }
+    }
+
+    /// Counts this in the process's metrics.
+    pub fn emit(self) {
+        self.count(&METRICS);
+    }
+
+    /// Counts this in `metrics`.
+    pub fn count(self, metrics: &Metrics) {
+        metrics.share_moved(self);
+    }
+}
+
 /// A configuration was refused; the last good one stays.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadRefused;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
     Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
-    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -76,6 +76,7 @@ struct Shard {
     /// By reason, and whether it was enforced.
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
+    shares: [AtomicU64; ShareEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
@@ -232,6 +233,11 @@ impl Metrics {
         mine.add(&mine.shard.ids[seen.0 as usize], 1);
     }
 
+    pub(super) fn share_moved(&self, event: ShareEvent) {
+        let mine = self.mine();
+        mine.add(&mine.shard.shares[event as usize], 1);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -305,6 +311,7 @@ impl Shard {
             remembered: AtomicU64::new(0),
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
+            shares: [const { AtomicU64::new(0) }; ShareEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
             lease_calls: AtomicU64::new(0),
@@ -502,6 +509,13 @@ impl Metrics {
         // Bound: `IdEvent::ALL`.
         for event in IdEvent::ALL {
             let n = self.sum(|shard| &shard.ids[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
+        let name = "sluicegate_shares_total";
+        head(page, name, "counter", "Shares of a fleet's ceilings, by what became of them")?;
+        // Bound: `ShareEvent::ALL`.
+        for event in ShareEvent::ALL {
+            let n = self.sum(|shard| &shard.shares[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())

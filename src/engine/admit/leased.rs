@@ -5,6 +5,8 @@
 //! did not answer.
 //! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
 
+use std::cmp::Ordering;
+
 use tokio::sync::watch;
 
 use super::usage::Usage;
@@ -13,6 +15,7 @@ use crate::kernel::concurrency::Limiter;
 use crate::kernel::coordinator::member::{Applied, Load};
 use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reply, Terms};
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use crate::telemetry::event::ShareEvent;
 
 /// Heartbeats without a request after which a replica gives up its seat, so that a ceiling nobody
 /// uses costs the store nothing.
@@ -166,7 +169,10 @@ impl Leased {
     /// Whether a share was in force until now and is over.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
         let fenced = self.member.as_mut().is_some_and(|member| member.fence(now));
-        self.fences = self.fences.saturating_add(u64::from(fenced));
+        if fenced {
+            self.fences = self.fences.saturating_add(1);
+            ShareEvent::Fenced.emit();
+        }
         fenced
     }
 
@@ -262,7 +268,15 @@ impl Leased {
 
     fn took(&mut self, before: Share, grant: Grant) {
         let others = self.last.is_some_and(|last| last.share < last.fair);
-        self.handoffs = self.handoffs.saturating_add(u64::from(before < grant.share && others));
+        match before.cmp(&grant.share) {
+            Ordering::Less if others => {
+                self.handoffs = self.handoffs.saturating_add(1);
+                ShareEvent::HandedOver.emit();
+            }
+            Ordering::Less => ShareEvent::Grown.emit(),
+            Ordering::Greater => ShareEvent::Shrunk.emit(),
+            Ordering::Equal => {}
+        }
         if before != grant.share {
             self.usage.allowed(grant.share);
         }
@@ -274,7 +288,9 @@ impl Leased {
         if self.member.as_ref().is_some_and(|member| member.grant(now).is_some()) {
             return None;
         }
-        self.outage = true;
+        if !std::mem::replace(&mut self.outage, true) {
+            ShareEvent::Outage.emit();
+        }
         Some(match self.shared.on_failure {
             OnFailure::Deny => Share(0),
             OnFailure::Local => self.last.map_or(alone, |last| last.fair),

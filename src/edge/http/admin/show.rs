@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Rule, Unit};
 use crate::engine::admit::fleet::Fleet;
 use crate::engine::admit::{Name, Shown};
-use crate::engine::membership::{Member, Membership, Record, read};
+use crate::engine::membership::{Member, Membership, read};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
@@ -78,9 +78,11 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     let seen = membership.seen();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
     let member = |member: &Member| {
-        let Record { incarnation, build, revision } = read(&member.record);
-        json!({"node": member.node, "silent_ms": millis(member.silent), "build": build,
-            "incarnation": incarnation, "revision": revision})
+        let record = read(&member.record);
+        json!({"node": member.node, "silent_ms": millis(member.silent), "build": record.build,
+            "incarnation": record.incarnation, "revision": record.revision,
+            "share": record.share, "in_flight": record.in_flight,
+            "fences": record.fences, "handoffs": record.handoffs})
     };
     json!({
         "node": membership.node(),
