@@ -196,7 +196,7 @@ const ID: &str = "0123456789abcdef";
 #[tokio::test]
 async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_file_says() {
     let engine =
-        super::ceiling_of("limit: 1, reject: {status: 503, retry_after: 1500ms, body: busy}");
+        super::ceiling_of("limit: 2, reject: {status: 503, retry_after: 1500ms, body: busy}");
     let served = served_with(engine, Ready::Yes, hooks(KEY)).await;
     let ask = async |id: &str| {
         let http = request(&[("x-key", "v"), ("x-sluicegate-id", id)]);
@@ -209,6 +209,8 @@ async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_fil
     }
     assert!(matches!(ask(ID).await.unwrap().http_response, Some(HttpResponse::OkResponse(_))));
     assert_eq!(ask(ID).await.unwrap_err().code(), Code::InvalidArgument, "in flight already");
+    let second = ask("second-0123456789").await.unwrap();
+    assert!(matches!(second.http_response, Some(HttpResponse::OkResponse(_))));
     let reply = ask("fedcba9876543210").await.unwrap();
     let Some(HttpResponse::DeniedResponse(denied)) = reply.http_response else { panic!("passed") };
     assert_eq!((denied.status.unwrap().code, denied.body.as_str()), (503, "busy"));
