@@ -1,14 +1,8 @@
 //! Holds of a debt against the law: whatever is held, kept, given back or left to expire, those hits that
 //! were admitted in the end pass one after the other under the same limit.
 //!
-//! Each law was seen to fail with the code broken so:
-//!
-//! | broken so | killed by |
-//! |---|---|
-//! | all hits of a hold given back, however late | `what_is_given_back_never_lets_more_pass_than_the_law` |
-//! | a hold that was kept given back by others | the same |
-//! | what is missing of a debt not missed | the same |
-//! | nothing given back of a debt that drains | `what_is_given_back_at_once_was_never_charged` |
+//! `what_is_given_back_never_lets_more_pass_than_the_law` was seen to fail where a hold that is given back took what
+//! another hold, kept later, had of the debt.
 
 use sluicegate::kernel::lease::counter::Counter;
 use sluicegate::kernel::lease::hold::{Holds, Id};

@@ -1,13 +1,5 @@
 //! The hits that a question holds in two stores until both have answered: what others see, what becomes
 //! of them when their holder dies, and how long the question takes in all.
-//!
-//! Each law was seen to fail with the code broken so:
-//!
-//! | broken so | killed by |
-//! |---|---|
-//! | what expired is not given back | `a_holder_that_is_killed_…` |
-//! | a dropped question gives nothing back | `a_question_that_is_dropped_…` |
-//! | each step waits for the whole deadline | `both_steps_together_…` |
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //!
 //! | broken so | killed by |
 //! |---|---|
-//! | nothing given back; what was not charged given back; what is kept given back | `two_steps_never_admit_above_a_limit_…` |
+//! | nothing given back, what was not charged given back, under the reference's keys | `two_steps_never_admit_above_a_limit_…` |
 //! | a pipeline that is not sent on | `a_slot_that_moves_costs_no_count_…` |
 
 use std::sync::Arc;
