@@ -160,7 +160,11 @@ impl World {
             holder.held = answer.kept.0 + answer.granted.0;
             holder.lease = if answer.granted.0 == 0 { holder.lease } else { answer.number.0 };
         }
-        holder.last = Some(message);
+        // What was stale is not in the book, where the number before it is the newest still; and nobody sends
+        // that one again with other wishes.
+        if !matches!(lent, Lent::Stale(_)) {
+            holder.last = Some(message);
+        }
     }
 
     fn step(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {

@@ -190,8 +190,10 @@ fn an_upstream_that_refuses_frees_the_place() {
         upstream.address = nobody.local_addr().unwrap();
         drop(nobody);
         let scene = Scene::before(by, &over_all("limit: 1"), upstream);
-        assert_eq!([scene.get().status, scene.get().status], [502, 502]);
-        scene.holds(0);
+        for _ in 0..2 {
+            assert_eq!(scene.get().status, 502);
+            scene.holds(0);
+        }
     }
 }
 
