@@ -58,7 +58,7 @@ const PATHS: [(&str, &str); 10] = [
         "/grant",
         "POST, takes a token: gives &hits=n back to the counter of ?domain=d&descriptor=k=v",
     ),
-    ("/reset", "POST: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
+    ("/reset", "POST, takes a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
@@ -69,15 +69,21 @@ pub fn router(admin: Admin) -> Router {
         .route("/config", get(show_config))
         .route("/counter", get(look))
         .route("/explain", get(show_explain))
-        .route("/grant", post(grant))
         .route("/fleet", get(show_fleet))
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
-        .route("/reset", post(reset))
         .fallback(show_list)
+        .merge(changes(&admin))
         .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
+}
+
+fn changes(admin: &Admin) -> Router<Admin> {
+    Router::new()
+        .route("/grant", post(grant))
+        .route("/reset", post(reset))
+        .layer(from_fn_with_state(admin.clone(), trust))
 }
 
 /// How many of the paths are the reference's.
@@ -168,13 +174,17 @@ async fn look(State(admin): State<Admin>, Query(query): Query<Vec<(String, Strin
     act(&admin, query, Act::Look).await
 }
 
-/// Who is granted hits is known by the token, so there has to be one: on loopback each local user could.
 async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    if admin.token.is_none() {
-        let why = "hits are granted only where admin_token is set\n";
-        return (StatusCode::FORBIDDEN, PLAIN, why).into_response();
-    }
     act(&admin, query, Act::Grant).await
+}
+
+/// Who changes a counter is known by the token, so there has to be one: on loopback each local user could.
+async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    if admin.token.is_some() {
+        return next.run(request).await;
+    }
+    let why = "counters are changed only where admin_token is set\n";
+    (StatusCode::FORBIDDEN, PLAIN, why).into_response()
 }
 
 async fn act(admin: &Admin, query: Vec<(String, String)>, what: Act) -> Response {
