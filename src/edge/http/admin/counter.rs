@@ -80,7 +80,7 @@ fn show(answer: &Answer) -> Result<Value, Wrong> {
     let reason = finding.reason.as_str();
     let limit = finding.limit.as_ref().ok_or(Wrong::NoCounter(reason))?;
     Ok(json!({
-        "limit": limit.name,
+        "limit": limit.name.as_deref(),
         "requests": limit.requests,
         "period_nanoseconds": limit.period.0,
         "remaining": finding.room.remaining.0,
