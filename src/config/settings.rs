@@ -30,7 +30,7 @@ pub use backend::{Address, Backend, Place, RedisUrl};
 pub use named::HostName;
 pub use nearest::nearest;
 pub use network::Networks;
-pub use pairs::{Mogrifier, Mogrifiers, Pairs};
+pub use pairs::{Headers, Mogrifier, Mogrifiers, Pairs};
 pub use print::{print_config, schema, server_yaml};
 pub use read::{Doors, Loaded, Named, Origin, Problem, read};
 pub use reference::ReferencePrefix;
@@ -99,7 +99,7 @@ settings! {
     /// What it tells the management server of itself.
     xds_node_metadata: Pairs = Pairs::default(), "pairs";
     /// Headers of the stream to the management server.
-    xds_headers: Pairs = Pairs::default(), "pairs";
+    xds_headers: Headers = Headers::default(), "pairs";
     /// Speak TLS to the management server.
     xds_tls: bool = false, "switch";
     /// PEM file of who may sign the management server's certificate; without it whom this system trusts.

@@ -286,7 +286,7 @@ impl Leases {
                 self.dismiss(before, now);
             }
         }
-        shard.insert(place, Held::new(leased, now));
+        shard.insert(place, Held::new(leased, now, self.next()));
     }
 
     /// Gives back what a ledger that is gone held.

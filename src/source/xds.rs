@@ -12,7 +12,6 @@ mod text;
 
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient as Client;
@@ -23,7 +22,7 @@ use envoy_types::pb::google::rpc::Status;
 use prost::Message as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
@@ -38,8 +37,6 @@ use message::{RateLimitConfig, TYPE_URL};
 
 /// The longest message where nothing else is said, in bytes.
 const MESSAGE: usize = 4 << 20;
-/// How long the server may take to open the stream.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The most findings that a refusal tells the server.
 const MOST_TOLD: usize = 20;
 /// Requests that may wait to be sent: one answers each response.
@@ -136,8 +133,6 @@ enum Over {
     Connection(#[from] channel::Error),
     #[error("the stream broke: {}", .0.message())]
     Broke(#[from] tonic::Status),
-    #[error("the stream was not opened in {PATIENCE:?}")]
-    Slow,
     #[error("the server closed the stream")]
     Closed,
 }
@@ -177,8 +172,9 @@ impl Xds {
         self.answer(&answers, "", None).await?;
         let mut request = Request::new(ReceiverStream::new(requests));
         *request.metadata_mut() = self.headers.clone();
-        let opened = timeout(PATIENCE, client.stream_aggregated_resources(request)).await;
-        let mut responses = opened.map_err(|_| Over::Slow)??.into_inner();
+        // Without a deadline: many servers send the head of a stream with its first response, and a server that
+        // has nothing new to say says nothing. One that has vanished is noticed by its connection.
+        let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
         while let Some(response) = responses.message().await? {
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
             let refused = match self.take(response).await {

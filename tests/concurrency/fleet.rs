@@ -25,14 +25,16 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 struct Store {
     memory: Memory,
     is_cut: AtomicBool,
+    /// Its answers are on their way for a while.
+    is_slow: AtomicBool,
     calls: AtomicUsize,
 }
 
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (is_cut, calls) = Default::default();
-        Arc::new(Self { memory, is_cut, calls })
+        let (is_cut, is_slow, calls) = Default::default();
+        Arc::new(Self { memory, is_cut, is_slow, calls })
     }
 }
 
@@ -50,7 +52,13 @@ impl Backend for Store {
         if self.is_cut.load(Relaxed) {
             return Reply::Now(Err(Cause::Unreachable));
         }
-        self.memory.heartbeat(now, round)
+        match self.memory.heartbeat(now, round) {
+            Reply::Now(heard) if self.is_slow.load(Relaxed) => Reply::Later(Box::pin(async {
+                tokio::task::yield_now().await;
+                heard
+            })),
+            reply => reply,
+        }
     }
 }
 
@@ -167,6 +175,38 @@ fn the_first_who_asks_waits_for_the_share_and_passes() {
     assert_eq!(store.calls.load(Relaxed), 1);
     assert_eq!(alone.fills(), 3);
     assert_eq!(store.calls.load(Relaxed), 1, "no call for a request");
+}
+
+#[test]
+fn an_answer_that_comes_after_the_term_leaves_no_share_in_force() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    assert_eq!(alone.fills(), 4);
+    alone.ends(4);
+    alone.passes(Nanos::SECOND);
+    store.is_slow.store(true, Relaxed);
+    block_on(async {
+        let mut speaks = pin!(alone.engine.speak_once());
+        let begun = futures_util::future::poll_immediate(&mut speaks).await;
+        assert!(begun.is_none(), "the heartbeat is on its way");
+        alone.passes(Nanos::from_secs(60));
+        speaks.await;
+    });
+    store.is_cut.store(true, Relaxed);
+    assert_eq!(alone.shown().share, Share(0));
+    assert_eq!(alone.fills(), 0);
+}
+
+#[test]
+fn a_ceiling_that_this_replica_holds_alone_from_now_on_outlives_the_term_it_had() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert_eq!(alone.fills(), 4);
+    store.is_cut.store(true, Relaxed);
+    alone.publish("limit: 4, mode: local");
+    alone.ends(4);
+    alone.passes(Nanos::from_secs(60));
+    assert_eq!(alone.fills(), 4);
 }
 
 /// Both want all of it; the first has it before the second comes.

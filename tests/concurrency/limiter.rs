@@ -276,3 +276,14 @@ fn a_permit_of_an_earlier_life_of_its_slot_is_unknown() {
     assert_eq!(limiter.step(START, leave(first))[..], [Effect::Unknown]);
     assert_eq!(limiter.in_flight(), 1, "the second one's permit was not given back");
 }
+
+#[test]
+fn a_fence_lets_nobody_in_for_whom_a_deadline_made_room() {
+    let mut limiter = Limiter::new(&rules(1, Some(queue(1, ms(500)))), 0);
+    limiter.step(START, Event::Arrive { keep: Some(ms(100)), patience: ms(500) });
+    let waits = limiter.step(START, STREAM);
+    let [Effect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
+    let effects = limiter.step(START.plus(ms(200)), Event::Fence);
+    assert!(effects.contains(&Effect::Late(ticket)), "{effects:?}");
+    assert_eq!((limiter.in_flight(), limiter.waiting()), (0, 0));
+}

@@ -143,7 +143,7 @@ const CASES: &[Case] = &[
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
         "x-a:1,x-b:2",
         XDS,
-        Is("xds_headers", "\"x-a=1,x-b=2\""),
+        Is("xds_headers", "\"(set, not shown)\""),
     ),
     ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "x-a:1:2", XDS, Stops("one colon in each")),
     ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true", XDS, Is("xds_tls", "true")),

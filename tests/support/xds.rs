@@ -157,10 +157,15 @@ impl AggregatedDiscoveryService for State {
                 asked.lock().unwrap().push(Asked { headers: headers.clone(), request });
             }
         });
+        let latest = state.latest.lock().unwrap().clone();
+        // As servers in Go do: a stream has no head before its first response.
+        let first = match latest {
+            Some(latest) => Some(latest),
+            None => told.recv().await.ok().flatten(),
+        };
         tokio::spawn(async move {
-            let latest = state.latest.lock().unwrap().clone();
-            if let Some(latest) = latest {
-                let _ = to_client.send(Ok(latest)).await;
+            if let Some(first) = first {
+                let _ = to_client.send(Ok(first)).await;
             }
             while let Ok(Some(response)) = told.recv().await {
                 if to_client.send(Ok(response)).await.is_err() {

@@ -144,7 +144,8 @@ impl Stores {
         }
         let (list, together) = (&charges.list, self.together(charges.rule));
         let has_reference = bound.iter().any(|part| part.place.reference);
-        let patience = self.main.deadline / if has_reference { 3 } else { 2 };
+        let (deadline, steps) = (self.main.deadline, if has_reference { 3 } else { 2 });
+        let patience = deadline / steps;
         let mut outcomes = super::failed(charges, Cause::Late);
         let (mut holding, tried) = self.to_be_held(list, &places);
         let rest = places.iter().filter(|&at| !tried.contains(at)).map(|&at| (at, &list[at]));
@@ -154,6 +155,9 @@ impl Stores {
         put(asked, &mut outcomes);
         let asked = outcomes.clone();
         let second = together.second(list, &places, &asked, &tried);
+        // What is charged now is a wait of its own, before the last one.
+        let left = deadline.saturating_sub(patience);
+        let patience = if second.is_empty() { left.min(patience) } else { left / 2 };
         let parts = self.parts(second.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
         put(self.ask(now, &parts, Decided::Before, Some(patience)).await, &mut outcomes);
         if together.spared == Spared::All && together.deny(list, &places, &outcomes) {

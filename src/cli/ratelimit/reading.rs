@@ -169,7 +169,7 @@ impl<'e> Reading<'e> {
     pub(super) fn refuse(&mut self, variable: &str, why: &str) {
         let got = self.raw(variable);
         let mut sentence = format!("{variable} {why}");
-        let secret = ["AUTH", "URL"].iter().any(|part| variable.contains(part));
+        let secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
         if self.is_set(variable) && !secret {
             sentence.extend([", got `", got, "`"]);
         }

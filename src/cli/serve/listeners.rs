@@ -5,6 +5,7 @@
 //! goes with its listener.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
@@ -127,12 +128,14 @@ async fn unix(path: &Path) -> Result<Grpc, String> {
         let path = path.display();
         format!("grpc cannot listen on {path}: {error}; choose another with --grpc-socket")
     };
-    if path.exists() {
-        if UnixStream::connect(path).await.is_ok() {
-            let error = std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            return Err(failed(error));
+    if let Ok(there) = std::fs::symlink_metadata(path) {
+        let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+        // Left behind by a process that was killed; anything else is somebody's.
+        let is_left =
+            there.file_type().is_socket() && UnixStream::connect(path).await.is_err_and(refused);
+        if !is_left {
+            return Err(failed(std::io::ErrorKind::AddrInUse.into()));
         }
-        // Left behind by a process that was killed.
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;

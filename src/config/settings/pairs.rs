@@ -3,6 +3,8 @@
 //! Guarantees: an empty text is none; names are not empty; expressions compile.
 //! Leaves out: what the names are for.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -33,6 +35,32 @@ impl Value for Pairs {
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^([^=,]+=[^,]*(,[^=,]+=[^,]*)*)?$"})
+    }
+}
+
+/// Headers of requests that this process sends. They may be credentials: their texts are never shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers(pub Vec<(String, String)>);
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+impl Value for Headers {
+    const HIDDEN: bool = true;
+    fn read(texts: &[&str]) -> Option<Self> {
+        Pairs::read(texts).map(|Pairs(pairs)| Self(pairs))
+    }
+    fn accepts() -> String {
+        Pairs::accepts()
+    }
+    fn show(&self) -> String {
+        quoted(if self.0.is_empty() { "" } else { "(set, not shown)" })
+    }
+    fn schema() -> Json {
+        Pairs::schema()
     }
 }
 

@@ -24,9 +24,9 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 use super::tls::Tls;
 
 /// How long a client may take to shake hands.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Most clients that shake hands at one time; the next wait in the kernel's queue.
-const MOST_HANDSHAKES: usize = 256;
+const MOST_HANDSHAKES: usize = 4096;
 /// Connections that wait for the server to take them.
 const WAITING: usize = 64;
 /// The pause after a failed accept: without it a process that is out of files spins.

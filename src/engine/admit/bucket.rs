@@ -245,6 +245,12 @@ impl Bucket {
         let mut state = self.0.lock();
         let now = clock.now();
         state.step(now, Event::Expire);
+        if state.retired {
+            // Nothing is in flight here and no share is held: the seat ends by its own term.
+            rests();
+            state.leased = None;
+            return Speak::Cold;
+        }
         let State { leased, limiter, .. } = &mut *state;
         let Some(leased) = leased else {
             rests();
@@ -270,6 +276,8 @@ impl Bucket {
     ) {
         let mut state = self.0.lock();
         let now = clock.now();
+        // Before the answer is taken: a share whose term is over ends for the limiter, too.
+        state.step(now, Event::Expire);
         let State { leased: Some(leased), rules, .. } = &mut *state else { return };
         if let Some(Share(share)) = leased.hear(now, said, reply, alone(rules.limit)) {
             state.step(now, Event::Share(u32::try_from(share).unwrap_or(u32::MAX)));
@@ -279,8 +287,9 @@ impl Bucket {
     /// Gives the seat up.
     pub(super) fn part(&self, clock: &Clock) {
         let mut state = self.0.lock();
-        if let Some(leased) = &mut state.leased {
-            leased.part();
+        let Some(leased) = &mut state.leased else { return };
+        leased.part();
+        if !leased.local {
             state.step(clock.now(), Event::Fence);
         }
     }

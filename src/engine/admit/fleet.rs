@@ -151,8 +151,12 @@ impl Fleet {
         self.wake.notify_one();
     }
 
-    pub(super) fn rest(&self, name: &[u8]) {
-        self.active.lock().remove(name);
+    /// Speaks of `bucket` no more, unless another has its name by now.
+    pub(super) fn rest(&self, name: &[u8], bucket: &Bucket) {
+        let mut active = self.active.lock();
+        if active.get(name).is_some_and(|known| std::ptr::eq(&raw const **known, bucket)) {
+            active.remove(name);
+        }
     }
 
     /// Waits for an answer, as long as one may.
@@ -329,7 +333,7 @@ impl Bucket {
         fleet: &Fleet,
         name: &Name,
     ) -> Option<(crate::kernel::coordinator::Law, Heartbeat)> {
-        match self.speaks(clock, || fleet.rest(name)) {
+        match self.speaks(clock, || fleet.rest(name, self)) {
             Speak::Beat(law, said) => Some((law, said)),
             Speak::No | Speak::Cold => None,
         }

@@ -166,9 +166,10 @@ impl Leased {
         !matches!(self.stay, Stay::Stays)
     }
 
-    /// Whether a share was in force until now and is over.
+    /// Whether a share was in force until now and is over. What this replica holds alone has no share.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
-        let fenced = self.member.as_mut().is_some_and(|member| member.fence(now));
+        let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
+        let fenced = is_over && !self.local;
         if fenced {
             self.fences = self.fences.saturating_add(1);
             ShareEvent::Fenced.emit();

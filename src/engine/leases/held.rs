@@ -18,6 +18,9 @@ use crate::telemetry::event::{LeaseEnd, LeasedHits};
 /// A key that nobody asked for in so many terms is forgotten.
 const IDLE_TERMS: u64 = 2;
 
+/// Bits for the epochs of one ledger.
+const EPOCHS: u32 = 20;
+
 /// What is held of one key.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -26,24 +29,25 @@ pub(super) struct Held {
     pub(super) terms: Terms,
     /// The last question.
     asked: Nanos,
-    /// Rises with whatever changes what the store may list.
+    /// Rises with whatever changes what the store may list. Begins where no other ledger of the key was.
     epoch: u64,
-    /// Whether an answer is awaited.
-    awaits: bool,
+    /// The message whose answer is awaited.
+    awaits: Option<Number>,
     /// Tells those who wait that a message was settled, or why it was not.
     settled: watch::Sender<Option<Cause>>,
 }
 
 impl Held {
-    pub(super) fn new(leased: Leased<'_>, now: Nanos) -> Self {
+    /// Nothing yet. `number` is one that nothing else of this process has.
+    pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
         let Leased { charge, terms } = leased;
         Self {
             ledger: Ledger::new(Size::Learned, terms.term, sizer::most(charge.strategy.most())),
             charge: charge.clone(),
             terms,
             asked: now,
-            epoch: 0,
-            awaits: false,
+            epoch: number.0 << EPOCHS,
+            awaits: None,
             settled: watch::Sender::default(),
         }
     }
@@ -102,18 +106,18 @@ impl Held {
 
     /// The message for more, where it is time to.
     pub(super) fn ahead(&mut self, now: Nanos, number: impl Fn() -> Number) -> Option<Borrow> {
-        if self.awaits || !self.ledger.is_near_its_end(now) {
+        if self.awaits.is_some() || !self.ledger.is_near_its_end(now) {
             return None;
         }
         let ahead = self.ledger.ahead(now, number());
-        self.wrote(ahead, true)
+        self.awaited(ahead)
     }
 
     /// The message for a question; none while another is on its way.
     pub(super) fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
         self.expire(now);
         let borrow = self.ledger.borrow(now, number, hits);
-        self.wrote(borrow, true)
+        self.awaited(borrow)
     }
 
     pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
@@ -127,7 +131,7 @@ impl Held {
     pub(super) fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
         let all = self.ledger.give_back(now, number);
-        self.wrote(all, false)
+        self.wrote(all, None)
     }
 
     /// Takes the answer to message `number`, or that none came and why. Those who wait are told.
@@ -149,8 +153,11 @@ impl Held {
             }
         };
         self.epoch += 1;
-        self.awaits = false;
-        self.settled.send_replace(lost);
+        // Those who wait for a newer message are not told of an older one's fate.
+        if self.awaits.is_none_or(|awaited| awaited == number) {
+            self.awaits = None;
+            self.settled.send_replace(lost);
+        }
     }
 
     pub(super) fn wait(&self) -> watch::Receiver<Option<Cause>> {
@@ -159,15 +166,20 @@ impl Held {
 
     /// When the last question came; none while an answer is awaited.
     pub(super) const fn last_asked(&self) -> Option<Nanos> {
-        if self.awaits { None } else { Some(self.asked) }
+        if self.awaits.is_some() { None } else { Some(self.asked) }
     }
 
     pub(super) fn is_idle(&self, now: Nanos) -> bool {
         let patience = Nanos(self.terms.term.0.saturating_mul(IDLE_TERMS));
-        !self.awaits && self.balance(now) == Hits(0) && patience < now.since(self.asked)
+        self.awaits.is_none() && self.balance(now) == Hits(0) && patience < now.since(self.asked)
     }
 
-    fn wrote(&mut self, message: Option<Borrow>, awaits: bool) -> Option<Borrow> {
+    fn awaited(&mut self, message: Option<Borrow>) -> Option<Borrow> {
+        let number = message.as_ref().map(|message| message.number);
+        self.wrote(message, number)
+    }
+
+    fn wrote(&mut self, message: Option<Borrow>, awaits: Option<Number>) -> Option<Borrow> {
         if message.is_some() {
             self.epoch += 1;
             self.awaits = awaits;

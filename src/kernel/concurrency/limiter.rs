@@ -158,6 +158,10 @@ impl Limiter {
     /// Takes note of `event` and says what is to be done.
     pub fn step(&mut self, now: Nanos, event: Event) -> Effects {
         let mut effects = Effects::new();
+        if event == Event::Fence {
+            // Before anything: what deadlines make room for is not for a share that is over.
+            self.share = 0;
+        }
         self.expire(now, &mut effects);
         match event {
             Event::Arrive { keep, patience } => effects.push(self.arrive(now, keep, patience)),
@@ -176,7 +180,6 @@ impl Limiter {
             Event::Reload(rules) => self.reload(&rules),
             Event::Share(share) => self.share = share,
             Event::Fence => {
-                self.share = 0;
                 let waiters = std::iter::from_fn(|| self.queue.serve());
                 effects.extend(waiters.map(|waiter| Effect::Late(waiter.ticket)));
             }

@@ -18,6 +18,9 @@ pub struct Bounds {
     pub seed: u64,
 }
 
+/// No wait is shorter, whatever the bounds say: a server that refuses at once would be called as fast as it can.
+const LEAST: Duration = Duration::from_millis(10);
+
 /// Waits.
 #[derive(Debug)]
 pub struct Backoff {
@@ -41,6 +44,7 @@ impl Backoff {
     /// How long to wait now.
     pub fn wait(&mut self) -> Duration {
         let Bounds { least, most, jitter, .. } = self.bounds;
+        let least = least.max(LEAST);
         let due = self.due.min(most).max(least);
         self.due = due.saturating_mul(2);
         if !jitter {

@@ -1,6 +1,6 @@
 //! A connection to the management server, in plain text or TLS.
 //!
-//! Guarantees: a call is given up after [`PATIENCE`]; a server that vanished is noticed by pings; files are read
+//! Guarantees: a call is given up after [`PATIENCE`]; a server that vanished is noticed by the kernel; files are read
 //! anew for each connection; a certificate must be signed and made out to the name.
 //! Leaves out: what is said over it.
 
@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio_rustls::TlsConnector;
@@ -25,8 +26,10 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a connection may take, its handshake with it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a silent server is pinged, and how long it may take to answer.
-const PING: Duration = Duration::from_secs(20);
+/// How long a connection may be silent before the kernel asks whether the server is
+/// still there. Not HTTP/2's pings: servers
+/// in Go take them for abuse and hang up.
+const SILENT: Duration = Duration::from_secs(20);
 
 /// Where the management server is.
 #[derive(Clone, Debug)]
@@ -86,12 +89,7 @@ pub async fn connect(server: &Server) -> Result<Channel, Error> {
             .parse::<Uri>()
             .map_err(|error| Error::Address(error.to_string()))
     };
-    let endpoint = Endpoint::from(uri("http")?)
-        .origin(uri(scheme)?)
-        .connect_timeout(PATIENCE)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
-        .keep_alive_while_idle(true);
+    let endpoint = Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(PATIENCE);
     Ok(endpoint.connect_with_connector(Connector(Arc::new(server.clone()))).await?)
 }
 
@@ -117,6 +115,8 @@ impl Service<Uri> for Connector {
 async fn call(server: &Server) -> io::Result<Stream> {
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
     stream.set_nodelay(true)?;
+    let asking = TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 2).with_retries(2);
+    SockRef::from(&stream).set_tcp_keepalive(&asking)?;
     let Some(tls) = server.tls.clone() else { return Ok(Stream::Plain(stream)) };
     let name = tls.server_name.clone().unwrap_or_else(|| server.host.clone());
     let name = ServerName::try_from(name).map_err(io::Error::other)?;

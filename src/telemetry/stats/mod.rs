@@ -27,6 +27,10 @@ pub use timer::{Timer, Times};
 /// What is counted once there are as many names as may be: domain and key alike.
 pub const OVERFLOW: &str = "_overflow_";
 
+/// The longest name that a question makes, in bytes: one entry alone may be sixty times as long, and each name is kept
+/// several times.
+const LONGEST: usize = 1024;
+
 /// Statistics that are one counter each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stat {
@@ -150,6 +154,9 @@ impl Stats {
     #[must_use]
     pub fn rule(&self, key: Key<'_>) -> Arc<Rule> {
         let (Key::Written(text) | Key::Made(text)) = key;
+        if matches!(key, Key::Made(_)) && LONGEST < text.len() {
+            return Arc::clone(&self.overflow);
+        }
         if let Some(rule) = self.rules.read().by_key.get(text) {
             return Arc::clone(rule);
         }
@@ -174,6 +181,7 @@ impl Stats {
 
     /// Counts descriptors of a domain that there is not.
     pub fn unknown_domain(&self, domain: &str, descriptors: u64) {
+        let domain = if LONGEST < domain.len() { OVERFLOW } else { domain };
         if let Some(count) = self.rules.read().unknown_domains.get(domain) {
             count.fetch_add(descriptors, Relaxed);
             return;

@@ -5,6 +5,7 @@
 //! Leaves out: order among the answers.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
@@ -27,6 +28,9 @@ use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
 
 /// Ids of one stream that may wait or hold at once.
 pub const MOST: usize = 10_000;
+
+/// How long replies may go unread.
+const UNREAD: Duration = Duration::from_secs(10);
 
 type Replies = mpsc::Sender<Result<HoldResponse, Status>>;
 
@@ -59,9 +63,13 @@ pub(super) async fn run(service: &Places, mut messages: Streaming<HoldRequest>, 
                 Ok(None) | Err(_) => return,
             },
         };
-        if let Some(reply) = reply
-            && replies.send(Ok(reply)).await.is_err()
-        {
+        let Some(reply) = reply else { continue };
+        let is_told = tokio::select! {
+            told = replies.send(Ok(reply)) => told.is_ok(),
+            _ = leaving.wait_for(|leaving| *leaving) => false,
+            () = tokio::time::sleep(UNREAD) => false,
+        };
+        if !is_told {
             return;
         }
     }

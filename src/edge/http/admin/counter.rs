@@ -70,7 +70,8 @@ pub(super) fn changed(act: &str, asked: &Explain) {
     };
     let descriptors = asked.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*asked.domain, asked.hits);
-    tracing::info!(act, domain, descriptors, hits, "admin changed a counter");
+    // As a warning, so that no usual level of the log leaves it out.
+    tracing::warn!(act, domain, descriptors, hits, "admin changed a counter");
 }
 
 fn show(answer: &Answer) -> Result<Value, Wrong> {
