@@ -66,7 +66,8 @@ fn policy(variant: usize) -> Policy {
 
 fn reporting(variant: usize) -> Reporting {
     let headers = Headers { reference: Some(Names::default()), draft: true, retry_after: true };
-    Reporting { headers, dynamic_metadata: true, negative_hits: variant % 4 != 3 }
+    let upstream = (variant % 2 == 1).then(Names::default);
+    Reporting { headers, upstream, dynamic_metadata: true, negative_hits: variant % 4 != 3 }
 }
 
 /// Every answer is JSON, unless a rule's metadata holds a number that JSON does not have.
