@@ -43,6 +43,6 @@ pub struct Beat {
 pub struct Heard {
     /// The life of the store that heard it.
     pub life: Incarnation,
-    /// One per heartbeat, in order.
-    pub replies: Vec<coordinator::Reply>,
+    /// One per heartbeat, in order; none for a ceiling whose state is not understood, which is left as it is.
+    pub replies: Vec<Option<coordinator::Reply>>,
 }

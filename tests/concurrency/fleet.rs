@@ -209,6 +209,25 @@ fn a_ceiling_that_this_replica_holds_alone_from_now_on_outlives_the_term_it_had(
     assert_eq!(alone.fills(), 4);
 }
 
+#[test]
+fn a_ceiling_that_was_forgotten_while_the_store_was_away_is_spoken_of_no_more() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    store.is_cut.store(true, Relaxed);
+    assert!(!alone.asks());
+    let spoken_of = |alone: &Replica| {
+        alone.engine.ceilings().fleet().unwrap().shown(alone.engine.clock(), 9).len()
+    };
+    assert_eq!(spoken_of(&alone), 1);
+    for _ in 0..2 {
+        alone.passes(Nanos::from_secs(700));
+        alone.beats();
+        alone.engine.ceilings().sweep();
+    }
+    alone.beats();
+    assert_eq!((alone.engine.ceilings().buckets(), spoken_of(&alone)), (0, 0));
+}
+
 /// Both want all of it; the first has it before the second comes.
 fn come_to_share(fleet: &mut [Replica; 2], ceiling: usize) {
     assert_eq!((fleet[0].fills(), fleet[1].fills()), (ceiling, 0));

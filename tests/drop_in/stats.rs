@@ -132,6 +132,17 @@ fn names_are_bounded_and_what_comes_then_is_counted_together() {
     assert_eq!(total, 1_005, "no hit is lost");
 }
 
+#[test]
+fn a_name_that_is_too_long_to_be_kept_is_counted_with_the_others() {
+    let stats = stats(9);
+    let long = "x".repeat(2_000);
+    stats.rule(Key::Made(&long)).hits(4);
+    stats.unknown_domain(&long, 2);
+    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    assert!(lines.iter().all(|line| line.len() < 200), "{lines:?}");
+    assert_eq!(lines.iter().map(|line| value(line)).sum::<u64>(), 6, "no hit is lost");
+}
+
 fn value(line: &str) -> u64 {
     line.rsplit(':').next().unwrap().split('|').next().unwrap().parse().unwrap()
 }

@@ -155,6 +155,22 @@ fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
     assert!(!socket.exists(), "it goes with its listener");
 }
 
+#[test]
+fn a_file_where_the_socket_should_be_is_somebodys_and_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("precious");
+    fs::write(&file, "kept").unwrap();
+    let (code, said) = process::refused(&[
+        ("GRPC_UDS", file.to_str().unwrap()),
+        ("SLUICEGATE_BACKEND", "memory"),
+        ("RUNTIME_ROOT", "/"),
+        ("RUNTIME_SUBDIRECTORY", "no-such"),
+    ]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("precious") && said.contains("--grpc-socket"), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+}
+
 /// Connects to a socket whatever it is asked for.
 fn tower_fn(path: std::path::PathBuf) -> Unix {
     Unix(path)

@@ -346,6 +346,15 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
 }
 
 #[test]
+fn a_header_that_is_refused_is_not_shown() {
+    let credential = "authorization:Basic user:open-sesame";
+    let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
+    let Err(sentences) = read(environment(variable, credential, XDS)) else { panic!("taken") };
+    let refused = sentences.join("\n");
+    assert!(refused.contains("one colon in each") && !refused.contains("sesame"), "{refused}");
+}
+
+#[test]
 fn every_variable_comes_to_what_it_means_or_a_sentence_says_why_not() {
     let wrong: Vec<_> = CASES.iter().filter_map(wrong).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

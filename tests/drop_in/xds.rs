@@ -388,6 +388,9 @@ fn waits_double_up_to_the_longest_and_begin_anew() {
     assert_eq!([(); 5].map(|()| backoff.wait().as_secs()), [1, 2, 4, 5, 5]);
     backoff.reset();
     assert_eq!(backoff.wait(), second);
+    let none = Bounds { least: Duration::ZERO, most: Duration::ZERO, jitter: true, seed: 0 };
+    let mut never_at_once = Backoff::new(none);
+    assert!((0..9).all(|_| Duration::ZERO < never_at_once.wait()));
     let mut drawn = Backoff::new(Bounds { jitter: true, ..bounds });
     for due in [1, 2, 4, 5, 5, 5] {
         let wait = drawn.wait();

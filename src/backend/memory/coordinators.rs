@@ -47,7 +47,8 @@ impl Coordinators {
     pub fn hear(&mut self, now: Nanos, store: &str, round: &Round) -> Heard {
         let mut life = self.life(now, store);
         self.register(now, &mut life, round);
-        let replies = round.beats.iter().map(|beat| self.answer(now, &mut life, beat)).collect();
+        let replies =
+            round.beats.iter().map(|beat| Some(self.answer(now, &mut life, beat))).collect();
         self.life = Some(life);
         Heard { life: life.incarnation, replies }
     }

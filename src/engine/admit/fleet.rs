@@ -241,7 +241,7 @@ impl Admission {
             let round = Round { record, longest, leaves: false, beats };
             let heard = self.say(fleet, backend, &round).await;
             for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
-                let reply = heard.as_ref().and_then(|heard| heard.replies.get(at));
+                let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
                 bucket.hear(clock, &beat.said, reply, |start| fleet.alone(start));
             }
             spoken = rest;
@@ -285,7 +285,7 @@ impl Fleet {
                     );
                 }
                 (told.under, told.at, told.failed) = (Some(heard.life), Some(now), false);
-                let members = heard.replies.iter().filter_map(|reply| match reply {
+                let members = heard.replies.iter().flatten().filter_map(|reply| match reply {
                     crate::kernel::coordinator::Reply::Grant(grant) => Some(grant.members),
                     _ => None,
                 });

@@ -16,6 +16,8 @@ use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
 /// Integers in the answer to one heartbeat.
 const FIELDS: usize = 8;
+/// The answer for a ceiling whose state the script does not understand.
+const UNREADABLE: [u64; FIELDS] = [6, 0, 0, 0, 0, 0, 0, 0];
 
 /// A round, ready to travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +54,14 @@ pub fn read(round: &Round, reply: &[i64]) -> Result<Heard, NotUnderstood> {
     if !rest.is_empty() || answers.len() != round.beats.len() {
         return Err(refused("eight integers for each ceiling"));
     }
-    let answer = |(beat, answer): (&Beat, &[u64; FIELDS])| answered(beat, answer);
-    let replies: Option<Vec<Reply>> = round.beats.iter().zip(answers).map(answer).collect();
-    let replies = replies.ok_or_else(|| refused("a code and what goes with it"))?;
+    let answer = |(beat, answer): (&Beat, &[u64; FIELDS])| match *answer {
+        UNREADABLE => Ok(None),
+        _ => {
+            answered(beat, answer).map(Some).ok_or_else(|| refused("a code and what goes with it"))
+        }
+    };
+    let replies: Result<_, _> = round.beats.iter().zip(answers).map(answer).collect();
+    let replies = replies?;
     Ok(Heard { life: Incarnation(*life), replies })
 }
 
