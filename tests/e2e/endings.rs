@@ -2,6 +2,7 @@
 //!
 //! `max_duration` is 60 s, far above every promise, except where nothing else could give the place back: a release that is
 //! lost fails the test. `docs/reliability.md` keeps the table that this prints.
+#![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
@@ -307,6 +308,37 @@ fn behind_a_door(hook: Shipped, ceiling: &str) -> (Scene, Proxy) {
 #[test]
 fn with_every_hook_an_envoy_that_is_told_to_go_gives_all_its_places_back() {
     fails("SIGTERM to Envoy", AT_ONCE, |scene, _| scene.envoy.signal("TERM"));
+}
+
+fn seen(scene: &Scene, event: &str) -> u64 {
+    let name = format!("sluicegate_permit_ids_total{{event=\"{event}\"}}");
+    gauge(scene.service.metrics, &name)
+}
+
+/// A worker of Envoy that ends may or may not write what it still has to say: no setting of Envoy changes that.
+#[test]
+fn an_envoy_whose_requests_end_before_it_is_told_to_go_loses_no_release_and_one_that_is_not_drained_does()
+ {
+    for hook in [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency] {
+        for drained in [true, false] {
+            let scene = Scene::changed(hook, &over_all("limit: 99, max_duration: 5s"), |_| {});
+            let clients: Vec<_> = (0..20).map(|_| scene.connect()).collect();
+            let mut visits: Vec<_> = (0..20).map(|_| scene.upstream.next()).collect();
+            scene.holds(20);
+            if drained {
+                assert_eq!(scene.envoy.post("/healthcheck/fail"), 200);
+                visits.drain(..).for_each(Visit::answer);
+                scene.holds(0);
+            }
+            scene.envoy.signal("TERM");
+            scene.holds(0);
+            let [released, expired] = ["released", "expired"].map(|event| seen(&scene, event));
+            println!("{}, drained {drained}: {released} of 20 by their release", name(hook));
+            assert_eq!(released + expired, 20);
+            assert!(!drained || expired == 0, "{expired} were lost");
+            drop((clients, visits));
+        }
+    }
 }
 
 #[test]
