@@ -104,6 +104,8 @@ settings! {
     xds_tls: bool = false, "switch";
     /// PEM file of who may sign the management server's certificate; without it whom this system trusts.
     xds_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `xds_tls_ca_file`.
+    xds_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to the management server.
     xds_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `xds_tls_cert_file`.
@@ -194,6 +196,8 @@ settings! {
     backend_password_file: Option<PathBuf> = None, "path";
     /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `backend_tls_ca_file`.
+    backend_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to Redis, and those up to its root.
     backend_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `backend_tls_cert_file`.

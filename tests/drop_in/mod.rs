@@ -4,6 +4,7 @@ mod client;
 mod files;
 mod gateway;
 mod process;
+mod roots;
 mod stats;
 mod tls;
 mod variables;

@@ -150,6 +150,7 @@ const CASES: &[Case] = &[
     ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/c", XDS_PAIR, Is("xds_tls_cert_file", "\"/c\"")),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k", XDS_PAIR, Is("xds_tls_key_file", "\"/k\"")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_ca_file", "\"/ca\"")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_system_roots", "true")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS, Says("plain text")),
     (
         "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
@@ -210,6 +211,8 @@ const CASES: &[Case] = &[
     ("REDIS_TLS_CLIENT_CERT", "/c", REDIS_PAIR, Is("backend_tls_cert_file", "\"/c\"")),
     ("REDIS_TLS_CLIENT_KEY", "/k", REDIS_PAIR, Is("backend_tls_key_file", "\"/k\"")),
     ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_ca_file", "\"/ca\"")),
+    ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_system_roots", "true")),
+    ("REDIS_TLS_CACERT", "", REDIS_TLS, Is("backend_tls_system_roots", "false")),
     ("REDIS_TLS_CACERT", "/ca", TCP, Says("plain text")),
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true", REDIS_TLS, Is("backend_tls_any_name", "true")),
     ("REDIS_PIPELINE_WINDOW", "150us", &[], Says("travel together")),

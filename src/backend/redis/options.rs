@@ -123,6 +123,8 @@ impl fmt::Debug for Password {
 pub struct Tls {
     /// PEM certificates of who may sign a server's; the system's without.
     pub ca: Option<PathBuf>,
+    /// Whether the system's sign as well where `ca` is there.
+    pub system_roots: bool,
     /// Who we are.
     pub identity: Option<Identity>,
     /// The name that servers' certificates must be made out to; each one's host without.

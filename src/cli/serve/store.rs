@@ -176,6 +176,7 @@ fn tls(settings: &Settings) -> redis::Tls {
     let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
     redis::Tls {
         ca: settings.backend_tls_ca_file.clone(),
+        system_roots: settings.backend_tls_system_roots,
         identity: match files {
             (Some(certificate), Some(key)) => {
                 Some(redis::Identity { certificate: certificate.clone(), key: key.clone() })

@@ -161,6 +161,7 @@ fn tls(settings: &Settings) -> Vec<Clash> {
     }
     let given = [
         ("backend_tls_ca_file", settings.backend_tls_ca_file.is_some()),
+        ("backend_tls_system_roots", settings.backend_tls_system_roots),
         ("backend_tls_cert_file", settings.backend_tls_cert_file.is_some()),
         ("backend_tls_key_file", settings.backend_tls_key_file.is_some()),
         ("backend_tls_server_name", settings.backend_tls_server_name.is_some()),
@@ -235,6 +236,7 @@ fn source(settings: &Settings) -> Vec<Clash> {
     ];
     let tls = [
         ("xds_tls_ca_file", settings.xds_tls_ca_file.is_some()),
+        ("xds_tls_system_roots", settings.xds_tls_system_roots),
         ("xds_tls_server_name", settings.xds_tls_server_name.is_some()),
         pair[0],
         pair[1],
