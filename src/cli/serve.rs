@@ -256,12 +256,12 @@ impl Service<'_> {
         self.start_http(listeners.http, &mut parts);
         let files = limits.shown();
         let files = move || files.borrow().status.files.len();
-        let gauges = stats::gauges(self.settings, &self.engine, files);
+        let look = stats::look(&self.engine, self.tls.clone(), files);
         if let Some(metrics) = listeners.metrics {
-            self.start_metrics(metrics, Arc::clone(&gauges), &mut parts);
+            self.start_metrics(metrics, Arc::clone(&look), &mut parts);
         }
         if let Some(stats) = self.engine.stats() {
-            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), gauges));
+            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), look));
         }
         self.start_admin(listeners.admin, limits.shown(), &mut parts);
         if self.settings.on_hangup == OnHangup::Reload {
@@ -346,11 +346,11 @@ impl Service<'_> {
         told
     }
 
-    fn start_metrics(&self, listener: TcpListener, gauges: stats::Look, parts: &mut Parts) {
+    fn start_metrics(&self, listener: TcpListener, looked: stats::Look, parts: &mut Parts) {
         let look = self.look();
         let own = move || METRICS.page(look()).to_string();
-        let stats = self.engine.stats().cloned();
-        let page = stats::pages(self.settings.metrics_names, own, stats, gauges);
+        let engine = Arc::clone(&self.engine);
+        let page = stats::pages(self.settings.metrics_names, own, engine, looked);
         let router = http::metrics::router(&self.settings.metrics_path, page);
         self.start_pages(listener, router, parts);
     }

@@ -3,6 +3,7 @@
 mod client;
 mod files;
 mod gateway;
+mod inside;
 mod process;
 mod roots;
 mod stats;
