@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OnHangup, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, ResponseHeaders, Settings};
 use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
@@ -339,11 +339,30 @@ impl Service<'_> {
         let look = self.look();
         let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let (told, refused) = otlp::start(&variable, &page);
+        let (told, refused) = otlp::start(&variable, &self.told_as(), &page);
         for why in refused {
             tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
         }
         told
+    }
+
+    /// What is told where `OTEL_*` says nothing.
+    fn told_as(&self) -> otlp::Defaults {
+        let settings = self.settings;
+        let mut attributes = settings.otlp_attributes.0.clone();
+        if !attributes.iter().any(|(name, _)| name == "service.instance.id") {
+            attributes.push(("service.instance.id".to_owned(), store::instance()));
+        }
+        otlp::Defaults {
+            protocol: match settings.otlp_protocol {
+                OtlpProtocol::Grpc => otlp::Protocol::Grpc,
+                OtlpProtocol::Http => otlp::Protocol::Http,
+            },
+            counts: settings.otlp_counts,
+            service: settings.otlp_service.clone(),
+            attributes,
+            sampled: f64::from(settings.otlp_sampled.get()),
+        }
     }
 
     fn start_metrics(&self, listener: TcpListener, looked: stats::Look, parts: &mut Parts) {

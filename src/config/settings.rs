@@ -36,8 +36,8 @@ pub use read::{Doors, Loaded, Named, Origin, Problem, read};
 pub use reference::ReferencePrefix;
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{
-    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, Overrides, ResponseHeaders,
-    StatsProtocol, StatsSink, WhenFull,
+    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol, Overrides,
+    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
 
 use crate::config::hooks::Hooks;
@@ -288,6 +288,16 @@ settings! {
     hooks: Hooks = Hooks::default(), "hooks";
     /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
     otlp: bool = true, "switch";
+    /// How OTLP is spoken, where `OTEL_EXPORTER_OTLP_PROTOCOL` does not say.
+    otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, "word";
+    /// Tell counts as well, where `OTEL_METRICS_EXPORTER` does not say.
+    otlp_counts: bool = true, "switch";
+    /// Who tells, where `OTEL_SERVICE_NAME` does not say.
+    otlp_service: String = "sluicegate".to_owned(), "text";
+    /// What else is told of who tells, as far as `OTEL_RESOURCE_ATTRIBUTES` does not say it.
+    otlp_attributes: Pairs = Pairs::default(), "pairs";
+    /// Part of the traces that no caller decided about, where `OTEL_TRACES_SAMPLER` does not say.
+    otlp_sampled: Ratio = Ratio::ALL, "part of the traces";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.

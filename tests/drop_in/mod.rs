@@ -4,7 +4,7 @@ mod client;
 mod files;
 mod gateway;
 mod inside;
-mod process;
+pub mod process;
 mod roots;
 mod stats;
 mod tls;

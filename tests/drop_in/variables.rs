@@ -24,6 +24,7 @@ type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)]
 
 type Variables = &'static [(&'static str, &'static str)];
 
+const TRACED: Variables = &[("TRACING_ENABLED", "true")];
 const TLS: Variables = &[
     ("GRPC_SERVER_USE_TLS", "true"),
     ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
@@ -302,11 +303,21 @@ const CASES: &[Case] = &[
         Is("metrics_milliseconds", "true"),
     ),
     ("TRACING_ENABLED", "true", &[], Is("otlp", "true")),
-    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_NAME", "n", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("OTEL_")),
-    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("OTEL_")),
+    ("TRACING_ENABLED", "true", &[], Is("otlp_counts", "false")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("TRACING_ENABLED is not on")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", TRACED, Is("otlp_protocol", "grpc")),
+    ("TRACING_EXPORTER_PROTOCOL", "http", TRACED, Is("otlp_protocol", "http/protobuf")),
+    ("TRACING_EXPORTER_PROTOCOL", "zipkin", TRACED, Stops("takes http or grpc")),
+    ("TRACING_SERVICE_NAME", "n", TRACED, Is("otlp_service", "\"n\"")),
+    ("TRACING_SERVICE_NAMESPACE", "n", TRACED, Is("otlp_attributes", "\"service.namespace=n\"")),
+    (
+        "TRACING_SERVICE_INSTANCE_ID",
+        "i",
+        TRACED,
+        Is("otlp_attributes", "\"service.instance.id=i\""),
+    ),
+    ("TRACING_SAMPLING_RATE", "0.5", TRACED, Is("otlp_sampled", "0.5")),
+    ("TRACING_SAMPLING_RATE", "2", TRACED, Is("otlp_sampled", "1")),
 ];
 
 /// The variables of a case, with a place for files that is always there.

@@ -200,25 +200,10 @@ pub static TABLE: &[Row] = &[
     row("PROMETHEUS_MAPPER_YAML", Text, "", Is("metrics_mapping")),
     row("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Bool, "false", Is("metrics_milliseconds")),
     // Tracing.
-    row("TRACING_ENABLED", Bool, "false", Is("otlp")),
-    row(
-        "TRACING_EXPORTER_PROTOCOL",
-        Text,
-        "http",
-        Nothing(
-            "OTLP is spoken over gRPC here: name that port in OTEL_EXPORTER_OTLP_ENDPOINT, mostly 4317",
-        ),
-    ),
-    row("TRACING_SERVICE_NAME", Text, "RateLimit", Nothing("OTEL_SERVICE_NAME says it here")),
-    row("TRACING_SERVICE_NAMESPACE", Text, "", Nothing(BY_ATTRIBUTES)),
-    row("TRACING_SERVICE_INSTANCE_ID", Text, "", Nothing(BY_ATTRIBUTES)),
-    row(
-        "TRACING_SAMPLING_RATE",
-        Float,
-        "1",
-        Nothing("OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say it here"),
-    ),
+    row("TRACING_ENABLED", Bool, "false", Is("otlp, otlp_counts")),
+    row("TRACING_EXPORTER_PROTOCOL", Text, "http", Is("otlp_protocol")),
+    row("TRACING_SERVICE_NAME", Text, "RateLimit", Is("otlp_service")),
+    row("TRACING_SERVICE_NAMESPACE", Text, "", Is("otlp_attributes")),
+    row("TRACING_SERVICE_INSTANCE_ID", Text, "", Is("otlp_attributes")),
+    row("TRACING_SAMPLING_RATE", Float, "1", Is("otlp_sampled")),
 ];
-
-const BY_ATTRIBUTES: &str =
-    "OTEL_RESOURCE_ATTRIBUTES says it here, as service.namespace and service.instance.id";

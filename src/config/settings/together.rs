@@ -28,7 +28,7 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
     let found = found.chain(sentinels(settings)).chain(reference(settings));
     let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
-    found.chain(syslog(settings)).collect()
+    found.chain(syslog(settings)).chain(otlp(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -322,4 +322,20 @@ fn told(settings: &Settings) -> Vec<Clash> {
         found.extend(unheeded(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
     }
     found
+}
+
+/// Settings of OTLP that nothing would heed.
+fn otlp(settings: &Settings) -> Vec<Clash> {
+    if settings.otlp {
+        return Vec::new();
+    }
+    let defaults = Settings::default();
+    let given = [
+        ("otlp_protocol", settings.otlp_protocol != defaults.otlp_protocol),
+        ("otlp_counts", settings.otlp_counts != defaults.otlp_counts),
+        ("otlp_service", settings.otlp_service != defaults.otlp_service),
+        ("otlp_attributes", settings.otlp_attributes != defaults.otlp_attributes),
+        ("otlp_sampled", settings.otlp_sampled != defaults.otlp_sampled),
+    ];
+    unheeded(&given, "`otlp` is off", "set otlp, or leave this out")
 }
