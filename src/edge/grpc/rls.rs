@@ -117,10 +117,11 @@ impl RateLimits {
             }
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
-        let took = self.engine.clock().now().since(came);
+        let now = self.engine.clock().now();
+        let took = now.since(came);
         Answered { took }.emit();
         if let Some(stats) = self.engine.stats() {
-            stats.called(Method::ShouldRateLimit, took);
+            stats.called(Method::ShouldRateLimit, now, took);
         }
         reply
     }
