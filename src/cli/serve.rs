@@ -34,7 +34,7 @@ use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{Gauges, METRICS};
+use crate::telemetry::metrics::{Gauges, METRICS, Process};
 use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
@@ -387,6 +387,7 @@ impl Service<'_> {
             in_use: gauges::in_use(&engine),
             balances: gauges::balances(&engine),
             started,
+            process: Process::look(),
         })
     }
 

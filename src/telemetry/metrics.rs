@@ -6,6 +6,7 @@
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
 mod in_use;
+mod process;
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
 pub use in_use::{Ceiling, SHOWN};
+pub use process::Process;
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -134,6 +136,8 @@ pub struct Gauges {
     pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
+    /// What it takes, where the system says so.
+    pub process: Option<Process>,
 }
 
 thread_local! {
@@ -564,6 +568,9 @@ fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result 
     let name = "process_start_time_seconds";
     head(page, name, "gauge", "When this process started, Unix time")?;
     writeln!(page, "{name} {}", Seconds(gauges.started))?;
+    if let Some(process) = &gauges.process {
+        process.write(page)?;
+    }
     let name = "sluicegate_build_info";
     head(page, name, "gauge", "Always 1; the version is its label")?;
     // Bound: one value per build.
