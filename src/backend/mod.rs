@@ -9,6 +9,7 @@ pub mod heartbeat;
 pub mod inside;
 pub mod lease;
 pub mod memory;
+pub mod permits;
 pub mod redis;
 
 use std::hash::Hasher as _;
@@ -26,6 +27,7 @@ use fleet::{Beat, Fleet};
 use heartbeat::{Heard, Round};
 use inside::Inside;
 use lease::{Lent, Message};
+use permits::{Acquire, AllHeard, Answer};
 
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -58,6 +60,19 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// The store did not answer, or keeps no ceilings.
     fn heartbeat<'a>(&'a self, _now: Nanos, _round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         Reply::Now(Err(Cause::Failing))
+    }
+
+    /// Asks for one permit of a ceiling that the store counts, at the instant `now`.
+    ///
+    /// # Errors
+    /// The store did not answer, or counts no ceilings. With [`Reply::Now`] it was not asked.
+    fn acquire<'a>(&'a self, _now: Nanos, _asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
+        Reply::Now(Err(Cause::Failing))
+    }
+
+    /// Hears which permits of some ceilings are held still, and which are over.
+    fn tell<'a>(&'a self, _now: Nanos, round: &'a permits::Round) -> Reply<'a, AllHeard> {
+        Reply::Now(round.unheard(Cause::Failing))
     }
 
     /// Why charges are not answered just now, if they are not.

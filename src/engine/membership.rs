@@ -188,6 +188,9 @@ impl Engine {
             sum.fences = sum.fences.saturating_add(shown.fences);
             sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
         }
+        for (_, seen) in fleet.seen(usize::MAX) {
+            sum.in_flight = sum.in_flight.saturating_add(seen.here.into());
+        }
         sum
     }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
     Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
-    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
 };
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
@@ -79,6 +79,7 @@ struct Shard {
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
     shares: [AtomicU64; ShareEvent::ALL.len()],
+    strict: [AtomicU64; StrictEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
@@ -242,6 +243,11 @@ impl Metrics {
         mine.add(&mine.shard.shares[event as usize], 1);
     }
 
+    pub(super) fn permits_seen(&self, event: StrictEvent, permits: u64) {
+        let mine = self.mine();
+        mine.add(&mine.shard.strict[event as usize], permits);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -316,6 +322,7 @@ impl Shard {
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             shares: [const { AtomicU64::new(0) }; ShareEvent::ALL.len()],
+            strict: [const { AtomicU64::new(0) }; StrictEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
             lease_calls: AtomicU64::new(0),
@@ -520,6 +527,18 @@ impl Metrics {
         // Bound: `ShareEvent::ALL`.
         for event in ShareEvent::ALL {
             let n = self.sum(|shard| &shard.shares[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
+        let name = "sluicegate_strict_permits_total";
+        head(
+            page,
+            name,
+            "counter",
+            "Permits of ceilings that the store counts, by what became of them",
+        )?;
+        // Bound: `StrictEvent::ALL`.
+        for event in StrictEvent::ALL {
+            let n = self.sum(|shard| &shard.strict[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())

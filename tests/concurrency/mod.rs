@@ -28,6 +28,8 @@ mod fleet;
 mod latent;
 mod limiter;
 mod model;
+mod permits;
 mod policy;
 mod register;
 mod seen;
+mod strict;

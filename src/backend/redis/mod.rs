@@ -25,6 +25,7 @@ pub mod inspect;
 mod keep;
 mod options;
 mod pauses;
+mod permits;
 pub mod reference;
 mod route;
 mod sentinel;
@@ -46,6 +47,7 @@ use super::fleet::{Beat, Fleet};
 use super::heartbeat::{Heard, Round};
 use super::inside::{Counter, Inside};
 use super::lease::{Lent, Message};
+use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Called, LeaseCalled};
@@ -85,6 +87,13 @@ pub const BORROW: &str = concat!(
 
 /// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
 pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
+/// The script that asks for a permit of a strict ceiling; its protocol stands in `permits.lua` and `acquire.lua`.
+pub const ACQUIRE: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+
+/// The script that hears which permits of strict ceilings are held and which are over; its protocol stands in
+/// `permits.lua` and `tell.lua`.
+pub const TELL: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+
 /// The script that holds the hits of a question that several places decide together, and keeps them or
 /// gives them back; its protocol stands in `hold.lua`.
 pub const HOLD: &str = concat!(
@@ -217,7 +226,7 @@ impl Redis {
         heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 
-    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+    async fn speak(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
         let key = beat::key(&self.key_prefix);
         beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
     }
@@ -331,7 +340,7 @@ impl Backend for Redis {
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
-            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Ok(live) => Reply::Later(Box::pin(self.speak(live, beat))),
             Err(cause) => Reply::Now(Err(cause)),
         }
     }
@@ -342,6 +351,18 @@ impl Backend for Redis {
             Ok(live) => Reply::Later(Box::pin(self.hear(live, slot, round))),
             Err(cause) => Reply::Now(Err(cause)),
         }
+    }
+
+    fn acquire<'a>(
+        &'a self,
+        _now: Nanos,
+        asked: &'a Acquire,
+    ) -> Reply<'a, Result<Permitted, Cause>> {
+        self.acquire_one(asked)
+    }
+
+    fn tell<'a>(&'a self, _now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
+        Reply::Later(Box::pin(self.tell_all(round)))
     }
 
     fn trouble(&self) -> Option<Cause> {

@@ -23,6 +23,7 @@ use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::inside::Inside;
 use crate::backend::lease::{Lent, Message};
+use crate::backend::permits::{Acquire, AllHeard, Answer, Round as Telling};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::Step;
@@ -288,6 +289,14 @@ impl Backend for Stores {
 
     fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         self.main.heartbeat(now, round)
+    }
+
+    fn acquire<'a>(&'a self, now: Nanos, asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
+        self.main.acquire(now, asked)
+    }
+
+    fn tell<'a>(&'a self, now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
+        self.main.tell(now, round)
     }
 
     fn trouble(&self) -> Option<Cause> {
