@@ -11,6 +11,7 @@ mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod peers;
 mod stats;
 pub(super) mod store;
 
@@ -124,12 +125,14 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         Some(stats) => engine.with_stats(stats),
         None => engine,
     };
+    let trust = peers::trust_of(settings).map_err(Failure::Settings)?;
+    let (engine, posted) = peers::joined(settings, engine);
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
     if waits && !source.is_first_here(&mut ends).await {
         return Ok(());
     }
-    let listeners = match bound {
+    let mut listeners = match bound {
         Some(listeners) => listeners,
         None => bind().await?,
     };
@@ -156,7 +159,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         tls,
     };
     let told = service.tell();
+    let (heard, ending) = (listeners.peers.take(), service.finishing.clone());
     let mut parts = service.start(listeners, source)?;
+    if let Some((listener, posted)) = heard.zip(posted) {
+        let peering = peers::Peering { settings, engine: &engine, trust, finishing: ending };
+        peering.start(listener, posted, &mut parts)?;
+    }
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
