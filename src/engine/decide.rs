@@ -18,6 +18,7 @@ use super::local::Local;
 use super::peers::Peers;
 use super::plan::{Part, Plan, Planning};
 use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
+use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -160,6 +161,12 @@ impl Engine {
     #[must_use]
     pub fn trouble(&self) -> Option<Cause> {
         self.backend.trouble()
+    }
+
+    /// What the backend has counted of itself so far.
+    #[must_use]
+    pub fn inside(&self) -> Inside {
+        self.backend.inside()
     }
 
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those

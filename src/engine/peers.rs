@@ -26,6 +26,9 @@ pub const SEARCH: Nanos = Nanos(100 * Nanos::MILLI.0);
 /// How long whoever wants to know what became of an end waits for that: a search and two ways.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// How often it is looked whether all has arrived.
+const LOOK: Duration = Duration::from_millis(2);
+
 /// What may wait to be sorted by owner: a burst of a tenth of a second at 160,000 ends a second.
 const WAITING: usize = 16_384;
 
@@ -71,6 +74,8 @@ pub struct Post {
     pub owner: Option<Box<str>>,
     /// Who waits to hear whether anything was held.
     pub answer: Option<oneshot::Sender<bool>>,
+    /// Kept until it has arrived, or never will.
+    pub way: Arc<()>,
 }
 
 /// The way to other replicas.
@@ -78,6 +83,8 @@ pub struct Post {
 pub(super) struct Peers {
     membership: Arc<Membership>,
     post: mpsc::Sender<Post>,
+    /// Held by each that is on its way.
+    way: Arc<()>,
 }
 
 /// The name of one life of a replica, as answers show it: 16 hexadecimal digits, which tell strangers nothing else.
@@ -131,7 +138,8 @@ impl Engine {
     pub fn with_peers(mut self) -> (Self, Option<mpsc::Receiver<Post>>) {
         let Some(local) = self.local() else { return (self, None) };
         let (post, posted) = mpsc::channel(WAITING);
-        self.peers = Some(Peers { membership: Arc::clone(&local.membership), post });
+        self.peers =
+            Some(Peers { membership: Arc::clone(&local.membership), post, way: Arc::default() });
         (self, Some(posted))
     }
 
@@ -173,6 +181,19 @@ impl Engine {
         }
     }
 
+    /// Waits until all that was told has arrived where it belongs, for at most `patience`.
+    pub async fn pass_on_all(&self, patience: Duration) {
+        let Some(peers) = &self.peers else { return };
+        let mut ticks = tokio::time::interval(LOOK);
+        let arrived = async {
+            while 1 < Arc::strong_count(&peers.way) {
+                ticks.tick().await;
+            }
+        };
+        // What has not arrived by then is free when its deadline is over.
+        timeout(patience, arrived).await.ok();
+    }
+
     /// Whether anything was held, where that is for this replica to say.
     fn settle(&self, told: &Told<'_>, owner: Option<&str>) -> Option<bool> {
         match self.hear(told) {
@@ -202,7 +223,8 @@ impl Engine {
 
     fn pass_on(&self, told: Told<'_>, owner: Option<&str>, answer: Option<oneshot::Sender<bool>>) {
         let Some(peers) = &self.peers else { return };
-        let post = Post { told: told.into_owned(), owner: owner.map(Box::from), answer };
+        let (told, owner, way) = (told.into_owned(), owner.map(Box::from), Arc::clone(&peers.way));
+        let post = Post { told, owner, answer, way };
         let Err(refused) = peers.post.try_send(post) else { return };
         LetterEvent::Dropped.emit();
         let post = refused.into_inner();

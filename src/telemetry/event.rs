@@ -525,7 +525,7 @@ impl LeasedHits {
     }
 }
 
-/// A message about a lease was sent to the store.
+/// A script was sent to the store that takes messages about leases, one or several.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseCalled;
 

@@ -539,7 +539,12 @@ impl Metrics {
         head(page, name, "gauge", "Hits held, which are spent without asking the store")?;
         writeln!(page, "{name} {}", held.hits)?;
         let name = "sluicegate_lease_calls_total";
-        head(page, name, "counter", "Messages to the store that borrow or give back")?;
+        head(
+            page,
+            name,
+            "counter",
+            "Script calls to the store that borrow or give back, for one key or several",
+        )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
         let name = "sluicegate_lease_hits_total";
         head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;

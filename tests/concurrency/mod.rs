@@ -28,6 +28,7 @@ mod fleet;
 mod latent;
 mod limiter;
 mod model;
+mod peers;
 mod policy;
 mod register;
 mod seen;

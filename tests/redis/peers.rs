@@ -21,7 +21,7 @@ use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::
 use envoy_types::pb::envoy::service::auth::v3::attribute_context::{HttpRequest, Request};
 use envoy_types::pb::envoy::service::auth::v3::authorization_client::AuthorizationClient;
 use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
-use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest};
+use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest, CheckResponse};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::Struct;
@@ -164,19 +164,33 @@ impl Scene {
         }
     }
 
+    /// The names of the headers with which `ext_authz` is denied.
+    fn checked(&self, at: usize, id: &str) -> Vec<String> {
+        match self.asked(at, id).http_response {
+            Some(HttpResponse::DeniedResponse(denied)) => {
+                denied.headers.into_iter().filter_map(|one| Some(one.header?.key)).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn check(&self, at: usize, id: &str) -> String {
+        let reply = self.asked(at, id);
+        let Some(HttpResponse::OkResponse(ok)) = reply.http_response else { panic!("{reply:?}") };
+        let headers = ok.response_headers_to_add.into_iter().filter_map(|one| one.header);
+        let named: String = headers.filter(|h| h.key == OWNER).map(|h| h.value).collect();
+        assert_eq!(text(reply.dynamic_metadata.as_ref()), named, "header and metadata");
+        named
+    }
+
+    fn asked(&self, at: usize, id: &str) -> CheckResponse {
         let headers = std::iter::once(("x-sluicegate-id".to_owned(), id.to_owned())).collect();
         let http = HttpRequest { headers, ..HttpRequest::default() };
         let request = Some(Request { http: Some(http), ..Request::default() });
         let attributes = Some(AttributeContext { request, ..AttributeContext::default() });
         let mut client = AuthorizationClient::new(self.channel(at));
         let asked = client.check(CheckRequest { attributes });
-        let reply = self.runtime.block_on(asked).unwrap().into_inner();
-        let Some(HttpResponse::OkResponse(ok)) = reply.http_response else { panic!("{reply:?}") };
-        let headers = ok.response_headers_to_add.into_iter().filter_map(|one| one.header);
-        let named: String = headers.filter(|h| h.key == OWNER).map(|h| h.value).collect();
-        assert_eq!(text(reply.dynamic_metadata.as_ref()), named, "header and metadata");
-        named
+        self.runtime.block_on(asked).unwrap().into_inner()
     }
 
     /// Tells there that it has ended; nobody is named by an empty owner.
@@ -379,6 +393,61 @@ fn a_request_that_goes_on_keeps_its_permit_by_way_of_another_replica() {
     })
     .unwrap();
     assert_eq!(scene.in_flight(0), 1);
+}
+
+#[test]
+fn a_denial_names_an_owner_as_well_and_its_end_is_looked_for_nowhere() {
+    let scene = Scene::of(2);
+    let text = "domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  \
+                concurrency: {limit: 1, mode: local}\n";
+    std::fs::write(scene.limits.path().join("edge.yaml"), text).unwrap();
+    until("the smaller ceiling is in force", || {
+        let revision = shown(&scene.fleet[0])["members"][0]["revision"].as_u64();
+        if revision == Some(2) { Ok(()) } else { Err(format!("{revision:?}")) }
+    })
+    .unwrap();
+    let (first, denied) = (id(1), id(2));
+    scene.acquire(By::Rls, 0, &first);
+    for number in 2..5 {
+        let owner = scene.acquire(By::Rls, 0, &id(number));
+        scene.release(By::Rls, 1, &id(number), &owner);
+    }
+    counts(&scene.fleet[1], "passed_on", 3);
+    assert_eq!((scene.in_flight(0), scene.remembered()), (1, vec![0, 0]));
+    assert_eq!(letters(&scene.fleet[1], "searched"), 0);
+    let reply = scene.checked(0, &denied);
+    let headers: Vec<_> = reply.iter().map(String::as_str).collect();
+    assert_eq!(headers, [OWNER], "ext_authz names it with a denial");
+}
+
+#[test]
+fn a_replica_that_is_told_to_go_passes_on_what_it_was_told() {
+    let mut scene = Scene::of(2);
+    let owners: Vec<_> = (0..50).map(|number| scene.acquire(By::Nginx, 0, &id(number))).collect();
+    for (number, owner) in owners.iter().enumerate() {
+        scene.release(By::ExtAuthz, 1, &id(number), owner);
+    }
+    scene.fleet[1].terminate();
+    scene.is_free(0);
+    assert!(scene.fleet[1].ended().unwrap().success());
+}
+
+#[test]
+fn an_end_takes_milliseconds_by_way_of_another_replica() {
+    let scene = Scene::of(2);
+    let took = |number: usize| {
+        let owner = scene.acquire(By::Permits, 0, &id(number));
+        let mut client = PermitsClient::new(scene.channel(1));
+        let (outcome, id) = (Outcome::Success.into(), id(number));
+        let asked = ReleaseRequest { id, outcome, rtt_us: None, owner };
+        let began = now();
+        assert!(scene.runtime.block_on(client.release(asked)).unwrap().into_inner().held);
+        began.elapsed()
+    };
+    let mut all: Vec<_> = (0..200).map(took).collect();
+    all.sort();
+    println!("to the owner and back: p50 {:?}, p99 {:?}", all[100], all[198]);
+    assert!(all[100] < Duration::from_millis(100), "{:?}", all[100]);
 }
 
 #[test]

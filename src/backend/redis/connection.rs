@@ -144,12 +144,12 @@ impl Live {
     /// Runs [`BORROW`], as [`Live::call`] does.
     pub(super) async fn borrow(
         &self,
-        keys: [Vec<u8>; 2],
-        args: [Vec<u8>; 3],
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: BORROW, digest: &self.borrow_digest };
-        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
-        integers(self.script(script, keys, args).await?)
+        integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
     /// Runs [`HEARTBEAT`], as [`Live::call`] does.

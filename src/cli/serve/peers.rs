@@ -89,9 +89,9 @@ impl Peering<'_> {
         let courier = Courier::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
         parts.lasting(courier.run());
         let served = peer::serve(listener, Arc::clone(engine), trust, drain::finishing(finishing));
-        parts.finishing(
-            async move { served.await.map_err(|error| Failure::Part(error.to_string())) },
-        );
+        parts.finishing(async move {
+            served.await.map_err(|error| Failure::Part(format!("peer server: {error}")))
+        });
         Ok(())
     }
 }

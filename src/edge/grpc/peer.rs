@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
+use super::KEEPALIVE;
 use super::incoming::{Incoming, Listener};
-use super::{Error, KEEPALIVE};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -51,14 +51,14 @@ pub async fn serve(
     engine: Arc<Engine>,
     trust: Arc<Trust>,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Error> {
+) -> Result<(), tonic::transport::Error> {
     let incoming = Incoming::new(Listener::Tcp(listener), trust.tls(), None);
     let desk = PeersServer::new(Desk::new(engine, trust)).max_decoding_message_size(LONGEST);
-    let served = tonic::transport::Server::builder()
+    tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .concurrency_limit_per_connection(AT_ONCE)
         .add_service(desk)
-        .serve_with_incoming_shutdown(incoming, shutdown);
-    Ok(served.await?)
+        .serve_with_incoming_shutdown(incoming, shutdown)
+        .await
 }

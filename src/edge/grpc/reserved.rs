@@ -227,6 +227,20 @@ mod tests {
     }
 
     #[test]
+    fn a_release_may_name_the_owner() {
+        let (release, owner) = ([("sluicegate.release", ID)], [("sluicegate.owner", "x")]);
+        let named = |descriptors: &[Written<'_>]| match take_off(&mut request(descriptors)) {
+            Ok(Call::Release { owner, .. }) => owner,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named(&[(&release, None)]), None);
+        assert_eq!(named(&[(&owner, None), (&release, None)]), Some("x".into()));
+        assert_eq!(refused(&[(&owner, None)]), 0, "of nothing");
+        let acquire = [("k", "v"), ("sluicegate.acquire", ID)];
+        assert_eq!(refused(&[(&owner, None), (&acquire, None)]), 1);
+    }
+
+    #[test]
     fn what_is_no_id_or_stands_where_it_cannot_is_refused() {
         let long = "x".repeat(129);
         for id in ["", "0123456789abcde", "0123456789abcde!", "0123456789abcdé", &long] {

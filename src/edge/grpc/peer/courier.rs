@@ -20,7 +20,7 @@ use super::route::{Answer, Item, Route};
 use super::trust::Trust;
 use crate::config::settings::Networks;
 use crate::engine::membership::{Peer, Seen};
-use crate::engine::peers::{Found, Post, SEARCH, Told};
+use crate::engine::peers::{Found, Post, SEARCH};
 use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
 use crate::telemetry::letters::LetterEvent;
@@ -37,8 +37,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How often an address that may not be called is told of.
 const TELL: Nanos = Nanos::from_secs(60);
 
-/// A search that is over: what was told, who waits for it, and what was found.
-type Searched = (Told<'static>, Option<oneshot::Sender<bool>>, Found);
+/// A search that is over, and what was found.
+type Searched = (Post, Found);
 
 /// Whoever brings them.
 pub struct Courier {
@@ -119,7 +119,7 @@ impl Courier {
         }
         let Some(route) = self.routes.get(owner) else { return Some(post) };
         let answer = post.answer.map_or(Answer::Nobody, Answer::Asker);
-        route.send(Item { told: post.told, until, answer });
+        route.send(Item { told: post.told, until, answer, is_for_all: false, way: post.way });
         None
     }
 
@@ -138,29 +138,29 @@ impl Courier {
 
     /// Asks all replicas for whoever holds something of it.
     fn search(&mut self, post: Post) {
-        let Post { told, answer, .. } = post;
         if MOST <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
                 LetterEvent::Dropped.emit();
             }
-            self.searches.push(async move { (told, answer, Found::Unknown) }.boxed());
+            self.searches.push(async move { (post, Found::Unknown) }.boxed());
             return;
         }
         LetterEvent::Searched.emit();
         let until = self.engine.clock().now().plus(SEARCH);
         let asked: FuturesUnordered<_> =
-            self.routes.values().map(|route| ask(route, &told, until)).collect();
+            self.routes.values().map(|route| ask(route, &post, until)).collect();
         let search = async move {
             let found = timeout(Duration::from_nanos(SEARCH.0), first_known(asked))
                 .await
                 .unwrap_or(Found::Unknown);
-            (told, answer, found)
+            (post, found)
         };
         self.searches.push(search.boxed());
     }
 
     /// Ends a search: what nobody knows is remembered everywhere.
-    fn settle(&mut self, (told, answer, mut found): Searched) {
+    fn settle(&mut self, (post, mut found): Searched) {
+        let Post { told, answer, way, .. } = post;
         if found == Found::Unknown {
             let told = told.unknown_everywhere();
             // Its acquire may have come while others were asked.
@@ -169,7 +169,9 @@ impl Courier {
                 LetterEvent::KnownNowhere.emit();
                 let until = self.engine.clock().now().plus(KEEP);
                 for route in self.routes.values() {
-                    route.send(Item { told: told.clone(), until, answer: Answer::Nobody });
+                    let (told, way) = (told.clone(), Arc::clone(&way));
+                    let answer = Answer::Nobody;
+                    route.send(Item { told, until, answer, is_for_all: true, way });
                 }
             }
         }
@@ -225,13 +227,10 @@ fn tell_foreign(told_at: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
 }
 
 /// Sends what is told to `route`, and waits for what is found there.
-fn ask(
-    route: &Route,
-    told: &Told<'static>,
-    until: Nanos,
-) -> impl Future<Output = Found> + Send + use<> {
+fn ask(route: &Route, post: &Post, until: Nanos) -> impl Future<Output = Found> + Send + use<> {
     let (search, found) = oneshot::channel();
-    route.send(Item { told: told.clone(), until, answer: Answer::Search(search) });
+    let (told, way) = (post.told.clone(), Arc::clone(&post.way));
+    route.send(Item { told, until, answer: Answer::Search(search), is_for_all: true, way });
     async move { found.await.unwrap_or(Found::Unknown) }
 }
 

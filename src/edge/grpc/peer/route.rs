@@ -49,6 +49,10 @@ pub(super) struct Item {
     pub(super) until: Nanos,
     /// Who waits to hear what was found.
     pub(super) answer: Answer,
+    /// Whether it is for all replicas, because nobody knows whose it is.
+    pub(super) is_for_all: bool,
+    /// Kept until it has arrived, or never will.
+    pub(super) way: Arc<()>,
 }
 
 /// Who waits to hear of a letter.
@@ -89,9 +93,10 @@ impl Route {
         Self(sender)
     }
 
-    /// Hands in `item`; counted where there is no room.
+    /// Hands in `item`; counted where there is no room. Searches, which anybody can cause, leave half of it to others.
     pub(super) fn send(&self, item: Item) {
-        if self.0.try_send(item).is_err() {
+        let is_full = item.is_for_all && self.0.capacity() < QUEUE / 2;
+        if is_full || self.0.try_send(item).is_err() {
             LetterEvent::Dropped.emit();
         }
     }

@@ -195,6 +195,18 @@ mod tests {
     }
 
     #[test]
+    fn without_a_secret_and_certificates_nobody_beyond_this_machine_is_reached() {
+        let strangers =
+            ["10.0.0.1", "192.0.2.1", "::", "fd00::1"].map(|text| text.parse().unwrap());
+        let own = ["127.0.0.1", "127.9.9.9", "::1"].map(|text| text.parse().unwrap());
+        let (open, sealed) = (Trust::default(), Seal::new("0123456789abcdef"));
+        let sealed = Trust { seal: Some(sealed), ..Trust::default() };
+        assert!(own.iter().all(|address| open.reaches(*address) && sealed.reaches(*address)));
+        assert!(strangers.iter().all(|address| !open.reaches(*address)));
+        assert!(strangers.iter().all(|address| sealed.reaches(*address)));
+    }
+
+    #[test]
     fn a_sequence_is_good_once_in_any_order_and_never_after_sixty_four_later_ones() {
         let mut windows = Windows::default();
         let mut first = |life: &str, sequence| windows.is_first(life, sequence, |_| true);
