@@ -326,7 +326,14 @@ struct Server {
 impl Server {
     fn start(limits: &std::path::Path, flags: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
-            .args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"])
+            .args([
+                "serve",
+                "--grpc-port=0",
+                "--http-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
+                "--peer-port=0",
+            ])
             .args(["--host=127.0.0.1", "--threads=2", "--log-level=error", "--limits"])
             .arg(limits)
             .args(flags)

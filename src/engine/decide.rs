@@ -15,6 +15,7 @@ use super::ids::{BOUNDS, Ids};
 use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
+use super::peers::Peers;
 use super::plan::{Part, Plan, Planning};
 use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
 use crate::backend::inside::Inside;
@@ -50,6 +51,8 @@ pub struct Engine {
     pub(super) ids: Ids,
     /// What each rule did, under the reference's names.
     stats: Option<Arc<Stats>>,
+    /// The way to other replicas.
+    pub(super) peers: Option<Peers>,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -87,8 +90,8 @@ impl Engine {
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
         let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
         let leases = (!backend.is_at_hand()).then(shared);
-        let (local, ids, stats) = (None, Ids::new(BOUNDS), None);
-        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats }
+        let (local, ids, stats, peers) = (None, Ids::new(BOUNDS), None, None);
+        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats, peers }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in

@@ -17,6 +17,7 @@ mod local;
 pub mod membership;
 mod owed;
 pub mod parts;
+pub mod peers;
 mod plan;
 mod tally;
 

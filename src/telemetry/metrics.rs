@@ -16,6 +16,7 @@ use super::event::{
     Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
     LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
 };
+use super::letters::{LetterEvent, Letters};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
@@ -90,6 +91,7 @@ struct Shard {
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
     datagrams: [AtomicU64; Datagram::ALL.len()],
+    letters: [AtomicU64; LetterEvent::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -275,6 +277,11 @@ impl Metrics {
         mine.add(&mine.shard.datagrams[outcome as usize], 1);
     }
 
+    pub(super) fn letters(&self, letters: Letters) {
+        let mine = self.mine();
+        mine.add(&mine.shard.letters[letters.event as usize], letters.letters);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.stale.store(0, Relaxed);
@@ -331,6 +338,7 @@ impl Shard {
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
             datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
+            letters: [const { AtomicU64::new(0) }; LetterEvent::ALL.len()],
         }
     }
 }
@@ -578,6 +586,13 @@ impl Metrics {
         for outcome in Datagram::ALL {
             let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
+        }
+        let name = "sluicegate_peer_letters_total";
+        head(page, name, "counter", "Letters between replicas, by what they met")?;
+        // Bound: `LetterEvent::ALL`.
+        for event in LetterEvent::ALL {
+            let n = self.sum(|shard| &shard.letters[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())
     }
