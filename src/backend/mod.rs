@@ -6,6 +6,7 @@
 
 pub mod fleet;
 pub mod heartbeat;
+pub mod inside;
 pub mod lease;
 pub mod memory;
 pub mod redis;
@@ -23,6 +24,7 @@ use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{Beat, Fleet};
 use heartbeat::{Heard, Round};
+use inside::Inside;
 use lease::{Lent, Message};
 
 /// A place where counters live.
@@ -61,6 +63,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Why charges are not answered just now, if they are not.
     fn trouble(&self) -> Option<Cause> {
         None
+    }
+
+    /// What it has counted of itself so far.
+    fn inside(&self) -> Inside {
+        Inside::default()
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OnHangup, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, ResponseHeaders, Settings};
 use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
@@ -256,12 +256,12 @@ impl Service<'_> {
         self.start_http(listeners.http, &mut parts);
         let files = limits.shown();
         let files = move || files.borrow().status.files.len();
-        let gauges = stats::gauges(self.settings, &self.engine, files);
+        let look = stats::look(&self.engine, self.tls.clone(), files);
         if let Some(metrics) = listeners.metrics {
-            self.start_metrics(metrics, Arc::clone(&gauges), &mut parts);
+            self.start_metrics(metrics, Arc::clone(&look), &mut parts);
         }
         if let Some(stats) = self.engine.stats() {
-            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), gauges));
+            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), look));
         }
         self.start_admin(listeners.admin, limits.shown(), &mut parts);
         if self.settings.on_hangup == OnHangup::Reload {
@@ -339,18 +339,37 @@ impl Service<'_> {
         let look = self.look();
         let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let (told, refused) = otlp::start(&variable, &page);
+        let (told, refused) = otlp::start(&variable, &self.told_as(), &page);
         for why in refused {
             tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
         }
         told
     }
 
-    fn start_metrics(&self, listener: TcpListener, gauges: stats::Look, parts: &mut Parts) {
+    /// What is told where `OTEL_*` says nothing.
+    fn told_as(&self) -> otlp::Defaults {
+        let settings = self.settings;
+        let mut attributes = settings.otlp_attributes.0.clone();
+        if !attributes.iter().any(|(name, _)| name == "service.instance.id") {
+            attributes.push(("service.instance.id".to_owned(), store::instance()));
+        }
+        otlp::Defaults {
+            protocol: match settings.otlp_protocol {
+                OtlpProtocol::Grpc => otlp::Protocol::Grpc,
+                OtlpProtocol::Http => otlp::Protocol::Http,
+            },
+            counts: settings.otlp_counts,
+            service: settings.otlp_service.clone(),
+            attributes,
+            sampled: f64::from(settings.otlp_sampled.get()),
+        }
+    }
+
+    fn start_metrics(&self, listener: TcpListener, looked: stats::Look, parts: &mut Parts) {
         let look = self.look();
         let own = move || METRICS.page(look()).to_string();
-        let stats = self.engine.stats().cloned();
-        let page = stats::pages(self.settings.metrics_names, own, stats, gauges);
+        let engine = Arc::clone(&self.engine);
+        let page = stats::pages(self.settings.metrics_names, own, engine, looked);
         let router = http::metrics::router(&self.settings.metrics_path, page);
         self.start_pages(listener, router, parts);
     }

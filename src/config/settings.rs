@@ -36,8 +36,8 @@ pub use read::{Doors, Loaded, Named, Origin, Problem, read};
 pub use reference::ReferencePrefix;
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{
-    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, Overrides, ResponseHeaders,
-    StatsProtocol, StatsSink, WhenFull,
+    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol, Overrides,
+    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
 
 use crate::config::hooks::Hooks;
@@ -104,6 +104,8 @@ settings! {
     xds_tls: bool = false, "switch";
     /// PEM file of who may sign the management server's certificate; without it whom this system trusts.
     xds_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `xds_tls_ca_file`.
+    xds_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to the management server.
     xds_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `xds_tls_cert_file`.
@@ -194,6 +196,8 @@ settings! {
     backend_password_file: Option<PathBuf> = None, "path";
     /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `backend_tls_ca_file`.
+    backend_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to Redis, and those up to its root.
     backend_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `backend_tls_cert_file`.
@@ -284,6 +288,16 @@ settings! {
     hooks: Hooks = Hooks::default(), "hooks";
     /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
     otlp: bool = true, "switch";
+    /// How OTLP is spoken, where `OTEL_EXPORTER_OTLP_PROTOCOL` does not say.
+    otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, "word";
+    /// Tell counts as well, where `OTEL_METRICS_EXPORTER` does not say.
+    otlp_counts: bool = true, "switch";
+    /// Who tells, where `OTEL_SERVICE_NAME` does not say.
+    otlp_service: String = "sluicegate".to_owned(), "text";
+    /// What else is told of who tells, as far as `OTEL_RESOURCE_ATTRIBUTES` does not say it.
+    otlp_attributes: Pairs = Pairs::default(), "pairs";
+    /// Part of the traces that no caller decided about, where `OTEL_TRACES_SAMPLER` does not say.
+    otlp_sampled: Ratio = Ratio::ALL, "part of the traces";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.

@@ -17,6 +17,7 @@ use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::plan::{Part, Plan, Planning};
 use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
+use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -157,6 +158,12 @@ impl Engine {
     #[must_use]
     pub fn trouble(&self) -> Option<Cause> {
         self.backend.trouble()
+    }
+
+    /// What the backend has counted of itself so far.
+    #[must_use]
+    pub fn inside(&self) -> Inside {
+        self.backend.inside()
     }
 
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those

@@ -110,6 +110,11 @@ impl Envoy {
         assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
     }
 
+    /// Says this to its admin.
+    pub fn post(&self, path: &str) -> u16 {
+        http1::call(self.admin, "POST", path, &[], Some(b"")).unwrap().status
+    }
+
     /// What Envoy logged so far.
     pub fn log(&self) -> String {
         log(self.home.path())

@@ -12,6 +12,8 @@ mod in_flight;
 mod in_nginx;
 mod leaving;
 mod nginx;
+mod nginx_endings;
+mod observed;
 mod rollout;
 mod upstream;
 mod visits;

@@ -50,12 +50,24 @@ impl Nginx {
         replica: SocketAddr,
         when_down: WhenDown,
     ) -> Self {
+        Self::start_changed(shipped, upstream, replica, when_down, |_| {})
+    }
+
+    /// The same with something changed in the shipped configuration.
+    pub fn start_changed(
+        shipped: Shipped,
+        upstream: SocketAddr,
+        replica: SocketAddr,
+        when_down: WhenDown,
+        change: impl Fn(&mut String),
+    ) -> Self {
         let home = tempfile::tempdir().unwrap();
         // It cannot be told to take a free port and say which; another process may be quicker.
         for _ in 0..5 {
             let ingress = free_port();
             let own = home.path().display().to_string();
             let mut config = configured(shipped, upstream, replica, when_down);
+            change(&mut config);
             // Nobody asks about this place.
             let begins = format!("listen {ingress}; location = /own {{ return 404 {own}; }}");
             replace_once(&mut config, "listen 8000;", &begins);
@@ -78,6 +90,12 @@ impl Nginx {
         let all = std::iter::once(&*master).chain(workers.split_whitespace());
         // A worker may have gone with its master before its own turn came.
         Command::new("kill").arg(format!("-{signal}")).args(all).status().unwrap();
+    }
+
+    /// Has it read its configuration again: new workers take requests, the old ones finish theirs.
+    pub fn reload(&self) {
+        let master = self.master.id().to_string();
+        assert!(Command::new("kill").arg("-HUP").arg(master).status().unwrap().success());
     }
 
     /// Ends it at once, the workers as well.
@@ -103,7 +121,10 @@ fn stop(master: &mut Child) {
     if !matches!(master.try_wait(), Ok(None)) {
         return;
     }
-    let _ = Command::new("kill").arg("-TERM").arg(master.id().to_string()).status();
+    // One that was stopped hears the first only when it goes on.
+    for signal in ["-TERM", "-CONT"] {
+        let _ = Command::new("kill").arg(signal).arg(master.id().to_string()).status();
+    }
     let _ = master.wait();
 }
 

@@ -1,5 +1,6 @@
 //! The gRPC port over a real connection: codes, health, shutdown.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use sluicegate::edge::grpc::incoming::Listener;
 use sluicegate::edge::grpc::{Grpc, serve};
 use sluicegate::edge::health::{Health, Ready};
 use sluicegate::engine::Engine;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -33,6 +35,7 @@ const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLim
 /// A served port, a client of it, what stops it and how it ended.
 pub(super) struct Served {
     pub(super) channel: Channel,
+    address: SocketAddr,
     health: Health,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
@@ -61,7 +64,7 @@ pub(super) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    Served { channel: endpoint.connect().await.unwrap(), health, stop, server }
+    Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
 }
 
 pub(super) async fn limited() -> Served {
@@ -272,5 +275,18 @@ async fn shutdown_ends_though_somebody_watches_health() {
     let mut watch = HealthClient::new(served.channel.clone());
     let mut changes = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert!(changes.message().await.unwrap().is_some());
+    served.left().await.unwrap();
+}
+
+/// It takes the five seconds that a client has.
+#[tokio::test]
+async fn a_client_that_stops_in_the_middle_of_its_first_words_is_let_go() {
+    let served = limited().await;
+    let mut slow = TcpStream::connect(served.address).await.unwrap();
+    slow.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
+    let mut said = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut said)).await;
+    ended.expect("it has to end").ok();
+    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
     served.left().await.unwrap();
 }

@@ -44,6 +44,7 @@ use tokio::time::timeout;
 
 use super::fleet::{Beat, Fleet};
 use super::heartbeat::{Heard, Round};
+use super::inside::{Counter, Inside};
 use super::lease::{Lent, Message};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
@@ -106,6 +107,7 @@ pub struct Redis {
     holder: Arc<Holder>,
     key_prefix: String,
     deadline: Duration,
+    connections: Arc<Counter>,
 }
 
 impl Redis {
@@ -114,11 +116,12 @@ impl Redis {
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
         let (batching, process) = (options.batching, options.jitter);
+        let connections = Arc::clone(&options.connections);
         let (route, kept) = Route::new(options);
         let calls = Calls::new(route.clone(), deadline, batching);
         let messages = Calls::new(route.clone(), deadline, batching);
         let holder = Arc::new(Holder::new(route.clone(), &key_prefix, process, deadline));
-        (Self { route, calls, messages, holder, key_prefix, deadline }, kept)
+        (Self { route, calls, messages, holder, key_prefix, deadline, connections }, kept)
     }
 
     /// The slot of each charge's key; the one slot of all outside a Cluster.
@@ -343,6 +346,10 @@ impl Backend for Redis {
 
     fn trouble(&self) -> Option<Cause> {
         self.route.trouble()
+    }
+
+    fn inside(&self) -> Inside {
+        Inside { connections: Some(self.connections.seen()), ..Inside::default() }
     }
 }
 

@@ -21,6 +21,7 @@ use super::steps::{Spared, Together, can_be_held};
 use super::{Answered, Cause, Redis, put};
 use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::heartbeat::{Heard, Round};
+use crate::backend::inside::Inside;
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
@@ -291,5 +292,11 @@ impl Backend for Stores {
 
     fn trouble(&self) -> Option<Cause> {
         self.main.trouble().or_else(|| self.per_second.as_ref()?.trouble())
+    }
+
+    fn inside(&self) -> Inside {
+        let per_second = self.per_second.as_ref().and_then(|store| store.inside().connections);
+        let remembered = self.reference.as_ref().and_then(Reference::remembered);
+        Inside { per_second, remembered, ..self.main.inside() }
     }
 }

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use rustls::client::danger::HandshakeSignatureValid;
@@ -61,6 +62,19 @@ pub enum Error {
 pub struct Tls {
     files: Files,
     held: Mutex<Held>,
+    attempts: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// How often the files were read, and how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readings {
+    /// Times that they were read.
+    pub attempts: u64,
+    /// Of those, times that they could not be read or did not fit together.
+    pub failures: u64,
+    /// Files.
+    pub files: u64,
 }
 
 #[derive(Debug)]
@@ -80,7 +94,16 @@ impl Tls {
     /// They cannot be read, or do not fit together.
     pub fn new(files: Files) -> Result<Self, Error> {
         let (seen, config) = (files.seen(), Arc::new(files.config()?));
-        Ok(Self { files, held: Mutex::new(Held { seen, config }) })
+        let held = Mutex::new(Held { seen, config });
+        Ok(Self { files, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+    }
+
+    /// How often the files were read.
+    #[must_use]
+    pub fn readings(&self) -> Readings {
+        let failures = self.failures.load(Relaxed);
+        let attempts = self.attempts.load(Relaxed).max(failures);
+        Readings { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
     /// What is in force: the files as they are now, or as they last fitted together.
@@ -94,12 +117,14 @@ impl Tls {
         let seen = self.files.seen();
         let mut held = self.held.lock();
         if held.seen != seen {
+            self.attempts.fetch_add(1, Relaxed);
             match self.files.config() {
                 Ok(config) => {
                     tracing::info!(file = %self.files.certificate.display(), "gRPC's certificate was read anew");
                     held.config = Arc::new(config);
                 }
                 Err(error) => {
+                    self.failures.fetch_add(1, Relaxed);
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(
                         error,

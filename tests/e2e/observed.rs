@@ -1,0 +1,45 @@
+//! How soon a place came back after what ended its request, against what is promised of that ending.
+//!
+//! A busy machine only adds: the fastest of a few tries has to keep the promise and [`ALLOWANCE`], and none may take so long
+//! that something else than the promised way must have freed it.
+#![expect(clippy::print_stdout, reason = "the table is part of the proof")]
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::in_flight::shows;
+
+/// For a page of metrics, looked at every 5 ms, and for processes that wait for one of two cores.
+pub const ALLOWANCE: Duration = Duration::from_millis(50);
+/// What a try may take longer than promised: far less than the 60 s after which a place is free whatever happens.
+const CROWDED: Duration = Duration::from_secs(3);
+
+/// One way to end a request at `S`, which says how long after it the place was free.
+pub struct Ending<S> {
+    pub what: &'static str,
+    /// At most so long after it, in milliseconds.
+    pub promised: u64,
+    pub end: fn(&S) -> Duration,
+}
+
+/// Ends a request so for a few times, and says what was seen.
+pub fn ends<S>(by: &str, scene: &S, ending: &Ending<S>) {
+    let tries: Vec<Duration> = (0..3).map(|_| (ending.end)(scene)).collect();
+    keeps(by, ending.what, Duration::from_millis(ending.promised), &tries);
+}
+
+/// What was promised, and what it took.
+pub fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
+    let fastest = tries.iter().min().copied().unwrap_or_default();
+    let slowest = tries.iter().max().copied().unwrap_or_default();
+    let [want, least, most] = [promised, fastest, slowest].map(|it| it.as_millis());
+    println!("| {what} | {by} | {want} ms | {least} to {most} ms |");
+    assert!(fastest <= promised + ALLOWANCE, "{by}: {what}: {tries:?}, promised {promised:?}");
+    assert!(slowest <= promised + CROWDED, "{by}: {what}: {tries:?}, promised {promised:?}");
+}
+
+/// How long after `at` nothing is in flight.
+pub fn free_since(metrics: SocketAddr, at: Instant) -> Duration {
+    shows(metrics, "sluicegate_requests_in_flight", 0);
+    at.elapsed()
+}
