@@ -4,11 +4,13 @@
 //! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
 //! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
 //! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
-//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; `-- stall` alone stops the Redis for a minute.
+//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; only `-- leased` measures leased
+//! limits, and only `-- stall` stops the Redis for a minute.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+mod leased;
 #[path = "../../tests/support/resp.rs"]
 #[allow(
     dead_code,
@@ -74,6 +76,9 @@ fn main() {
     }
     if is_chosen("hot") {
         hot_key(&store);
+    }
+    if chosen.iter().any(|its| its == "leased") {
+        leased::run(&store);
     }
     if chosen.iter().any(|its| its == "stall") {
         stall::run(&store);

@@ -17,7 +17,7 @@ use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
 use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
@@ -408,7 +408,9 @@ impl Engine {
         if let (true, Some(stats)) = (shadowed, &self.stats) {
             stats.add(Stat::GlobalShadowMode, 1);
         }
-        Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
+        let answer = Answer { verdict, statuses, binding, retry_after, shadowed, revision, now };
+        decisions::log(plan, &answer, &self.clock);
+        answer
     }
 
     /// How many limits are nearly used up by what they admitted.

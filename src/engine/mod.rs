@@ -8,6 +8,7 @@ pub mod admit;
 mod again;
 pub mod ceilings;
 mod decide;
+mod decisions;
 mod degrade;
 mod ids;
 pub mod leases;
