@@ -49,7 +49,14 @@ fn main() {
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let ours = Server::start(
         Command::new(env!("CARGO_BIN_EXE_sluicegate"))
-            .args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"])
+            .args([
+                "serve",
+                "--grpc-port=0",
+                "--http-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
+                "--peer-port=0",
+            ])
             .args(["--host=127.0.0.1", "--threads=2", "--log-level=warn"])
             .arg("--limits")
             .arg(dir.path()),

@@ -11,6 +11,7 @@ mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod peers;
 mod stats;
 pub(super) mod store;
 
@@ -34,7 +35,7 @@ use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{Gauges, METRICS};
+use crate::telemetry::metrics::{Gauges, METRICS, Process};
 use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
@@ -45,6 +46,9 @@ const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
 /// How long what is held of leased limits is given back at the end, at most.
 const GIVING_BACK: Duration = Duration::from_secs(2);
+
+/// How long ends that reached this replica have to reach others at the end, at most.
+const PASSING_ON: Duration = Duration::from_millis(500);
 
 /// The most domains that are listed at the start: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
@@ -124,12 +128,14 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         Some(stats) => engine.with_stats(stats),
         None => engine,
     };
+    let trust = peers::trust_of(settings).map_err(Failure::Settings)?;
+    let (engine, posted) = peers::joined(settings, engine);
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
     if waits && !source.is_first_here(&mut ends).await {
         return Ok(());
     }
-    let listeners = match bound {
+    let mut listeners = match bound {
         Some(listeners) => listeners,
         None => bind().await?,
     };
@@ -156,7 +162,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         tls,
     };
     let told = service.tell();
+    let (heard, ending) = (listeners.peers.take(), service.finishing.clone());
     let mut parts = service.start(listeners, source)?;
+    if let Some((listener, posted)) = heard.zip(posted) {
+        let peering = peers::Peering { settings, engine: &engine, trust, finishing: ending };
+        peering.start(listener, posted, &mut parts)?;
+    }
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
@@ -184,6 +195,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         // What does not go back now is void when its lease ends.
         drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
     }
+    engine.pass_on_all(PASSING_ON).await;
     engine.leave().await;
     if told.anything() {
         // It waits for the collector, which no thread that answers may.
@@ -387,6 +399,7 @@ impl Service<'_> {
             in_use: gauges::in_use(&engine),
             balances: gauges::balances(&engine),
             started,
+            process: Process::look(),
         })
     }
 

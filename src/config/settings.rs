@@ -15,6 +15,7 @@ mod named;
 mod nearest;
 mod network;
 mod pairs;
+mod peers;
 mod print;
 mod read;
 mod reference;
@@ -190,6 +191,28 @@ settings! {
     syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
     /// Whose releases are heeded, separated by commas; those of all others are dropped.
     syslog_from: Networks = Networks::loopback(), "networks";
+    /// Ends of requests from other replicas that share a Redis, which reached the wrong one; empty for none. Nothing
+    /// listens without a Redis. 0 takes a free port and prints it.
+    peer_port: Option<u16> = Some(8082), "TCP port";
+    /// Address that other replicas are heard on; anything but loopback needs a secret or certificates.
+    peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+    /// Address that other replicas call, where it is another than `peer_host`.
+    peer_address: Option<IpAddr> = None, "IP address";
+    /// Where other replicas may be, separated by commas; what says that it is elsewhere is not called.
+    peer_networks: Networks = Networks::private(), "networks";
+    /// What seals everything that replicas tell each other, the same for all of a fleet; a flag shows it to every local
+    /// user.
+    peer_secret: Option<Secret> = None, "text";
+    /// File with the same, instead of `peer_secret`.
+    peer_secret_file: Option<PathBuf> = None, "path";
+    /// PEM file with the certificate that replicas show each other, and those up to its root, read anew when it changes.
+    peer_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `peer_tls_cert_file`.
+    peer_tls_key_file: Option<PathBuf> = None, "path";
+    /// PEM file of who must have signed each replica's certificate.
+    peer_tls_ca_file: Option<PathBuf> = None, "path";
+    /// DNS name that each replica's certificate must be made out to.
+    peer_tls_name: Option<HostName> = None, "name";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
     /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
@@ -311,7 +334,7 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] = &["peer_port", "peer_secret"];
+pub const LATER: &[&str] = &[];
 
 /// One row of the table.
 #[derive(Debug)]

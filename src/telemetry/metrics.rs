@@ -6,6 +6,7 @@
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
 mod in_use;
+mod process;
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,10 +16,12 @@ use super::event::{
     Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
     LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
 };
+use super::letters::{LetterEvent, Letters};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
 pub use in_use::{Ceiling, SHOWN};
+pub use process::Process;
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -88,6 +91,7 @@ struct Shard {
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
     datagrams: [AtomicU64; Datagram::ALL.len()],
+    letters: [AtomicU64; LetterEvent::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -135,6 +139,8 @@ pub struct Gauges {
     pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
+    /// What it takes, where the system says so.
+    pub process: Option<Process>,
 }
 
 thread_local! {
@@ -271,6 +277,11 @@ impl Metrics {
         mine.add(&mine.shard.datagrams[outcome as usize], 1);
     }
 
+    pub(super) fn letters(&self, letters: Letters) {
+        let mine = self.mine();
+        mine.add(&mine.shard.letters[letters.event as usize], letters.letters);
+    }
+
     pub(super) fn loaded(&self, loaded: Loaded) {
         self.loads.fetch_add(1, Relaxed);
         self.stale.store(0, Relaxed);
@@ -327,6 +338,7 @@ impl Shard {
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
             datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
+            letters: [const { AtomicU64::new(0) }; LetterEvent::ALL.len()],
         }
     }
 }
@@ -575,6 +587,13 @@ impl Metrics {
             let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
+        let name = "sluicegate_peer_letters_total";
+        head(page, name, "counter", "Letters between replicas, by what they met")?;
+        // Bound: `LetterEvent::ALL`.
+        for event in LetterEvent::ALL {
+            let n = self.sum(|shard| &shard.letters[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
         Ok(())
     }
 }
@@ -583,6 +602,9 @@ fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result 
     let name = "process_start_time_seconds";
     head(page, name, "gauge", "When this process started, Unix time")?;
     writeln!(page, "{name} {}", Seconds(gauges.started))?;
+    if let Some(process) = &gauges.process {
+        process.write(page)?;
+    }
     let name = "sluicegate_build_info";
     head(page, name, "gauge", "Always 1; the version is its label")?;
     // Bound: one value per build.

@@ -28,6 +28,7 @@ mod fleet;
 mod latent;
 mod limiter;
 mod model;
+mod peers;
 mod permits;
 mod policy;
 mod register;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::future::join_all;
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
@@ -289,4 +290,20 @@ async fn a_client_that_stops_in_the_middle_of_its_first_words_is_let_go() {
     ended.expect("it has to end").ok();
     assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
     served.left().await.unwrap();
+}
+
+/// Each request behind `ext_proc` is a call that lasts as long; hyper's own bound is 200.
+#[tokio::test]
+async fn a_thousand_calls_go_on_at_one_time_on_one_connection() {
+    let served = limited().await;
+    let watch = |_| {
+        let mut health = HealthClient::new(served.channel.clone());
+        async move { health.watch(HealthCheckRequest::default()).await.unwrap().into_inner() }
+    };
+    let all = async {
+        for mut changes in join_all((0..1_000).map(watch)).await {
+            assert!(changes.message().await.unwrap().is_some());
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
 }

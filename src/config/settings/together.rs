@@ -28,7 +28,8 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
     let found = found.chain(sentinels(settings)).chain(reference(settings));
     let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
-    found.chain(syslog(settings)).chain(otlp(settings)).collect()
+    let found = found.chain(syslog(settings)).chain(otlp(settings));
+    found.chain(super::peers::clashes(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -41,7 +42,11 @@ fn stores(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)
     main.into_iter().chain(second)
 }
 
-fn clash(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
+pub(super) fn clash(
+    setting: &'static str,
+    message: impl Into<String>,
+    help: &'static str,
+) -> Clash {
     Clash { setting, message: message.into(), help }
 }
 
@@ -210,7 +215,11 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
 }
 
 /// Those of `given` that are set although nothing would heed them.
-fn unheeded(given: &[(&'static str, bool)], why: &str, help: &'static str) -> Vec<Clash> {
+pub(super) fn unheeded(
+    given: &[(&'static str, bool)],
+    why: &str,
+    help: &'static str,
+) -> Vec<Clash> {
     let set = given.iter().filter(|(_, is_set)| *is_set);
     set.map(|(name, _)| clash(name, format!("`{name}` is set, and {why}"), help)).collect()
 }

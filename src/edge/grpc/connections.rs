@@ -1,6 +1,6 @@
 //! Connections of the gRPC port, served until they end or all are told to go.
 //!
-//! Guarantees: at most [`MOST_CONNECTIONS`] at one time, the next wait in the kernel's queue; proxies that vanish
+//! Guarantees: at most [`MOST_CONNECTIONS`] at one time, the next wait in the kernel's queue, and [`MOST_CALLS`] on each; proxies that vanish
 //! are noticed ([`KEEPALIVE`](super::KEEPALIVE)); a connection that is old enough is told to go (GOAWAY), and at
 //! shutdown all are, after the listener has closed; the calls under way are finished.
 //! Leaves out: any limit on how long the finishing may take, but the grace that [`Incoming`] gives the old ones.
@@ -24,6 +24,9 @@ use super::rls::RateLimits;
 
 /// Most connections at one time: a proxy has one for each of its threads.
 const MOST_CONNECTIONS: usize = 65_536;
+
+/// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
+const MOST_CALLS: u32 = 10_000;
 
 /// Serves `limits` and `others` to whoever comes until `shutdown`, then finishes what is under way. A
 /// connection is told to go after `most`, where that is given.
@@ -84,6 +87,7 @@ async fn attend(
 fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE);
+    http2.timer(TokioTimer::new()).max_concurrent_streams(MOST_CALLS);
+    http2.keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE);
     builder
 }

@@ -12,6 +12,7 @@ pub mod ext_authz;
 pub mod ext_proc;
 pub mod incoming;
 pub mod metadata;
+pub mod peer;
 pub mod permits;
 mod reserved;
 pub mod rls;

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use super::reserved::Call;
 use super::{convert, reserved};
 use crate::edge::{Reporting, outcome, tell};
+use crate::engine::peers::Told;
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
@@ -73,9 +74,15 @@ impl RateLimits {
                 let answer = self.engine.decide_within(&question, patience).await?;
                 Ok(self.shown(request, &answer))
             }
-            Call::Acquire { id, covered } => self.acquire(request, (&id, &covered), patience).await,
-            Call::Release { id, outcome, rtt } => {
-                self.engine.release(&id, self.source, outcome, rtt);
+            Call::Acquire { id, covered } => {
+                let mut replied = self.acquire(request, (&id, &covered), patience).await?;
+                if let Some(owner) = self.engine.owner() {
+                    convert::name_owner(&mut replied.0, owner);
+                }
+                Ok(replied)
+            }
+            Call::Release { id, owner, outcome, rtt } => {
+                self.engine.tell(Told::ended(&id, self.source, outcome, rtt), owner.as_deref());
                 Ok((convert::released(request), Outcome::Admit))
             }
         }

@@ -19,7 +19,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
 };
 use tokio::task::spawn_blocking;
 
@@ -164,6 +165,23 @@ impl Files {
             }
         };
         let config = clients.with_single_cert(self.chain()?, self.key()?);
+        let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    /// How whoever `client_ca` signed is called: with this certificate as a client's own.
+    ///
+    /// # Errors
+    /// The files cannot be read, or do not fit together.
+    pub fn calling(&self) -> Result<ClientConfig, Error> {
+        let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unfit(&self.certificate, &error))?
+            .with_root_certificates(roots(ca)?)
+            .with_client_auth_cert(self.chain()?, self.key()?);
         let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)

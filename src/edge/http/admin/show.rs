@@ -80,6 +80,7 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     let member = |member: &Member| {
         let record = read(&member.record);
         json!({"node": member.node, "silent_ms": millis(member.silent), "build": record.build,
+            "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
             "fences": record.fences, "handoffs": record.handoffs})
