@@ -105,6 +105,18 @@ fn an_address_outside_the_networks_is_not_called() {
     scene.is_free(1);
 }
 
+/// It sees the others at once, and they see it at their next beat: until then they do not hear it.
+#[test]
+fn a_replica_that_has_just_begun_is_heard_as_soon_as_it_is_seen() {
+    let mut scene = Scene::of(1);
+    let id = id(1);
+    let owner = scene.acquire(By::Rls, 0, &id);
+    scene.fleet.push(scene.serve(NODES[1], &[]));
+    scene.release(By::Rls, 1, &id, &owner);
+    scene.is_free(0);
+    assert_eq!(letters(&scene.fleet[1], "late"), 0);
+}
+
 #[test]
 fn a_store_that_is_gone_does_not_part_replicas_that_know_each_other() {
     let mut scene = Scene::of(2);

@@ -200,7 +200,8 @@ fn settle(waiting: &mut VecDeque<Item>, receipt: &Receipt) {
     let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
     Counted { event: LetterEvent::PassedOn, letters }.emit();
     let answers = receipt.answers.iter().copied().chain(std::iter::repeat(0));
-    for (item, answer) in waiting.drain(..).zip(answers) {
-        item.answer.hear(letters::found(answer));
+    for (Item { answer, way, .. }, said) in waiting.drain(..).zip(answers) {
+        answer.hear(letters::found(said));
+        drop(way);
     }
 }
