@@ -47,6 +47,11 @@ check_fleet() {
         five_replicas_never_have_more_inside
 }
 
+# Five adaptive replicas, together and each alone, before a backend whose capacity moves.
+check_capacity() {
+    SLUICEGATE_FLEET_TABLE=1 run capacity cargo test --locked --release --test all -- --nocapture fleet_backend
+}
+
 # A Redis that stands still for a minute under load.
 check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 
@@ -54,7 +59,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases fleet)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases capacity fleet)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -2,7 +2,6 @@
 //!
 //! `max_duration` is 60 s, far above every promise, except where nothing else could give the place back: a release that is
 //! lost fails the test. `docs/reliability.md` keeps the table that this prints.
-#![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
