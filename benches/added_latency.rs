@@ -96,7 +96,14 @@ fn service(home: &Path) -> (Running, SocketAddr) {
     let limits = home.join("limits.yaml");
     std::fs::write(&limits, LIMITS).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
-    command.args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"]);
+    command.args([
+        "serve",
+        "--grpc-port=0",
+        "--http-port=0",
+        "--admin-port=0",
+        "--metrics-port=0",
+        "--peer-port=0",
+    ]);
     command
         .args(["--host=127.0.0.1", "--log-level=warn", "--hooks", HOOKS, "--limits"])
         .arg(limits);

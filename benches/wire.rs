@@ -1,6 +1,7 @@
 //! The whole service on the wire against a handler that answers a constant.
 //!
-//! Both are tonic servers from the same crates, in processes of their own, asked by the same client
+//! Both are made of the same crates, in processes of their own, asked by the same client; the constant is
+//! served by tonic's own server, as anybody's handler is, and the service by hyper's connections. Each is asked
 //! over 4 connections with 32 questions in flight on each, in turns within one run. What is compared
 //! is the server's CPU time per answer, read from the operating system, so the client's share of the
 //! machine does not count. `cargo bench --bench wire` prints both and their ratio.
@@ -48,7 +49,14 @@ fn main() {
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let ours = Server::start(
         Command::new(env!("CARGO_BIN_EXE_sluicegate"))
-            .args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"])
+            .args([
+                "serve",
+                "--grpc-port=0",
+                "--http-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
+                "--peer-port=0",
+            ])
             .args(["--host=127.0.0.1", "--threads=2", "--log-level=warn"])
             .arg("--limits")
             .arg(dir.path()),
@@ -178,7 +186,7 @@ impl RateLimitService for Constant {
     }
 }
 
-/// With the transport's settings as `edge::grpc::serve` has them.
+/// With the transport's settings as `edge::grpc` has them.
 async fn serve_constant() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("grpc listening on {}\nready", listener.local_addr().unwrap());

@@ -34,7 +34,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             Some(Answer::Acquire(answer)) if answer.verdict() == Verdict::Admit => {
                 println!("admitted; the work is done here");
                 let outcome = Outcome::Success.into();
-                let release = ReleaseRequest { id: id.clone(), outcome, rtt_us: None };
+                let owner = String::new();
+                let release = ReleaseRequest { id: id.clone(), outcome, rtt_us: None, owner };
                 ask.send(HoldRequest { ask: Some(Ask::Release(release)) }).await?;
             }
             Some(Answer::Acquire(answer)) => {

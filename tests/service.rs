@@ -60,7 +60,7 @@ impl Service {
     ) -> Result<Self, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         command.arg("serve").arg("--limits").arg(limits);
-        for port in ["grpc", "http", "admin", "metrics"] {
+        for port in ["grpc", "http", "admin", "metrics", "peer"] {
             let flag = format!("--{port}-port");
             if !flags.contains(&flag) {
                 command.arg(flag).arg("0");

@@ -4,11 +4,13 @@
 //! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
 //! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
 //! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
-//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; `-- stall` alone stops the Redis for a minute.
+//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; only `-- leased` measures leased
+//! limits, and only `-- stall` stops the Redis for a minute.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+mod leased;
 #[path = "../../tests/support/resp.rs"]
 #[allow(
     dead_code,
@@ -74,6 +76,9 @@ fn main() {
     }
     if is_chosen("hot") {
         hot_key(&store);
+    }
+    if chosen.iter().any(|its| its == "leased") {
+        leased::run(&store);
     }
     if chosen.iter().any(|its| its == "stall") {
         stall::run(&store);
@@ -326,7 +331,14 @@ struct Server {
 impl Server {
     fn start(limits: &std::path::Path, flags: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
-            .args(["serve", "--grpc-port=0", "--http-port=0", "--admin-port=0", "--metrics-port=0"])
+            .args([
+                "serve",
+                "--grpc-port=0",
+                "--http-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
+                "--peer-port=0",
+            ])
             .args(["--host=127.0.0.1", "--threads=2", "--log-level=error", "--limits"])
             .arg(limits)
             .args(flags)

@@ -13,6 +13,7 @@
 mod books;
 pub mod coordinators;
 mod counters;
+pub mod permits;
 mod shapes;
 mod shard;
 mod table;
@@ -26,6 +27,7 @@ use smallvec::SmallVec;
 
 use super::heartbeat::{Heard, Round};
 use super::lease::{Lent, Message};
+use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::key::CounterKey;
@@ -35,6 +37,7 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
 use coordinators::Coordinators;
 use counters::Counters;
+use permits::Strict;
 use shard::Shard;
 use table::KeyHash;
 
@@ -72,6 +75,8 @@ pub struct Memory {
     refused: AtomicU64,
     /// Of ceilings that replicas in this process share.
     coordinators: Mutex<Coordinators>,
+    /// Of ceilings for which replicas in this process ask for each permit.
+    strict: Mutex<Strict>,
 }
 
 /// A shard and its lock.
@@ -93,6 +98,7 @@ impl Memory {
             next_to_sweep: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             coordinators: Mutex::new(Coordinators::settled()),
+            strict: Mutex::new(Strict::settled()),
         }
     }
 
@@ -288,6 +294,18 @@ impl Backend for Memory {
 
     fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         Reply::Now(Ok(self.coordinators.lock().hear(now, "", round)))
+    }
+
+    fn acquire<'a>(
+        &'a self,
+        now: Nanos,
+        asked: &'a Acquire,
+    ) -> Reply<'a, Result<Permitted, Cause>> {
+        Reply::Now(Ok(self.strict.lock().acquire(now, "", asked)))
+    }
+
+    fn tell<'a>(&'a self, now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
+        Reply::Now(self.strict.lock().tell(now, "", round).into_iter().map(Ok).collect())
     }
 }
 

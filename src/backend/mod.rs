@@ -6,8 +6,10 @@
 
 pub mod fleet;
 pub mod heartbeat;
+pub mod inside;
 pub mod lease;
 pub mod memory;
+pub mod permits;
 pub mod redis;
 
 use std::hash::Hasher as _;
@@ -23,7 +25,9 @@ use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{Beat, Fleet};
 use heartbeat::{Heard, Round};
+use inside::Inside;
 use lease::{Lent, Message};
+use permits::{Acquire, AllHeard, Answer};
 
 /// A place where counters live.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -58,9 +62,27 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Reply::Now(Err(Cause::Failing))
     }
 
+    /// Asks for one permit of a ceiling that the store counts, at the instant `now`.
+    ///
+    /// # Errors
+    /// The store did not answer, or counts no ceilings. With [`Reply::Now`] it was not asked.
+    fn acquire<'a>(&'a self, _now: Nanos, _asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
+        Reply::Now(Err(Cause::Failing))
+    }
+
+    /// Hears which permits of some ceilings are held still, and which are over.
+    fn tell<'a>(&'a self, _now: Nanos, round: &'a permits::Round) -> Reply<'a, AllHeard> {
+        Reply::Now(round.unheard(Cause::Failing))
+    }
+
     /// Why charges are not answered just now, if they are not.
     fn trouble(&self) -> Option<Cause> {
         None
+    }
+
+    /// What it has counted of itself so far.
+    fn inside(&self) -> Inside {
+        Inside::default()
     }
 }
 

@@ -75,6 +75,7 @@ fn server(args: &Ask) -> Result<Server, String> {
     };
     let tls = Tls {
         ca: args.tls_ca_file.clone(),
+        system_roots: false,
         identity: args.tls_cert_file.clone().zip(args.tls_key_file.clone()),
         server_name: args.tls_server_name.clone(),
     };

@@ -11,6 +11,7 @@ mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod peers;
 mod stats;
 pub(super) mod store;
 
@@ -26,7 +27,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OnHangup, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, ResponseHeaders, Settings};
 use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
@@ -34,7 +35,7 @@ use crate::edge::{Reporting, grpc, headers, http, syslog};
 use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
 use crate::kernel::units::Nanos;
 use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{Gauges, METRICS};
+use crate::telemetry::metrics::{Gauges, METRICS, Process};
 use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
@@ -45,6 +46,9 @@ const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
 /// How long what is held of leased limits is given back at the end, at most.
 const GIVING_BACK: Duration = Duration::from_secs(2);
+
+/// How long ends that reached this replica have to reach others at the end, at most.
+const PASSING_ON: Duration = Duration::from_millis(500);
 
 /// The most domains that are listed at the start: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
@@ -124,12 +128,14 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         Some(stats) => engine.with_stats(stats),
         None => engine,
     };
+    let trust = peers::trust_of(settings).map_err(Failure::Settings)?;
+    let (engine, posted) = peers::joined(settings, engine);
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
     if waits && !source.is_first_here(&mut ends).await {
         return Ok(());
     }
-    let listeners = match bound {
+    let mut listeners = match bound {
         Some(listeners) => listeners,
         None => bind().await?,
     };
@@ -156,7 +162,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         tls,
     };
     let told = service.tell();
+    let (heard, ending) = (listeners.peers.take(), service.finishing.clone());
     let mut parts = service.start(listeners, source)?;
+    if let Some((listener, posted)) = heard.zip(posted) {
+        let peering = peers::Peering { settings, engine: &engine, trust, finishing: ending };
+        peering.start(listener, posted, &mut parts)?;
+    }
     if let Some(connection) = connection {
         parts.lasting(connection);
         let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
@@ -184,6 +195,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         // What does not go back now is void when its lease ends.
         drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
     }
+    engine.pass_on_all(PASSING_ON).await;
     engine.leave().await;
     if told.anything() {
         // It waits for the collector, which no thread that answers may.
@@ -256,12 +268,12 @@ impl Service<'_> {
         self.start_http(listeners.http, &mut parts);
         let files = limits.shown();
         let files = move || files.borrow().status.files.len();
-        let gauges = stats::gauges(self.settings, &self.engine, files);
+        let look = stats::look(&self.engine, self.tls.clone(), files);
         if let Some(metrics) = listeners.metrics {
-            self.start_metrics(metrics, Arc::clone(&gauges), &mut parts);
+            self.start_metrics(metrics, Arc::clone(&look), &mut parts);
         }
         if let Some(stats) = self.engine.stats() {
-            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), gauges));
+            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), look));
         }
         self.start_admin(listeners.admin, limits.shown(), &mut parts);
         if self.settings.on_hangup == OnHangup::Reload {
@@ -339,18 +351,37 @@ impl Service<'_> {
         let look = self.look();
         let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let (told, refused) = otlp::start(&variable, &page);
+        let (told, refused) = otlp::start(&variable, &self.told_as(), &page);
         for why in refused {
             tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
         }
         told
     }
 
-    fn start_metrics(&self, listener: TcpListener, gauges: stats::Look, parts: &mut Parts) {
+    /// What is told where `OTEL_*` says nothing.
+    fn told_as(&self) -> otlp::Defaults {
+        let settings = self.settings;
+        let mut attributes = settings.otlp_attributes.0.clone();
+        if !attributes.iter().any(|(name, _)| name == "service.instance.id") {
+            attributes.push(("service.instance.id".to_owned(), store::instance()));
+        }
+        otlp::Defaults {
+            protocol: match settings.otlp_protocol {
+                OtlpProtocol::Grpc => otlp::Protocol::Grpc,
+                OtlpProtocol::Http => otlp::Protocol::Http,
+            },
+            counts: settings.otlp_counts,
+            service: settings.otlp_service.clone(),
+            attributes,
+            sampled: f64::from(settings.otlp_sampled.get()),
+        }
+    }
+
+    fn start_metrics(&self, listener: TcpListener, looked: stats::Look, parts: &mut Parts) {
         let look = self.look();
         let own = move || METRICS.page(look()).to_string();
-        let stats = self.engine.stats().cloned();
-        let page = stats::pages(self.settings.metrics_names, own, stats, gauges);
+        let engine = Arc::clone(&self.engine);
+        let page = stats::pages(self.settings.metrics_names, own, engine, looked);
         let router = http::metrics::router(&self.settings.metrics_path, page);
         self.start_pages(listener, router, parts);
     }
@@ -368,6 +399,7 @@ impl Service<'_> {
             in_use: gauges::in_use(&engine),
             balances: gauges::balances(&engine),
             started,
+            process: Process::look(),
         })
     }
 

@@ -17,6 +17,12 @@ pub const MAX_DURATION: Nanos = Nanos::from_secs(60);
 /// it is worth a warning.
 pub const LONG: Nanos = Nanos::from_secs(300);
 
+/// Up to which ceiling shares are worth a warning: of a few dozen replicas most would have none.
+pub const SMALL: u32 = 10;
+
+/// From which ceiling on a call for each request is worth a warning: shares are fine enough by then.
+pub const LARGE: u32 = 1_000;
+
 /// Over which replicas a ceiling is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
@@ -24,6 +30,8 @@ pub enum Mode {
     Local,
     /// One for the whole fleet, in shares.
     Leased,
+    /// One for the whole fleet, of which the store is asked for each permit.
+    Strict,
 }
 
 /// What one that holds no share may have in flight while the store does not answer.
@@ -88,7 +96,7 @@ impl fmt::Display for Ceiling {
             write!(f, ", queue of {size} for {timeout}")?;
         }
         if let Some(mode) = self.mode {
-            write!(f, ", mode {}", words::name(words::CEILING_MODES, Some(mode)))?;
+            write!(f, ", mode {}", words::name(words::CEILING_MODES, mode))?;
         }
         if self.on_backend_failure != OnFailure::default() {
             let failure = words::name(words::CEILING_FAILURES, self.on_backend_failure);

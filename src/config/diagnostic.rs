@@ -274,7 +274,6 @@ codes! {
     ReplacesItself = E27 "a rule that replaces its own name",
     ShareWithoutWildcard = E28 "`share_threshold` on a descriptor without a `*`",
     UnknownWord = E29 "a word that is none of those expected",
-    NotInThisVersion = E30 "a word whose machinery this version does not have",
     BadDuration = E31 "a duration that cannot be read or used",
     Contradiction = E32 "words that exclude each other",
     ZeroBurst = E33 "a burst that would deny everything",
@@ -295,6 +294,8 @@ codes! {
     DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
     UnknownColocate = W29 "`colocate` names a key that the domain does not have",
     LongExposure = W30 "a fleet's ceiling whose requests may last long, or nobody said how long",
+    SmallShares = W31 "a ceiling too small to be held in shares",
+    CostlyStrict = W32 "a large ceiling whose every request asks the store",
 
     SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
     LeaseForecast = N41 "how often a leased limit is expected to ask the store",

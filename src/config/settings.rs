@@ -15,6 +15,7 @@ mod named;
 mod nearest;
 mod network;
 mod pairs;
+mod peers;
 mod print;
 mod read;
 mod reference;
@@ -36,8 +37,8 @@ pub use read::{Doors, Loaded, Named, Origin, Problem, read};
 pub use reference::ReferencePrefix;
 pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
 pub use words::{
-    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, Overrides, ResponseHeaders,
-    StatsProtocol, StatsSink, WhenFull,
+    CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol, Overrides,
+    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
 
 use crate::config::hooks::Hooks;
@@ -104,6 +105,8 @@ settings! {
     xds_tls: bool = false, "switch";
     /// PEM file of who may sign the management server's certificate; without it whom this system trusts.
     xds_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `xds_tls_ca_file`.
+    xds_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to the management server.
     xds_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `xds_tls_cert_file`.
@@ -188,12 +191,36 @@ settings! {
     syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
     /// Whose releases are heeded, separated by commas; those of all others are dropped.
     syslog_from: Networks = Networks::loopback(), "networks";
+    /// Ends of requests from other replicas that share a Redis, which reached the wrong one; empty for none. Nothing
+    /// listens without a Redis. 0 takes a free port and prints it.
+    peer_port: Option<u16> = Some(8082), "TCP port";
+    /// Address that other replicas are heard on; anything but loopback needs a secret or certificates.
+    peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+    /// Address that other replicas call, where it is another than `peer_host`.
+    peer_address: Option<IpAddr> = None, "IP address";
+    /// Where other replicas may be, separated by commas; what says that it is elsewhere is not called.
+    peer_networks: Networks = Networks::private(), "networks";
+    /// What seals everything that replicas tell each other, the same for all of a fleet; a flag shows it to every local
+    /// user.
+    peer_secret: Option<Secret> = None, "text";
+    /// File with the same, instead of `peer_secret`.
+    peer_secret_file: Option<PathBuf> = None, "path";
+    /// PEM file with the certificate that replicas show each other, and those up to its root, read anew when it changes.
+    peer_tls_cert_file: Option<PathBuf> = None, "path";
+    /// PEM file with the key of `peer_tls_cert_file`.
+    peer_tls_key_file: Option<PathBuf> = None, "path";
+    /// PEM file of who must have signed each replica's certificate.
+    peer_tls_ca_file: Option<PathBuf> = None, "path";
+    /// DNS name that each replica's certificate must be made out to.
+    peer_tls_name: Option<HostName> = None, "name";
     /// Where counters live: in this process, or in a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
     /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
     backend_password_file: Option<PathBuf> = None, "path";
     /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
+    /// Whom this system trusts may sign it, too, beside those of `backend_tls_ca_file`.
+    backend_tls_system_roots: bool = false, "switch";
     /// PEM file with the certificate that is shown to Redis, and those up to its root.
     backend_tls_cert_file: Option<PathBuf> = None, "path";
     /// PEM file with the key of `backend_tls_cert_file`.
@@ -284,6 +311,16 @@ settings! {
     hooks: Hooks = Hooks::default(), "hooks";
     /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
     otlp: bool = true, "switch";
+    /// How OTLP is spoken, where `OTEL_EXPORTER_OTLP_PROTOCOL` does not say.
+    otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, "word";
+    /// Tell counts as well, where `OTEL_METRICS_EXPORTER` does not say.
+    otlp_counts: bool = true, "switch";
+    /// Who tells, where `OTEL_SERVICE_NAME` does not say.
+    otlp_service: String = "sluicegate".to_owned(), "text";
+    /// What else is told of who tells, as far as `OTEL_RESOURCE_ATTRIBUTES` does not say it.
+    otlp_attributes: Pairs = Pairs::default(), "pairs";
+    /// Part of the traces that no caller decided about, where `OTEL_TRACES_SAMPLER` does not say.
+    otlp_sampled: Ratio = Ratio::ALL, "part of the traces";
     /// Threads that answer; 0 takes one for each core.
     threads: u32 = 0, "threads";
     /// Least important log line that is written.
@@ -297,7 +334,7 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Words of the language whose machinery is not in this version. Naming one is an error: a person
 /// who sets a deadline and sees the process start believes that there is one.
-pub const LATER: &[&str] = &["peer_port", "peer_secret"];
+pub const LATER: &[&str] = &[];
 
 /// One row of the table.
 #[derive(Debug)]

@@ -23,6 +23,9 @@ use crate::telemetry::event::Outcome;
 /// The header that carries a request's id. The proxy mints it and overwrites what a client sent.
 pub const ID: &str = "x-sluicegate-id";
 
+/// The header, and the key of dynamic metadata, that names the replica which answered: its release goes there.
+pub const OWNER: &str = "x-sluicegate-owner";
+
 /// Why a request that a hook brings has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
@@ -110,6 +113,18 @@ fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
     RateLimitDescriptor {
         entries: entries.into_iter().map(entry).collect(),
         ..RateLimitDescriptor::default()
+    }
+}
+
+/// The text at `key` of what the filter `filter` said.
+pub(super) fn said_by<'m>(
+    filter: &str,
+    key: &str,
+    metadata: Option<&'m Metadata>,
+) -> Option<&'m str> {
+    match metadata?.filter_metadata.get(filter)?.fields.get(key)?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text),
+        _ => None,
     }
 }
 

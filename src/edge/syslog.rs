@@ -11,12 +11,13 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 
 use crate::config::settings::Networks;
+use crate::engine::peers::{Told, is_name};
 use crate::engine::{Engine, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Datagram, DatagramCame};
 
-/// The longest release: an id of 128 and the times of some forty attempts.
+/// The longest release: an id of 128, an owner, and the times of some forty attempts.
 pub const LONGEST: usize = 512;
 
 /// The pause after a failed receive: without it a broken socket spins.
@@ -36,6 +37,8 @@ const CLIENT_LEFT: u16 = 499;
 pub struct Ended<'d> {
     /// The request's id.
     pub id: &'d str,
+    /// Who holds its place, where that is said.
+    pub owner: Option<&'d str>,
     /// How it went.
     pub outcome: Outcome,
     /// How long the upstream took, to the millisecond; `None` where none was asked.
@@ -66,9 +69,11 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, from: Networks) {
 }
 
 fn take(engine: &Engine, source: IpAddr, datagram: &[u8]) -> Datagram {
-    let Some(Ended { id, outcome, rtt }) = ended(datagram) else { return Datagram::Malformed };
+    let Some(Ended { id, owner, outcome, rtt }) = ended(datagram) else {
+        return Datagram::Malformed;
+    };
     let rtt = rtt.map(|rtt| refined(rtt, engine.held_for(id)));
-    engine.release(id, Some(source), outcome, rtt);
+    engine.tell(Told::ended(id, Some(source), outcome, rtt), owner);
     Datagram::Read
 }
 
@@ -78,7 +83,8 @@ pub fn refined(nginx: Nanos, own: Option<Nanos>) -> Nanos {
     own.filter(|own| *own <= nginx.plus(COARSE)).unwrap_or_else(|| nginx.plus(CUT))
 }
 
-/// Reads `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK rtt=0.012`, and nothing else.
+/// Reads `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=… rtt=0.012`, with or without the owner, and
+/// nothing else.
 #[must_use]
 pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
     let mut fields = message(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
@@ -91,14 +97,25 @@ pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
         "" => false,
         _ => return None,
     };
-    let rtt = last_time(field("rtt=")?).ok()?;
+    let (owner, rtt) = owned(fields.next()?)?;
+    let rtt = last_time(rtt.strip_prefix("rtt=")?).ok()?;
     let outcome = match status {
         _ if rtt.is_none() => Outcome::Ignored,
         500.. => Outcome::Dropped,
         100..500 if complete && status != CLIENT_LEFT => Outcome::Success,
         _ => Outcome::Ignored,
     };
-    Some(Ended { id, outcome, rtt })
+    Some(Ended { id, owner, outcome, rtt })
+}
+
+/// The owner before the rest. NGINX writes nothing, or `-`, where nobody is named.
+fn owned(text: &str) -> Option<(Option<&str>, &str)> {
+    let Some(text) = text.strip_prefix("owner=") else { return Some((None, text)) };
+    let (owner, rest) = text.split_once(' ')?;
+    match owner {
+        "" | "-" => Some((None, rest)),
+        owner => is_name(owner).then_some((Some(owner), rest)),
+    }
 }
 
 /// What stands behind the priority, the date and the tag. Source: RFC 3164, section 4.1, as NGINX

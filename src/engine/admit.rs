@@ -11,6 +11,8 @@
 mod bucket;
 pub mod fleet;
 mod leased;
+mod strict;
+mod teller;
 mod usage;
 
 use std::collections::{BinaryHeap, HashMap};
@@ -27,6 +29,7 @@ use crate::telemetry::trace;
 use bucket::{Bucket, Place};
 use fleet::Fleet;
 pub use leased::{Shared, Shown};
+pub use strict::{Seen, Strictly};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
 const SWEEP: Duration = Duration::from_secs(1);

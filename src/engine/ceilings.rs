@@ -11,11 +11,11 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared};
+use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared, Strictly};
 use super::decide::check;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
-use crate::config::concurrency::{Ceiling, Reject};
+use crate::config::concurrency::{Ceiling, Mode, Reject};
 use crate::config::tree::Covered;
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::concurrency::limiter::Rules;
@@ -194,10 +194,13 @@ impl Engine {
 
     /// Puts the ceilings of `config` in force for those who wait already.
     pub(super) fn reload_ceilings(&self, config: &Config) {
+        if let Some(fleet) = self.ceilings.fleet() {
+            let mut all = config.domains.values().flat_map(|domain| domain.tree.ceilings());
+            fleet.expects_strict(all.any(|ceiling| ceiling.mode == Some(Mode::Strict)));
+        }
         self.ceilings.reload_all(|name| {
             let ceiling = ceiling_of(config, name)?;
-            let shared = self.shared(ceiling).is_some();
-            Some((rules(ceiling, shared), shared))
+            Some((self.rules(ceiling), self.shared(ceiling).is_some()))
         });
     }
 
@@ -210,6 +213,21 @@ impl Engine {
     /// What `ceiling` is to the fleet, if this is one and it is shared.
     fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
         self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
+    }
+
+    /// What `ceiling` is where the store is asked for each permit.
+    fn strictly(&self, ceiling: &Ceiling) -> Option<Strictly> {
+        self.ceilings.fleet().and_then(|fleet| fleet.strictly(ceiling))
+    }
+
+    /// By what this replica works. `min` is the whole fleet's, and one of many may need less; where the store
+    /// is asked those who wait do so in another line.
+    fn rules(&self, ceiling: &Ceiling) -> Rules {
+        let shared = self.shared(ceiling).is_some();
+        let own =
+            |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
+        let waiting = ceiling.rules.waiting.filter(|_| self.strictly(ceiling).is_none());
+        Rules { adaptive: ceiling.rules.adaptive.map(own), waiting, ..ceiling.rules }
     }
 
     /// A permit; none, and no wait, where one that is turned away passes all the same.
@@ -226,12 +244,18 @@ impl Engine {
             Some(end) => end.since(self.clock().now()),
             None => Nanos(u64::MAX),
         };
-        let shared = self.shared(ceiling);
-        let rules = rules(ceiling, shared.is_some());
+        let (shared, rules) = (self.shared(ceiling), self.rules(ceiling));
         let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
         let ask = Ask { bucket, rules, keep, patience, shared };
-        let denied = match self.ceilings.acquire(ask).await {
+        let acquired = match self.strictly(ceiling) {
+            // Boxed: one of a ceiling in shares does not carry about what this takes.
+            Some(strictly) => {
+                Box::pin(self.ceilings.acquire_strictly(ask, strictly, self.backend())).await
+            }
+            None => self.ceilings.acquire(ask).await,
+        };
+        let denied = match acquired {
             Ok(held) => return Ok(Some(held)),
             Err(denied) => reason(denied),
         };
@@ -279,12 +303,6 @@ fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
     let (domain, entries) = CounterKey::read_ceiling(name)?;
     let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
     Some(covered.ceiling)
-}
-
-/// By what one replica works. `min` is the whole fleet's, and one of many may need less.
-fn rules(ceiling: &Ceiling, shared: bool) -> Rules {
-    let own = |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
-    Rules { adaptive: ceiling.rules.adaptive.map(own), ..ceiling.rules }
 }
 
 const fn reason(denied: Denied) -> Reason {

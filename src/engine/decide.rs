@@ -15,8 +15,10 @@ use super::ids::{BOUNDS, Ids};
 use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
+use super::peers::Peers;
 use super::plan::{Part, Plan, Planning};
-use super::{Answer, Membership, Refusal, Status, Statuses, again, tally};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
+use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -49,6 +51,8 @@ pub struct Engine {
     pub(super) ids: Ids,
     /// What each rule did, under the reference's names.
     stats: Option<Arc<Stats>>,
+    /// The way to other replicas.
+    pub(super) peers: Option<Peers>,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -86,8 +90,8 @@ impl Engine {
         let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
         let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
         let leases = (!backend.is_at_hand()).then(shared);
-        let (local, ids, stats) = (None, Ids::new(BOUNDS), None);
-        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats }
+        let (local, ids, stats, peers) = (None, Ids::new(BOUNDS), None, None);
+        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats, peers }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -157,6 +161,12 @@ impl Engine {
     #[must_use]
     pub fn trouble(&self) -> Option<Cause> {
         self.backend.trouble()
+    }
+
+    /// What the backend has counted of itself so far.
+    #[must_use]
+    pub fn inside(&self) -> Inside {
+        self.backend.inside()
     }
 
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those
@@ -398,7 +408,9 @@ impl Engine {
         if let (true, Some(stats)) = (shadowed, &self.stats) {
             stats.add(Stat::GlobalShadowMode, 1);
         }
-        Answer { verdict, statuses, binding, retry_after, shadowed, revision, now }
+        let answer = Answer { verdict, statuses, binding, retry_after, shadowed, revision, now };
+        decisions::log(plan, &answer, &self.clock);
+        answer
     }
 
     /// How many limits are nearly used up by what they admitted.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ceilings::Keep;
+use super::peers::Found;
 use super::{Admitted, Engine, Permits, Refusal};
 use crate::kernel::concurrency::register::{Acquired, Bounds, Released};
 use crate::kernel::concurrency::{Outcome, Register};
@@ -134,6 +135,28 @@ impl Engine {
         .emit();
         let Released::Held(permits) = released else { return false };
         permits.give_back(outcome, rtt)
+    }
+
+    /// As [`Engine::release`], but what is not known is not remembered.
+    pub(super) fn release_known(&self, id: &str, outcome: Outcome, rtt: Option<Nanos>) -> Found {
+        let released = {
+            let (mut ids, id) = (self.ids.0.lock(), id.into());
+            if ids.held(&id).is_none() {
+                return Found::Unknown;
+            }
+            ids.release(self.clock().now(), &id, &None)
+        };
+        match released {
+            Released::Held(permits) if permits.is_empty() => {
+                IdSeen(IdEvent::HeldNothing).emit();
+                Found::Nothing
+            }
+            Released::Held(permits) => {
+                IdSeen(IdEvent::Released).emit();
+                if permits.give_back(outcome, rtt) { Found::Held } else { Found::Nothing }
+            }
+            Released::Early | Released::Refused => Found::Unknown,
+        }
     }
 
     /// For how long `id` holds permits without a renewal, if it holds any.

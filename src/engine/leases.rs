@@ -32,7 +32,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::{LeaseCalled, LeaseEnd, LeasedHits};
+use crate::telemetry::event::{LeaseEnd, LeasedHits};
 use held::Held;
 pub use question::AllTerms;
 
@@ -333,7 +333,6 @@ impl Leases {
         let Charge { key, home, strategy, per_second, .. } = charge.clone();
         let message =
             Message { key, home, per_second, strategy, terms, member: self.member, borrow };
-        LeaseCalled.emit();
         LeasedHits { hits: borrow.returned, end: LeaseEnd::GivenBack }.emit();
         let lent = match self.backend.borrow(self.clock.now(), &message) {
             Reply::Now(lent) => lent,

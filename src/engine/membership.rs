@@ -6,9 +6,10 @@
 //! was away for so long that all look dead, is not believed until each had the time to speak again.
 //! Leaves out: agreement: two replicas may see the fleet differently for about a second.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Engine;
+use super::peers::name;
 pub use crate::backend::fleet::Member;
 use crate::backend::fleet::{Beat, Fleet, SILENT_AT_MOST};
 use crate::backend::{Backend, Cause, Reply};
@@ -35,6 +37,8 @@ pub struct Record {
     pub incarnation: u64,
     /// The version that it runs.
     pub build: String,
+    /// Where others call it, an address and a port; empty where they cannot.
+    pub peer: String,
     /// The number of the configuration in force there.
     pub revision: u64,
     /// Its shares of the fleet's ceilings that are in use, all of them together.
@@ -52,6 +56,10 @@ pub struct Record {
 pub struct Membership {
     node: Box<str>,
     incarnation: u64,
+    /// Of this life, as answers show it.
+    name: Box<str>,
+    /// Where others call this replica.
+    address: OnceLock<SocketAddr>,
     replicas_min: NonZeroU32,
     seen: ArcSwapOption<Seen>,
     told_twin: AtomicBool,
@@ -63,10 +71,23 @@ pub struct Membership {
 pub struct Seen {
     /// Those that lived, by name, this replica among them.
     pub members: Vec<Member>,
+    /// Those of them that can be called, without this replica.
+    pub peers: Vec<Peer>,
     /// When, by this replica's clock.
     pub at: Nanos,
     /// Until when those that the store forgot are held to live.
     held_until: Nanos,
+}
+
+/// Another replica that can be called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The name of this life of it, as answers show it.
+    pub name: Box<str>,
+    /// Its own name.
+    pub node: Box<str>,
+    /// Where it is called.
+    pub address: SocketAddr,
 }
 
 impl Membership {
@@ -77,6 +98,8 @@ impl Membership {
         Self {
             node: node.into(),
             incarnation,
+            name: name(node, incarnation),
+            address: OnceLock::new(),
             replicas_min,
             seen: ArcSwapOption::empty(),
             told_twin: AtomicBool::new(false),
@@ -88,6 +111,23 @@ impl Membership {
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
+    }
+
+    /// The name of this life of it, as answers show it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Tells the fleet from the next beat on where this replica is called. Only the first address counts.
+    pub fn call_at(&self, address: SocketAddr) {
+        self.address.get_or_init(|| address);
+    }
+
+    /// Where this replica is called, if it is.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
     }
 
     /// The fleet as it was last seen; nothing where it never was.
@@ -112,7 +152,9 @@ impl Membership {
         if seen.is_some() {
             self.look_for_a_twin(fleet.before.as_deref());
         }
-        self.seen.store(Some(Arc::new(next(seen.as_deref(), fleet, now))));
+        let mut seen = next(seen.as_deref(), fleet, now);
+        seen.peers = seen.members.iter().filter_map(peer).filter(|p| p.name != self.name).collect();
+        self.seen.store(Some(Arc::new(seen)));
     }
 
     fn look_for_a_twin(&self, before: Option<&str>) {
@@ -129,7 +171,8 @@ impl Membership {
 
     fn beat(&self, revision: Revision, shares: &Record) -> Beat {
         let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
-        let record = Record { incarnation, build, revision: revision.0, ..shares.clone() };
+        let peer = self.address().map(|address| address.to_string()).unwrap_or_default();
+        let record = Record { incarnation, build, peer, revision: revision.0, ..shares.clone() };
         Beat { node: self.node.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
     }
 }
@@ -138,6 +181,12 @@ impl Membership {
 #[must_use]
 pub fn read(record: &str) -> Record {
     serde_json::from_str(record).unwrap_or_default()
+}
+
+fn peer(member: &Member) -> Option<Peer> {
+    let record = read(&member.record);
+    let (node, name) = (member.node.clone(), name(&member.node, record.incarnation));
+    Some(Peer { name, node, address: record.peer.parse().ok()? })
 }
 
 /// The fleet after `fleet` was said at `now`.
@@ -156,7 +205,7 @@ fn next(seen: Option<&Seen>, fleet: Fleet, now: Nanos) -> Seen {
         }
     }
     members.sort_unstable_by(|a, b| a.node.cmp(&b.node));
-    Seen { members, at: now, held_until }
+    Seen { members, peers: Vec::new(), at: now, held_until }
 }
 
 impl Engine {
@@ -187,6 +236,9 @@ impl Engine {
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
             sum.fences = sum.fences.saturating_add(shown.fences);
             sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
+        }
+        for (_, seen) in fleet.seen(usize::MAX) {
+            sum.in_flight = sum.in_flight.saturating_add(seen.here.into());
         }
         sum
     }

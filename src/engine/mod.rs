@@ -8,6 +8,7 @@ pub mod admit;
 mod again;
 pub mod ceilings;
 mod decide;
+mod decisions;
 mod degrade;
 mod ids;
 pub mod leases;
@@ -17,6 +18,7 @@ mod local;
 pub mod membership;
 mod owed;
 pub mod parts;
+pub mod peers;
 mod plan;
 mod tally;
 

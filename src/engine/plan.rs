@@ -114,7 +114,8 @@ impl Part<'_> {
         }
     }
 
-    const fn rule(&self) -> Option<&Rule> {
+    /// The rule that it is by, unless another took its place.
+    pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
             Self::Unlimited(rule) | Self::Charged(rule, _) => Some(rule),
             Self::Nothing | Self::Replaced | Self::Override(_) => None,

@@ -377,6 +377,62 @@ impl ShareEvent {
     }
 }
 
+/// What becomes of permits of ceilings that the store counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrictEvent {
+    /// The store granted one.
+    Admitted,
+    /// The ceiling is reached.
+    Full,
+    /// The store may have forgotten who holds what, and grants none for a while.
+    Closed,
+    /// The store did not answer: `on_backend_failure` counts.
+    Failed,
+    /// It was told that one is still held.
+    Renewed,
+    /// It was told, and had not known.
+    PutBack,
+    /// It took one back.
+    Released,
+}
+
+impl StrictEvent {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Admitted,
+        Self::Full,
+        Self::Closed,
+        Self::Failed,
+        Self::Renewed,
+        Self::PutBack,
+        Self::Released,
+    ];
+
+    /// The value of the label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Full => "full",
+            Self::Closed => "closed",
+            Self::Failed => "failed",
+            Self::Renewed => "renewed",
+            Self::PutBack => "put_back",
+            Self::Released => "released",
+        }
+    }
+
+    /// Counts `permits` of this in the process's metrics.
+    pub fn emit(self, permits: u64) {
+        self.count(permits, &METRICS);
+    }
+
+    /// Counts `permits` of this in `metrics`.
+    pub fn count(self, permits: u64, metrics: &Metrics) {
+        metrics.permits_seen(self, permits);
+    }
+}
+
 /// A configuration was refused; the last good one stays.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadRefused;
@@ -525,7 +581,7 @@ impl LeasedHits {
     }
 }
 
-/// A message about a lease was sent to the store.
+/// A script was sent to the store that takes messages about leases, one or several.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseCalled;
 

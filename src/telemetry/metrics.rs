@@ -6,6 +6,7 @@
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
 mod in_use;
+mod process;
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,12 +14,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
     Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
-    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent,
+    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
 };
+use super::letters::{LetterEvent, Letters};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
 pub use in_use::{Ceiling, SHOWN};
+pub use process::Process;
 
 /// What this process has counted.
 pub static METRICS: Metrics = Metrics::new();
@@ -77,6 +80,7 @@ struct Shard {
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
     shares: [AtomicU64; ShareEvent::ALL.len()],
+    strict: [AtomicU64; StrictEvent::ALL.len()],
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
@@ -87,6 +91,7 @@ struct Shard {
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
     datagrams: [AtomicU64; Datagram::ALL.len()],
+    letters: [AtomicU64; LetterEvent::ALL.len()],
 }
 
 /// Requests in flight, of all ceilings together.
@@ -134,6 +139,8 @@ pub struct Gauges {
     pub in_use: Vec<Ceiling>,
     /// When this process started, since the Unix epoch.
     pub started: Nanos,
+    /// What it takes, where the system says so.
+    pub process: Option<Process>,
 }
 
 thread_local! {
@@ -238,6 +245,11 @@ impl Metrics {
         mine.add(&mine.shard.shares[event as usize], 1);
     }
 
+    pub(super) fn permits_seen(&self, event: StrictEvent, permits: u64) {
+        let mine = self.mine();
+        mine.add(&mine.shard.strict[event as usize], permits);
+    }
+
     pub(super) fn hits_owed(&self, owed: HitsOwed) {
         let mine = self.mine();
         mine.add(&mine.shard.owed[owed.outcome as usize], owed.hits.0);
@@ -263,6 +275,11 @@ impl Metrics {
     pub(super) fn datagram_came(&self, outcome: Datagram) {
         let mine = self.mine();
         mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    }
+
+    pub(super) fn letters(&self, letters: Letters) {
+        let mine = self.mine();
+        mine.add(&mine.shard.letters[letters.event as usize], letters.letters);
     }
 
     pub(super) fn loaded(&self, loaded: Loaded) {
@@ -312,6 +329,7 @@ impl Shard {
             ceilings: [const { [const { AtomicU64::new(0) }; 2] }; CeilingReached::REASONS.len()],
             ids: [const { AtomicU64::new(0) }; IdEvent::ALL.len()],
             shares: [const { AtomicU64::new(0) }; ShareEvent::ALL.len()],
+            strict: [const { AtomicU64::new(0) }; StrictEvent::ALL.len()],
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
             lease_calls: AtomicU64::new(0),
@@ -320,6 +338,7 @@ impl Shard {
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
             called_sum: AtomicU64::new(0),
             datagrams: [const { AtomicU64::new(0) }; Datagram::ALL.len()],
+            letters: [const { AtomicU64::new(0) }; LetterEvent::ALL.len()],
         }
     }
 }
@@ -518,6 +537,18 @@ impl Metrics {
             let n = self.sum(|shard| &shard.shares[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
+        let name = "sluicegate_strict_permits_total";
+        head(
+            page,
+            name,
+            "counter",
+            "Permits of ceilings that the store counts, by what became of them",
+        )?;
+        // Bound: `StrictEvent::ALL`.
+        for event in StrictEvent::ALL {
+            let n = self.sum(|shard| &shard.strict[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
         Ok(())
     }
 }
@@ -531,7 +562,12 @@ impl Metrics {
         head(page, name, "gauge", "Hits held, which are spent without asking the store")?;
         writeln!(page, "{name} {}", held.hits)?;
         let name = "sluicegate_lease_calls_total";
-        head(page, name, "counter", "Messages to the store that borrow or give back")?;
+        head(
+            page,
+            name,
+            "counter",
+            "Script calls to the store that borrow or give back, for one key or several",
+        )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
         let name = "sluicegate_lease_hits_total";
         head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
@@ -551,6 +587,13 @@ impl Metrics {
             let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
+        let name = "sluicegate_peer_letters_total";
+        head(page, name, "counter", "Letters between replicas, by what they met")?;
+        // Bound: `LetterEvent::ALL`.
+        for event in LetterEvent::ALL {
+            let n = self.sum(|shard| &shard.letters[event as usize]);
+            writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
+        }
         Ok(())
     }
 }
@@ -559,6 +602,9 @@ fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result 
     let name = "process_start_time_seconds";
     head(page, name, "gauge", "When this process started, Unix time")?;
     writeln!(page, "{name} {}", Seconds(gauges.started))?;
+    if let Some(process) = &gauges.process {
+        process.write(page)?;
+    }
     let name = "sluicegate_build_info";
     head(page, name, "gauge", "Always 1; the version is its label")?;
     // Bound: one value per build.

@@ -4,6 +4,7 @@
 //! Leaves out: why it happened, and serving the page that shows the counts.
 
 pub mod event;
+pub mod letters;
 pub mod metrics;
 pub mod otlp;
 pub mod stats;

@@ -1,8 +1,10 @@
-//! Where spans and counts are told: to the collector that `OTEL_*` names, by OTLP over gRPC.
+//! Where spans and counts are told: to the collector that `OTEL_*` names, by OTLP over gRPC or HTTP.
 //!
 //! Guarantees: without `OTEL_EXPORTER_OTLP_ENDPOINT`, or its form for one signal, nothing is told and nothing runs; a collector
 //! that is slow or gone costs spans and never an answer, for what waits is bounded; what cannot be honoured is said in words.
-//! Leaves out: OTLP over HTTP, TLS to the collector, and the buckets of histograms, of which only count and sum are told.
+//! Leaves out: OTLP in JSON, and the buckets of histograms, of which only count and sum are told.
+
+mod call;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +12,18 @@ use std::time::Duration;
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{AsyncInstrument, Meter, MeterProvider as _};
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_otlp::{MetricExporter, SpanExporter};
+use opentelemetry_otlp::{
+    MetricExporter, SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _,
+};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
+use call::{Files, Http};
 
+/// How long a call may take where nobody says so.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the last spans and counts may take to be told.
 const GOODBYE: Duration = Duration::from_secs(2);
 
@@ -25,6 +32,48 @@ pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// A variable of the environment, if it is set and not empty.
 pub type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
+
+/// How OTLP is spoken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// Over gRPC.
+    #[default]
+    Grpc,
+    /// In protobuf over HTTP.
+    Http,
+}
+
+/// What holds where `OTEL_*` says nothing.
+#[derive(Clone, Debug)]
+pub struct Defaults {
+    /// How OTLP is spoken.
+    pub protocol: Protocol,
+    /// Whether counts are told.
+    pub counts: bool,
+    /// Who tells.
+    pub service: String,
+    /// And what else is to be known of them.
+    pub attributes: Vec<(String, String)>,
+    /// Part of the traces without a caller's word that is told, 0 to 1.
+    pub sampled: f64,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        let service = "sluicegate".to_owned();
+        let (protocol, attributes) = (Protocol::Grpc, Vec::new());
+        Self { protocol, counts: true, service, attributes, sampled: 1.0 }
+    }
+}
+
+/// One signal's way to its collector.
+#[derive(Clone, Debug)]
+struct Way {
+    protocol: Protocol,
+    endpoint: String,
+    files: Files,
+    patience: Duration,
+}
 
 /// What is told, and to whom.
 #[derive(Debug, Default)]
@@ -37,25 +86,27 @@ pub struct Told {
 ///
 /// The second part is what it asks for and is not told, each with a sentence why.
 #[must_use]
-pub fn start(variable: Variable<'_>, page: &Page) -> (Told, Vec<String>) {
+pub fn start(variable: Variable<'_>, defaults: &Defaults, page: &Page) -> (Told, Vec<String>) {
     let mut refused = Vec::new();
     if variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
         return (Told::default(), refused);
     }
-    let mut wanted = |signal| match wanted(signal, variable) {
+    let mut wanted = |signal| match wanted(signal, variable, defaults) {
         Ok(wanted) => wanted,
         Err(why) => {
             refused.push(why);
-            false
+            None
         }
     };
     let (spans, counts) = (wanted("TRACES"), wanted("METRICS"));
+    let resource = resource(variable, defaults);
     let mut told = Told::default();
-    if spans {
-        told.spans = keep(tell_spans(variable), &mut refused);
+    if let Some(way) = spans {
+        let spans = tell_spans(&way, variable, defaults.sampled, resource.clone());
+        told.spans = keep(spans, &mut refused);
     }
-    if counts {
-        told.counts = keep(tell_counts(page), &mut refused);
+    if let Some(way) = counts {
+        told.counts = keep(tell_counts(&way, page, resource), &mut refused);
     }
     (told, refused)
 }
@@ -64,63 +115,127 @@ fn keep<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
     told.map_err(|why| refused.push(why)).ok()
 }
 
-/// Whether a signal is to be told, or why it cannot be.
-fn wanted(signal: &str, variable: Variable<'_>) -> Result<bool, String> {
+/// How a signal is to be told, if it is; or why it cannot be.
+fn wanted(
+    signal: &str,
+    variable: Variable<'_>,
+    defaults: &Defaults,
+) -> Result<Option<Way>, String> {
     let own = |name: &str| variable(&format!("OTEL_EXPORTER_OTLP_{signal}_{name}"));
     let either = |name: &str| own(name).or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")));
     let exporter = format!("OTEL_{signal}_EXPORTER");
     match variable(&exporter).as_deref() {
+        None if signal == "METRICS" && !defaults.counts => return Ok(None),
         None | Some("otlp") => {}
-        Some("none") => return Ok(false),
+        Some("none") => return Ok(None),
         Some(other) => return Err(format!("{exporter} is {other}; this tells otlp or none")),
     }
-    let Some(endpoint) = either("ENDPOINT") else { return Ok(false) };
-    if endpoint.starts_with("https:") {
-        let why = "name a collector that is near, by http://";
-        return Err(format!(
-            "{signal}: {endpoint} takes TLS, which this does not speak here; {why}"
-        ));
-    }
-    match either("PROTOCOL").as_deref() {
-        None | Some("grpc") => Ok(true),
-        Some(other) => Err(format!(
-            "{signal}: OTLP over {other} is not spoken here; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc and port 4317"
-        )),
-    }
+    let Some(endpoint) = either("ENDPOINT") else { return Ok(None) };
+    let protocol = match either("PROTOCOL").as_deref() {
+        None => defaults.protocol,
+        Some("grpc") => Protocol::Grpc,
+        Some("http/protobuf") => Protocol::Http,
+        Some(other) => {
+            let spoken = "OTEL_EXPORTER_OTLP_PROTOCOL is grpc or http/protobuf";
+            return Err(format!("{signal}: OTLP over {other} is not spoken here; {spoken}"));
+        }
+    };
+    let identity = match (either("CLIENT_CERTIFICATE"), either("CLIENT_KEY")) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return Err(format!("{signal}: a client's certificate is good with its key only")),
+    };
+    let patience = either("TIMEOUT").and_then(|text| text.parse().ok());
+    Ok(Some(Way {
+        protocol,
+        endpoint,
+        files: Files { certificate: either("CERTIFICATE"), identity },
+        patience: patience.map_or(PATIENCE, Duration::from_millis),
+    }))
 }
 
-/// The service's name and what `OTEL_RESOURCE_ATTRIBUTES` adds.
-fn resource() -> Resource {
-    let named = Resource::builder();
-    let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
-    if std::env::var_os("OTEL_SERVICE_NAME").is_some() {
-        return named.with_attribute(version).build();
+/// Who tells: what `OTEL_*` says, and where it says nothing the settings.
+fn resource(variable: Variable<'_>, defaults: &Defaults) -> Resource {
+    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let names = attributes.split(',').filter_map(|pair| pair.split_once('='));
+    let said: Vec<&str> = names.map(|(name, _)| name.trim()).collect();
+    let mut own = defaults.attributes.clone();
+    own.push(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
+    if variable("OTEL_SERVICE_NAME").is_none() {
+        own.push(("service.name".to_owned(), defaults.service.clone()));
     }
-    named.with_service_name("sluicegate").with_attribute(version).build()
+    own.retain(|(name, _)| !said.contains(&&**name));
+    let own = own.into_iter().map(|(name, text)| KeyValue::new(name, text));
+    Resource::builder().with_attributes(own).build()
 }
 
-fn tell_spans(variable: Variable<'_>) -> Result<SdkTracerProvider, String> {
+fn tell_spans(
+    way: &Way,
+    variable: Variable<'_>,
+    sampled: f64,
+    resource: Resource,
+) -> Result<SdkTracerProvider, String> {
     let propagators = variable("OTEL_PROPAGATORS");
     let propagators = Propagators::read(propagators.as_deref())
         .ok_or("OTEL_PROPAGATORS: tracecontext, b3 and b3multi are read, and baggage and none")?;
-    let exporter = SpanExporter::builder().with_tonic().build();
+    let exporter = match (way.protocol, way.channel()?) {
+        (Protocol::Http, _) => {
+            let http = SpanExporter::builder().with_http().with_http_client(way.client()?);
+            http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
+        }
+        (Protocol::Grpc, None) => with_grpc(SpanExporter::builder().with_tonic()).build(),
+        (Protocol::Grpc, Some(channel)) => {
+            with_grpc(SpanExporter::builder().with_tonic()).with_channel(channel).build()
+        }
+    };
     let exporter = exporter.map_err(|error| format!("spans cannot be told: {error}"))?;
-    let provider = SdkTracerProvider::builder();
-    let provider = provider.with_batch_exporter(exporter).with_resource(resource()).build();
+    let mut provider = SdkTracerProvider::builder();
+    if variable("OTEL_TRACES_SAMPLER").is_none() {
+        let part = Sampler::TraceIdRatioBased(sampled);
+        provider = provider.with_sampler(Sampler::ParentBased(Box::new(part)));
+    }
+    let provider = provider.with_batch_exporter(exporter).with_resource(resource).build();
     trace::tell(provider.tracer("sluicegate"), propagators);
     Ok(provider)
 }
 
-fn tell_counts(page: &Page) -> Result<SdkMeterProvider, String> {
-    let exporter = MetricExporter::builder().with_tonic().build();
+fn tell_counts(way: &Way, page: &Page, resource: Resource) -> Result<SdkMeterProvider, String> {
+    let exporter = match (way.protocol, way.channel()?) {
+        (Protocol::Http, _) => {
+            let http = MetricExporter::builder().with_http().with_http_client(way.client()?);
+            http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
+        }
+        (Protocol::Grpc, None) => with_grpc(MetricExporter::builder().with_tonic()).build(),
+        (Protocol::Grpc, Some(channel)) => {
+            with_grpc(MetricExporter::builder().with_tonic()).with_channel(channel).build()
+        }
+    };
     let exporter = exporter.map_err(|error| format!("counts cannot be told: {error}"))?;
     let provider = SdkMeterProvider::builder();
-    let provider = provider.with_periodic_exporter(exporter).with_resource(resource()).build();
+    let provider = provider.with_periodic_exporter(exporter).with_resource(resource).build();
     let meter = provider.meter("sluicegate");
     for family in families(&page()) {
         observe(&meter, family, Arc::clone(page));
     }
     Ok(provider)
+}
+
+/// The protocol is settled here, and not by the environment a second time.
+fn with_grpc<B: opentelemetry_otlp::WithExportConfig>(builder: B) -> B {
+    builder.with_protocol(opentelemetry_otlp::Protocol::Grpc)
+}
+
+impl Way {
+    /// The connection, where it takes TLS; the exporter makes its own in plain text.
+    fn channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
+        let is_secure = self.protocol == Protocol::Grpc && self.endpoint.starts_with("https:");
+        let channel = is_secure.then(|| call::secure(&self.endpoint, &self.files, self.patience));
+        channel.transpose()
+    }
+
+    fn client(&self) -> Result<Http, String> {
+        Http::new(&self.files, self.patience)
+    }
 }
 
 /// A name that is told, and whether it only grows.
@@ -211,13 +326,17 @@ impl Told {
 mod tests {
     use super::*;
 
-    fn wants(variables: &[(&str, &str)]) -> (bool, bool, usize) {
+    fn way(variables: &[(&str, &str)], signal: &str) -> Result<Option<Way>, String> {
         let look = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let told = ["TRACES", "METRICS"].map(|signal| wanted(signal, &look));
-        let [spans, counts] = told.each_ref().map(|told| matches!(told, Ok(true)));
+        wanted(signal, &look, &Defaults::default())
+    }
+
+    fn wants(variables: &[(&str, &str)]) -> (bool, bool, usize) {
+        let told = ["TRACES", "METRICS"].map(|signal| way(variables, signal));
+        let [spans, counts] = told.each_ref().map(|told| matches!(told, Ok(Some(_))));
         (spans, counts, told.iter().filter(|told| told.is_err()).count())
     }
 
@@ -233,11 +352,29 @@ mod tests {
 
     #[test]
     fn what_cannot_be_honoured_is_refused_and_the_rest_is_told() {
-        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
+        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317");
         assert_eq!(wants(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
         assert_eq!(wants(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]), (false, false, 2));
-        let tls = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4317");
-        assert_eq!(wants(&[all, tls]), (false, true, 1));
+        let half = ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/key");
+        assert_eq!(wants(&[all, half]), (false, true, 1));
+    }
+
+    #[test]
+    fn a_signals_own_words_win_over_those_for_all() {
+        let said = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/all"),
+            ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/metrics"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "250"),
+        ];
+        let [spans, counts] =
+            ["TRACES", "METRICS"].map(|signal| way(&said, signal).unwrap().unwrap());
+        assert_eq!((spans.protocol, counts.protocol), (Protocol::Grpc, Protocol::Http));
+        assert_eq!(spans.files.certificate.as_deref(), Some("/all"));
+        assert_eq!(counts.files.certificate.as_deref(), Some("/metrics"));
+        assert_eq!(spans.patience, Duration::from_millis(250));
     }
 
     #[test]

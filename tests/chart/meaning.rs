@@ -88,6 +88,7 @@ fn every_file_that_the_settings_name_is_mounted() {
             settings.backend_tls_cert_file,
             settings.backend_tls_key_file,
             settings.backend_sentinel_password_file,
+            settings.peer_secret_file,
             settings.grpc_tls_cert_file,
             settings.grpc_tls_key_file,
             settings.grpc_tls_client_ca_file,
@@ -100,6 +101,22 @@ fn every_file_that_the_settings_name_is_mounted() {
             assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{}", case.name);
         }
     }
+}
+
+#[test]
+fn replicas_are_called_at_their_pods_address_by_each_other_alone() {
+    let flags =
+        ["redis.external.url=redis://a", "peers.existingSecret=ours", "networkPolicy.enabled=true"];
+    let objects = rendered(&["--set", &flags.join(",")]);
+    let env = objects.container()["env"].as_array().unwrap();
+    let host = env.iter().find(|variable| variable["name"] == "SLUICEGATE_PEER_HOST").unwrap();
+    assert_eq!(host.pointer("/valueFrom/fieldRef/fieldPath").unwrap(), "status.podIP");
+    let rules = objects.one("NetworkPolicy", "")["spec"]["ingress"].clone();
+    let rules = rules.as_array().unwrap();
+    let rule = rules.iter().find(|rule| rule["ports"][0]["port"] == "peer").unwrap();
+    let own = objects.one("NetworkPolicy", "")["spec"]["podSelector"].clone();
+    assert_eq!(rule["from"], serde_json::json!([{"podSelector": own}]));
+    assert!(!objects.server_yaml().contains("ours"), "the secret is no setting");
 }
 
 #[test]
@@ -128,6 +145,8 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("redis.tls.clientCertificate=true", "takes redis.tls.existingSecret"),
         ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
         ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "limits come from one place"),
+        ("peers.existingSecret=a", "replicas that share a Redis"),
+        ("settings.peer_host=0.0.0.0", "'peer_host' not allowed"),
         ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
         // By the schema.
         ("replicas=3", "'replicas' not allowed"),

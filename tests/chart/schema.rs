@@ -34,6 +34,11 @@ const OWN: &[&str] = &[
     "metrics_path",
     "metrics_port",
     "node_id",
+    "peer_address",
+    "peer_host",
+    "peer_port",
+    "peer_secret",
+    "peer_secret_file",
 ];
 
 fn read() -> Value {

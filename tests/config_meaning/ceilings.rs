@@ -1,6 +1,6 @@
 //! What `concurrency` means, and what of it is refused.
 
-use sluicegate::config::concurrency::{Ceiling, Reject};
+use sluicegate::config::concurrency::{Ceiling, Mode, Reject};
 use sluicegate::config::diff::diff;
 use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
@@ -73,10 +73,10 @@ fn what_cannot_be_held_is_refused_with_its_place() {
         &["E32 `on_backend_failure` beside `mode: local`"],
     );
     refused("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
-    refused("limit: 1, mode: leased", &["W30 a fleet's ceiling without `max_duration`"]);
-    refused("limit: 1, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
-    refused("limit: 1, mode: leased, max_duration: 5m", &[]);
-    refused("limit: 1, mode: strict", &["E30 `mode: strict` of a ceiling"]);
+    refused("limit: 64, mode: leased", &["W30 a fleet's ceiling without `max_duration`"]);
+    refused("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
+    refused("limit: 64, mode: leased, max_duration: 5m", &[]);
+    refused("limit: 4, mode: strict, adaptive: {}", &["E32 `adaptive` beside `mode: strict`"]);
     refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
     refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s`"]);
     refused("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
@@ -96,6 +96,23 @@ fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 1, burst: 2", &["E10 `burst` has no place in `concurrency`"]);
     refused("limit: 1, queues: {}", &["E09 there is no key `queues`"]);
     refused("limit: many", &["E13 `limit` wants"]);
+}
+
+#[test]
+fn a_mode_that_does_not_fit_how_large_a_ceiling_is_is_told() {
+    let leased =
+        |limit: u32, more: &str| format!("limit: {limit}, mode: leased, max_duration: 5m{more}");
+    refused(&leased(10, ""), &["W31 `limit: 10` in shares"]);
+    refused(&leased(11, ""), &[]);
+    refused(&leased(10, ", adaptive: {}"), &[]);
+    refused("limit: 10", &[]);
+    for limit in [1, 10, 999] {
+        refused(&format!("limit: {limit}, mode: strict"), &[]);
+    }
+    refused("limit: 1000, mode: strict", &["W32 `limit: 1000` with `mode: strict`"]);
+    assert_eq!(ceiling("limit: 10, mode: strict").mode, Some(Mode::Strict));
+    let said = ceiling("limit: 10, mode: strict, on_backend_failure: deny").to_string();
+    assert_eq!(said, "10 in flight, mode strict, on backend failure deny, rejected with 503");
 }
 
 #[test]

@@ -197,15 +197,15 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
     let text = "domain: d\ndefaults: {mode: leased, max_overshoot: 10%}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: second, requests_per_unit: 50}}\n\
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 50, mode: strict}}\n\
-                - {key: c, rate_limit: {unit: day, requests_per_unit: 50, max_overshoot: 0}}\n";
+                - {key: c, rate_limit: {unit: day, requests_per_unit: 50, max_overshoot: 0}}\n\
+                - {key: e, rate_limit: {unit: second, requests_per_unit: 50, max_overshoot: 0}}\n\
+                - {key: f, rate_limit: {per: 100ms, requests_per_unit: 50}}\n";
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     let leased = |overshoot, secs| Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs) });
-    assert_eq!(
-        limit("a=").mode,
-        leased(Overshoot::AtMost(Hits(5)), 1),
-        "no longer than its window"
-    );
+    assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 10), "ten periods");
+    assert_eq!(limit("e=").mode, leased(Overshoot::InWindow, 1), "no longer than its window");
+    assert_eq!(limit("f=").mode, leased(Overshoot::AtMost(Hits(5)), 1), "ten periods");
     assert_eq!(limit("b=").mode, Mode::Strict);
     assert_eq!(limit("c=").mode, leased(Overshoot::InWindow, 10));
     assert_eq!(

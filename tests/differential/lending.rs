@@ -2,7 +2,7 @@
 
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::redis::BORROW;
-use sluicegate::backend::redis::codec::lending::{pack, read};
+use sluicegate::backend::redis::codec::lending::{call, pack, read, share_out};
 use sluicegate::kernel::decision::{Cause, Cost};
 use sluicegate::kernel::lease::book::Book;
 use sluicegate::kernel::lease::counter::Counter;
@@ -47,6 +47,20 @@ impl Lender {
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), b"2".to_vec()];
         let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
         self.client.queue(&parts);
+    }
+
+    /// What is lent to all of these, which travel in one call.
+    fn ask_all(&mut self, messages: &[Message], at: Nanos) -> Vec<Lent> {
+        let packed: Vec<_> = messages.iter().map(|its| pack(its, PREFIX, Some(at))).collect();
+        let (keys, args) = call(&packed);
+        let count = keys.len().to_string().into_bytes();
+        let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
+        let parts: Vec<_> = head.into_iter().chain(keys).chain(args).collect();
+        self.client.queue(&parts);
+        self.client.flush();
+        let said = share_out(&self.client.receive().ints(), messages.len()).unwrap();
+        assert_eq!(said.len(), messages.len());
+        messages.iter().zip(said).map(|(message, said)| read(message, &said).unwrap()).collect()
     }
 
     fn lent(&mut self, message: &Message) -> Lent {
@@ -169,6 +183,10 @@ impl World {
 
     fn step(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {
         self.wait();
+        self.step_now(kind, name)
+    }
+
+    fn step_now(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
@@ -216,6 +234,45 @@ fn same_answers(kind: Kind) {
         }
     }
     assert!(100 < lent_to, "{lent_to} of {} messages were lent to", TRACES * STEPS);
+}
+
+#[test]
+fn messages_of_one_call_are_answered_as_one_after_the_other() {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut lender = Lender::new(&redis);
+    for number in 0..TRACES as u64 {
+        let mut dice = Dice::new(seed ^ number << 32);
+        // Several of one kind follow each other, and several messages are about one key.
+        let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
+        let mut worlds = kinds.map(|kind| World::new(kind, Dice::new(dice.roll())));
+        for step in 0..STEPS {
+            let who = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
+            worlds[who].wait();
+            let now = worlds[who].now;
+            let some: Vec<_> = (0..=dice.up_to(11))
+                .map(|_| {
+                    let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
+                    worlds[at].now = now;
+                    worlds[at].step_now(kinds[at], &format!("{number} {at}"))
+                })
+                .collect();
+            for world in &mut worlds {
+                world.now = now;
+            }
+            let messages: Vec<_> = some.iter().map(|(message, ..)| message.clone()).collect();
+            let lent: Vec<_> = some.iter().map(|(.., lent)| *lent).collect();
+            let said = lender.ask_all(&messages, now);
+            assert_eq!(said, lent, "SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_reply_to_other_messages_than_were_sent_is_refused() {
+    assert_eq!(share_out(&[0; 16], 3).unwrap(), [[0; 8]; 2], "it may not come to all");
+    for (integers, messages) in [(0, 1), (7, 1), (9, 2), (16, 1)] {
+        assert!(share_out(&vec![0; integers], messages).is_err(), "{integers} for {messages}");
+    }
 }
 
 /// An hour, and a budget for it.

@@ -26,6 +26,7 @@ mod lending;
 mod limits;
 mod model;
 mod one_counter;
+mod permits;
 mod questions;
 mod store;
 

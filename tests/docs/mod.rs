@@ -7,6 +7,7 @@
 
 mod examples;
 mod tables;
+mod words;
 
 use std::ffi::OsString;
 use std::fs;

@@ -13,7 +13,7 @@ use sluicegate::engine::Refusal;
 use sluicegate::kernel::decision::{Cause, Reason};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::Outcome;
-use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, SHOWN};
+use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process, SHOWN};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
@@ -51,7 +51,8 @@ fn many_ceilings() -> Gauges {
         gradient: Some(1),
         ..Ceiling::default()
     };
-    Gauges { in_use: (0..2 * SHOWN).map(ceiling).collect(), ..Gauges::default() }
+    let (in_use, process) = ((0..2 * SHOWN).map(ceiling).collect(), Some(Process::default()));
+    Gauges { in_use, process, ..Gauges::default() }
 }
 
 /// Name, type and labels of every family: `` `protocol` 2 × `outcome` 14 ``.

@@ -3,7 +3,9 @@
 mod client;
 mod files;
 mod gateway;
-mod process;
+mod inside;
+pub mod process;
+mod roots;
 mod stats;
 mod tls;
 mod variables;

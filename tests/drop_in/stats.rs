@@ -7,7 +7,7 @@ use regex::Regex;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::stats::mapping::{Kind, Mapping, fit};
 use sluicegate::telemetry::stats::{
-    Dialect, Gauge, Key, Lines, Method, OVERFLOW, Rewrite, Stat, Stats, Verdict, page,
+    Dialect, Key, Lines, Looked, Method, OVERFLOW, Rewrite, Stat, Stats, Verdict, page,
 };
 
 use super::process;
@@ -30,11 +30,11 @@ fn worked(stats: &Stats) {
         rule.hits(7);
         rule.verdict(verdict(7, held));
     }
-    stats.called(Method::ShouldRateLimit, Nanos(7_900_000));
+    stats.called(Method::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
 }
 
 fn lines(of: &mut Lines, stats: &Stats) -> Vec<String> {
-    let gauges = [Gauge { name: "ratelimit.redis_pool.cx_active", value: 1 }];
+    let gauges = [Looked::Gauge("ratelimit.redis_pool.cx_active", 1)];
     let mut lines = of.next(stats, &gauges);
     lines.sort_unstable();
     lines
@@ -95,7 +95,7 @@ fn the_page_is_golden() {
     stats.add(Stat::ServiceError, 4);
     stats.add(Stat::ConfigLoadSuccess, 1);
     stats.unknown_domain("no dom", 2);
-    let gauges = [Gauge { name: "ratelimit.redis_pool.cx_active", value: 1 }];
+    let gauges = [Looked::Gauge("ratelimit.redis_pool.cx_active", 1)];
     let golden = include_str!("../golden/reference_metrics.txt");
     assert_eq!(page(&stats, &gauges), golden);
 }
@@ -103,7 +103,7 @@ fn the_page_is_golden() {
 #[test]
 fn times_are_seconds_unless_milliseconds_are_asked_for() {
     let stats = Stats::new(1, Mapping::built_in(true));
-    stats.called(Method::ShouldRateLimit, Nanos(7_900_000));
+    stats.called(Method::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
     let page = page(&stats, &[]);
     assert!(page.contains(
         "ratelimit_service_response_time_seconds_sum{grpc_method=\"ShouldRateLimit\"} 7\n"
@@ -210,6 +210,36 @@ mappings:
     {
         assert!(Mapping::read(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_summary_shows_the_quantiles_that_its_rule_names_scaled() {
+    let text = "\
+mappings:
+- {match: 'ratelimit_server.*.response_time', name: took, labels: {method: '$1'}, scale: 0.001,
+   summary_options: {quantiles: [{quantile: 0.5, error: 0.05}, {quantile: 0.95, error: 0.01}]}}
+";
+    let stats = Stats::new(1, Mapping::read(text).unwrap()).unsent();
+    for millis in 1..=100 {
+        stats.called(Method::Check, Nanos(1), Nanos(millis * Nanos::MILLI.0));
+    }
+    let wanted = "\
+# TYPE took summary
+took{method=\"Check\",quantile=\"0.5\"} 0.05
+took{method=\"Check\",quantile=\"0.95\"} 0.095
+took_sum{method=\"Check\"} 5.05
+took_count{method=\"Check\"} 100
+";
+    let shown = page(&stats, &[]);
+    assert!(shown.contains(wanted), "{shown}");
+    stats.pass(Nanos::from_secs(720));
+    let later = page(&stats, &[]);
+    assert!(
+        later.contains("quantile=\"0.5\"} NaN\n")
+            && later.contains("_count{method=\"Check\"} 100\n")
+    );
+    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    assert_eq!(lines, ["ratelimit_server.Check.total_requests:100|c"], "nobody is sent the times");
 }
 
 #[test]

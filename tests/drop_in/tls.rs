@@ -38,7 +38,8 @@ async fn is_reached(channel: Channel) -> Result<(), String> {
 fn call(service: &Service, ca: &str, name: &str, identity: Option<&Files>) -> Result<(), String> {
     let identity =
         identity.map(|files| (files.certificate.clone().into(), files.key.clone().into()));
-    let tls = Tls { ca: Some(ca.into()), identity, server_name: Some(name.to_owned()) };
+    let (ca, server_name) = (Some(ca.into()), Some(name.to_owned()));
+    let tls = Tls { ca, system_roots: false, identity, server_name };
     let server = Server { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
     runtime().block_on(async {
         let channel = connect(&server).await.map_err(|error| error.to_string())?;

@@ -24,6 +24,7 @@ type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)]
 
 type Variables = &'static [(&'static str, &'static str)];
 
+const TRACED: Variables = &[("TRACING_ENABLED", "true")];
 const TLS: Variables = &[
     ("GRPC_SERVER_USE_TLS", "true"),
     ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
@@ -150,6 +151,7 @@ const CASES: &[Case] = &[
     ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/c", XDS_PAIR, Is("xds_tls_cert_file", "\"/c\"")),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k", XDS_PAIR, Is("xds_tls_key_file", "\"/k\"")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_ca_file", "\"/ca\"")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_system_roots", "true")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS, Says("plain text")),
     (
         "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
@@ -210,6 +212,8 @@ const CASES: &[Case] = &[
     ("REDIS_TLS_CLIENT_CERT", "/c", REDIS_PAIR, Is("backend_tls_cert_file", "\"/c\"")),
     ("REDIS_TLS_CLIENT_KEY", "/k", REDIS_PAIR, Is("backend_tls_key_file", "\"/k\"")),
     ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_ca_file", "\"/ca\"")),
+    ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_system_roots", "true")),
+    ("REDIS_TLS_CACERT", "", REDIS_TLS, Is("backend_tls_system_roots", "false")),
     ("REDIS_TLS_CACERT", "/ca", TCP, Says("plain text")),
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true", REDIS_TLS, Is("backend_tls_any_name", "true")),
     ("REDIS_PIPELINE_WINDOW", "150us", &[], Says("travel together")),
@@ -299,11 +303,21 @@ const CASES: &[Case] = &[
         Is("metrics_milliseconds", "true"),
     ),
     ("TRACING_ENABLED", "true", &[], Is("otlp", "true")),
-    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_NAME", "n", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_NAMESPACE", "n", &[], Says("OTEL_")),
-    ("TRACING_SERVICE_INSTANCE_ID", "n", &[], Says("OTEL_")),
-    ("TRACING_SAMPLING_RATE", "0.5", &[], Says("OTEL_")),
+    ("TRACING_ENABLED", "true", &[], Is("otlp_counts", "false")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("TRACING_ENABLED is not on")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", TRACED, Is("otlp_protocol", "grpc")),
+    ("TRACING_EXPORTER_PROTOCOL", "http", TRACED, Is("otlp_protocol", "http/protobuf")),
+    ("TRACING_EXPORTER_PROTOCOL", "zipkin", TRACED, Stops("takes http or grpc")),
+    ("TRACING_SERVICE_NAME", "n", TRACED, Is("otlp_service", "\"n\"")),
+    ("TRACING_SERVICE_NAMESPACE", "n", TRACED, Is("otlp_attributes", "\"service.namespace=n\"")),
+    (
+        "TRACING_SERVICE_INSTANCE_ID",
+        "i",
+        TRACED,
+        Is("otlp_attributes", "\"service.instance.id=i\""),
+    ),
+    ("TRACING_SAMPLING_RATE", "0.5", TRACED, Is("otlp_sampled", "0.5")),
+    ("TRACING_SAMPLING_RATE", "2", TRACED, Is("otlp_sampled", "1")),
 ];
 
 /// The variables of a case, with a place for files that is always there.

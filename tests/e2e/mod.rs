@@ -8,6 +8,7 @@ mod compose;
 mod endings;
 mod envoy;
 mod ext_authz;
+mod fleet;
 mod in_flight;
 mod in_nginx;
 mod leaving;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::data::accesslog::v3::{
     AccessLogCommon, AccessLogType, HttpAccessLogEntry, HttpRequestProperties,
     HttpResponseProperties, ResponseFlags,
@@ -12,9 +13,10 @@ use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_client::A
 use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::{
     HttpAccessLogEntries, LogEntries,
 };
-use envoy_types::pb::google::protobuf::{Duration, UInt32Value};
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Duration, Struct, UInt32Value, Value};
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::access_log::{Says, says};
+use sluicegate::edge::grpc::access_log::{Says, owner, says};
 use sluicegate::edge::health::Ready;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
@@ -50,6 +52,23 @@ fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (Outcome, Opti
     match says(&entry) {
         Says::Ended { outcome, rtt } => (outcome, rtt),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_owner_is_what_ext_authz_said_before_what_a_header_says() {
+    let mut entry = entry(AccessLogType::DownstreamEnd, 200);
+    assert_eq!(owner(&entry), None);
+    let headers = &mut entry.response.as_mut().unwrap().response_headers;
+    headers.insert("x-sluicegate-owner".into(), "header".into());
+    assert_eq!(owner(&entry), Some("header"));
+    let said = Value { kind: Some(Kind::StringValue("metadata".into())) };
+    let said = Struct { fields: HashMap::from([("x-sluicegate-owner".into(), said)]) };
+    for (filter, wanted) in [("a.filter", "header"), ("envoy.filters.http.ext_authz", "metadata")] {
+        let filter_metadata = HashMap::from([(filter.to_owned(), said.clone())]);
+        let metadata = Some(Metadata { filter_metadata, ..Metadata::default() });
+        entry.common_properties.as_mut().unwrap().metadata = metadata;
+        assert_eq!(owner(&entry), Some(wanted));
     }
 }
 

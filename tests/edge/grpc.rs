@@ -1,10 +1,12 @@
 //! The gRPC port over a real connection: codes, health, shutdown.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::future::join_all;
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
@@ -13,7 +15,8 @@ use sluicegate::edge::grpc::incoming::Listener;
 use sluicegate::edge::grpc::{Grpc, serve};
 use sluicegate::edge::health::{Health, Ready};
 use sluicegate::engine::Engine;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -33,6 +36,7 @@ const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLim
 /// A served port, a client of it, what stops it and how it ended.
 pub(super) struct Served {
     pub(super) channel: Channel,
+    address: SocketAddr,
     health: Health,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
@@ -61,7 +65,7 @@ pub(super) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    Served { channel: endpoint.connect().await.unwrap(), health, stop, server }
+    Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
 }
 
 pub(super) async fn limited() -> Served {
@@ -273,4 +277,33 @@ async fn shutdown_ends_though_somebody_watches_health() {
     let mut changes = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert!(changes.message().await.unwrap().is_some());
     served.left().await.unwrap();
+}
+
+/// It takes the five seconds that a client has.
+#[tokio::test]
+async fn a_client_that_stops_in_the_middle_of_its_first_words_is_let_go() {
+    let served = limited().await;
+    let mut slow = TcpStream::connect(served.address).await.unwrap();
+    slow.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
+    let mut said = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut said)).await;
+    ended.expect("it has to end").ok();
+    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
+    served.left().await.unwrap();
+}
+
+/// Each request behind `ext_proc` is a call that lasts as long; hyper's own bound is 200.
+#[tokio::test]
+async fn a_thousand_calls_go_on_at_one_time_on_one_connection() {
+    let served = limited().await;
+    let watch = |_| {
+        let mut health = HealthClient::new(served.channel.clone());
+        async move { health.watch(HealthCheckRequest::default()).await.unwrap().into_inner() }
+    };
+    let all = async {
+        for mut changes in join_all((0..1_000).map(watch)).await {
+            assert!(changes.message().await.unwrap().is_some());
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
 }

@@ -38,11 +38,16 @@ fn acquire(id: &str) -> AcquireRequest {
 }
 
 fn release(id: &str) -> ReleaseRequest {
-    ReleaseRequest { id: id.into(), outcome: Outcome::Success.into(), rtt_us: Some(1_500) }
+    ReleaseRequest {
+        id: id.into(),
+        outcome: Outcome::Success.into(),
+        rtt_us: Some(1_500),
+        owner: String::new(),
+    }
 }
 
 fn renew(id: &str) -> RenewRequest {
-    RenewRequest { id: id.into() }
+    RenewRequest { id: id.into(), owner: String::new() }
 }
 
 fn in_flight(engine: &Engine) -> u64 {

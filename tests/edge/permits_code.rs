@@ -1,6 +1,6 @@
-//! The code of `proto/sluicegate/v1` is what the proto gives.
+//! The code below `proto/sluicegate` is what the protos give.
 //!
-//! It is committed, so that no build needs a compiler of protos; after an edit of the proto:
+//! It is committed, so that no build needs a compiler of protos; after an edit of a proto:
 //! `UPDATE_DESCRIPTORS=1 cargo test --test all permits_code`.
 
 use std::fs;
@@ -12,10 +12,10 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("proto")
 }
 
-fn generated(descriptors: prost_types::FileDescriptorSet) -> String {
+fn generated(descriptors: prost_types::FileDescriptorSet, package: &str) -> String {
     let out = tempfile::tempdir().unwrap();
     tonic_prost_build::configure().out_dir(out.path()).compile_fds(descriptors).unwrap();
-    fs::read_to_string(out.path().join("sluicegate.v1.rs")).unwrap()
+    fs::read_to_string(out.path().join(format!("{package}.rs"))).unwrap()
 }
 
 /// Compares, or writes where it is told to.
@@ -29,14 +29,18 @@ fn is_committed(path: &Path, want: &[u8]) {
 }
 
 #[test]
-fn the_committed_code_and_descriptors_are_those_of_the_proto() {
-    let mut descriptors = protox::compile(["sluicegate/v1/permits.proto"], [root()]).unwrap();
-    is_committed(
-        &root().join("sluicegate/v1/permits.rs"),
-        generated(descriptors.clone()).as_bytes(),
-    );
-    for file in &mut descriptors.file {
-        file.source_code_info = None;
+fn the_committed_code_and_descriptors_are_those_of_the_protos() {
+    let protos = [
+        ("sluicegate/v1/permits", "sluicegate.v1"),
+        ("sluicegate/peer/v1/peer", "sluicegate.peer.v1"),
+    ];
+    for (name, package) in protos {
+        let mut descriptors = protox::compile([format!("{name}.proto")], [root()]).unwrap();
+        let code = generated(descriptors.clone(), package);
+        is_committed(&root().join(format!("{name}.rs")), code.as_bytes());
+        for file in &mut descriptors.file {
+            file.source_code_info = None;
+        }
+        is_committed(&root().join(format!("{name}.binpb")), &descriptors.encode_to_vec());
     }
-    is_committed(&root().join("sluicegate/v1/permits.binpb"), &descriptors.encode_to_vec());
 }

@@ -15,6 +15,7 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::net::UdpSocket;
 
 const ID: &str = "0123456789abcdef";
+const OWNER: &str = "00ff00ff00ff00ff";
 const HEAD: &str = "<190>Nov 20 15:55:25 sluicegate: ";
 
 fn read(rest: &str) -> Option<(Outcome, Option<Nanos>)> {
@@ -25,8 +26,12 @@ fn read(rest: &str) -> Option<(Outcome, Option<Nanos>)> {
 fn what_nginx_writes_is_read() {
     let whole = format!("{HEAD}id={ID} status=200 done=OK rtt=1.234");
     let rtt = Some(Nanos(1_234_000_000));
-    let wanted = Ended { id: ID, outcome: Outcome::Success, rtt };
+    let wanted = Ended { id: ID, owner: None, outcome: Outcome::Success, rtt };
     assert_eq!(ended(whole.as_bytes()), Some(wanted));
+    for (said, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
+        let whole = whole.replace("rtt=", &format!("owner={said} rtt="));
+        assert_eq!(ended(whole.as_bytes()), Some(Ended { owner, ..wanted }), "{said}");
+    }
     // A day below ten has a blank.
     let early = whole.replace("Nov 20", "Nov  2");
     assert_eq!(ended(early.as_bytes()), Some(wanted));
@@ -74,6 +79,10 @@ fn what_is_not_a_release_to_the_letter_is_none() {
         (ID, "0123456789abcde"),
         (ID, "0123456789abcde!"),
         (ID, ""),
+        ("rtt=", "owner=00ff rtt="),
+        ("rtt=", "owner=00ff00ff00ff00fg rtt="),
+        ("rtt=", "owner=00ff00ff00ff00ff"),
+        ("rtt=", "owner=- owner=- rtt="),
         ("status=200", "status=2000"),
         ("status=200", "status=+20"),
         ("status=200", "status=-"),

@@ -77,11 +77,30 @@ fn a_balance_runs_out_when_demand_takes_it() {
 }
 
 #[test]
+fn the_next_lease_is_due_when_the_largest_question_would_not_be_covered() {
+    let mut sizer = sizer(1_000);
+    let is_due = |sizer: &Sizer, balance| sizer.runs_out(NOW, Hits(balance), Nanos(0));
+    for hits in [1, 30, 1] {
+        sizer.asked(NOW, Hits(hits));
+    }
+    assert!(!is_due(&sizer, 1), "nothing was lent yet");
+    sizer.lent(NOW, Hits(200));
+    assert!(is_due(&sizer, 30) && !is_due(&sizer, 31), "the largest question");
+    let mut small = sizer;
+    small.asked(NOW, Hits(64));
+    assert!(is_due(&small, 50) && !is_due(&small, 51), "a quarter of the largest lease");
+    assert!(is_due(&sizer, 0));
+    let later = after(2_000);
+    assert!(!sizer.runs_out(later, Hits(1), Nanos(0)), "forgotten in two terms");
+}
+
+#[test]
 fn a_fixed_size_learns_nothing() {
     let fixed = Sizer::new(Size::Fixed(Hits(20)), TERM, Hits(100));
     let mut sizer = fixed;
     sizer.asked(NOW, Hits(500));
     sizer.stranded(NOW, Hits(500));
+    sizer.lent(NOW, Hits(500));
     assert_eq!(sizer, fixed);
     assert_eq!((sizer.want(NOW, Hits(1)), sizer.demand(NOW)), (Hits(20), Hits(20)));
     assert!(sizer.runs_out(NOW, Hits(4), Nanos(0)));

@@ -55,6 +55,9 @@ pub enum Flaw {
     GivenBackAfterExpiry,
     /// The answer to a message that was given up is taken for the last one's.
     OldAnswerTaken,
+    /// Hits of a question that is denied as a whole are put back although the store was told since that they
+    /// are not held.
+    PutBackAfterAMessage,
 }
 
 pub struct World {
@@ -92,13 +95,15 @@ pub struct Seen {
     pub voided: u64,
     pub crashed: u64,
     pub ahead: u64,
+    pub put_back: u64,
+    pub put_back_in_vain: u64,
     pub most_out: u64,
 }
 
 type Tally = fn(&Seen) -> u64;
 
 impl Seen {
-    pub const ALL: [(&'static str, Tally); 11] = [
+    pub const ALL: [(&'static str, Tally); 13] = [
         ("lent", |seen| seen.lent),
         ("spent", |seen| seen.spent),
         ("asked", |seen| seen.asked),
@@ -109,6 +114,8 @@ impl Seen {
         ("given back in vain", |seen| seen.voided),
         ("crashed", |seen| seen.crashed),
         ("ahead", |seen| seen.ahead),
+        ("put back", |seen| seen.put_back),
+        ("put back in vain", |seen| seen.put_back_in_vain),
         ("out", |seen| seen.most_out),
     ];
 }
@@ -122,6 +129,19 @@ struct Node {
     behind: Nanos,
     last: Option<Borrow>,
     numbers: u64,
+    /// Rises with whatever changes what the store may list, as `engine::leases::held` has it.
+    epoch: u64,
+    /// Questions whose hits were taken, and which may yet be denied as a whole.
+    undecided: Vec<Undecided>,
+}
+
+/// Hits that a question has taken.
+#[derive(Clone, Copy)]
+struct Undecided {
+    hits: Hits,
+    epoch: u64,
+    /// Where in the log.
+    at: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -212,6 +232,8 @@ impl World {
             behind: Nanos(self.dice.up_to(self.span.0 / 20)),
             last: None,
             numbers: self.dice.up_to(1_000),
+            epoch: 0,
+            undecided: Vec::new(),
         }
     }
 
@@ -241,6 +263,7 @@ impl World {
             5 => self.part(node, true),
             6 | 7 => self.part(node, false),
             8..=11 => self.look_ahead(node),
+            12..=15 => self.deny_as_a_whole(node),
             _ => {
                 let hits = self.hits();
                 self.question(node, hits);
@@ -263,6 +286,10 @@ impl World {
         match self.nodes[node].ledger.spend(now, hits) {
             Spend::Spent(_) => {
                 self.seen.spent += 1;
+                let (epoch, at) = (self.nodes[node].epoch, self.log.len());
+                if self.dice.once_in(3) {
+                    self.nodes[node].undecided.push(Undecided { hits, epoch, at });
+                }
                 self.admit(hits);
             }
             Spend::Denied { .. } => self.seen.denied_here += 1,
@@ -278,6 +305,21 @@ impl World {
             Some(borrow) => self.send(node, borrow),
             None if self.dice.once_in(2) => self.post(Mail::Charge(hits)),
             None => {}
+        }
+    }
+
+    /// A question that took hits is denied by another limit, and puts them back, so that it admitted none.
+    /// Those that nobody undoes count as admitted when they were taken.
+    fn deny_as_a_whole(&mut self, node: usize) {
+        let now = self.nodes[node].clock(self.now);
+        let node = &mut self.nodes[node];
+        let Some(Undecided { hits, epoch, at }) = node.undecided.pop() else { return };
+        self.log[at].hits = 0;
+        if epoch == node.epoch || self.flaw == Flaw::PutBackAfterAMessage {
+            self.seen.put_back += 1;
+            node.ledger.put_back(now, hits);
+        } else {
+            self.seen.put_back_in_vain += 1;
         }
     }
 
@@ -303,6 +345,7 @@ impl World {
 
     fn send(&mut self, node: usize, borrow: Borrow) {
         self.nodes[node].last = Some(borrow);
+        self.nodes[node].epoch += 1;
         let member = self.nodes[node].member;
         self.post(Mail::ToStore(member, borrow));
     }
@@ -317,6 +360,7 @@ impl World {
     fn give_up(&mut self, node: usize) {
         if let Some(borrow) = self.nodes[node].last {
             self.nodes[node].ledger.lost(borrow.number);
+            self.nodes[node].epoch += 1;
         }
     }
 
@@ -399,6 +443,7 @@ impl World {
         }
         let before = node.ledger.balance(now);
         node.ledger.settle(now, &answer);
+        node.epoch += 1;
         let credited = before < node.ledger.balance(now);
         if self.flaw == Flaw::CreditedToEachWaiter && credited {
             self.admit(answer.granted);

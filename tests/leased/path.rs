@@ -1,6 +1,8 @@
 //! One engine, or two, and what they hold.
 
+use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::engine::leases::MOST_LEDGERS;
@@ -48,6 +50,25 @@ async fn a_question_that_is_held_is_answered_at_the_first_poll_without_a_call() 
             Hits(1000 - asked - 1),
             "of the key, not of what is held"
         );
+    }
+}
+
+#[tokio::test]
+async fn a_decision_on_a_balance_allocates_nothing() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        until_held(&engine).await;
+        // Enough that none of these borrows ahead.
+        let question = question(K, Cost::Charge(Hits(1)));
+        let before = held(&engine);
+        let allocated = allocation_counter::measure(|| {
+            let mut deciding = engine.decide(&question);
+            let polled = Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(polled, Poll::Ready(Ok(answer)) if answer.verdict == Verdict::Admit));
+        });
+        assert_eq!(allocated.count_total, 0, "{allocated:?}");
+        assert_eq!(held(&engine), before - 1);
     }
 }
 

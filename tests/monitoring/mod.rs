@@ -4,6 +4,7 @@
 //! when it should and has a section in the runbooks.
 //! Leaves out: how a dashboard looks. No Grafana was asked.
 
+mod gateway;
 mod prometheus;
 
 use std::collections::BTreeSet;

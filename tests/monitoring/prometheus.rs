@@ -31,7 +31,8 @@ impl Prometheus {
         let home = tempfile::tempdir().unwrap();
         let config = format!(
             "global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}\nscrape_configs:\n\
-             - {{job_name: sluicegate, static_configs: [{{targets: ['{target}']}}]}}\n"
+             - {{job_name: sluicegate, static_configs: [{{targets: ['{target}'],\n\
+             \x20  labels: {{app_kubernetes_io_component: ratelimit}}}}]}}\n"
         );
         let file = home.path().join("prometheus.yml");
         std::fs::write(&file, config).unwrap();
@@ -60,6 +61,11 @@ impl Prometheus {
 
     /// The samples that a query has now; NaN is none.
     pub fn samples(&self, query: &str) -> Result<usize, String> {
+        self.values(query).map(|values| values.len())
+    }
+
+    /// The values that a query has now, but NaN.
+    pub fn values(&self, query: &str) -> Result<Vec<f64>, String> {
         let asked = Serializer::new(String::new()).append_pair("query", query).finish();
         let reply = http1::get(self.address, &format!("/api/v1/query?{asked}"), &[]);
         let reply = reply.map_err(|error| error.to_string())?;
@@ -68,7 +74,8 @@ impl Prometheus {
             return Err(format!("{query}: {said}"));
         }
         let samples = said["data"]["result"].as_array().into_iter().flatten();
-        Ok(samples.filter(|sample| sample["value"][1] != "NaN").count())
+        let values = samples.filter_map(|sample| sample["value"][1].as_str()?.parse().ok());
+        Ok(values.filter(|value: &f64| !value.is_nan()).collect())
     }
 }
 

@@ -9,12 +9,15 @@ use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::redis::{Batching, Options, Place, Redis};
 use sluicegate::backend::{
     Backend as _, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule,
 };
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::lease::{Borrow, Member, Number, Overshoot, Terms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
@@ -154,6 +157,69 @@ fn what_comes_while_a_call_is_under_way_travels_together_in_the_next() {
     assert!(outcomes.into_iter().all(admits));
     assert_eq!(calls(&store), 2);
     assert_eq!([left(&redis, "a"), left(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
+}
+
+/// A message of this member about the counter of `name`, for a hit and nine more.
+fn message(name: &str, member: u64) -> Message {
+    let charge = charges(name, window(), Rule::Each).list.remove(0);
+    let terms = Terms { overshoot: Overshoot::AtMost(Hits(100_000)), term: Nanos::from_secs(600) };
+    let (number, none) = (Number(1), Hits(0));
+    let borrow = Borrow {
+        number,
+        hits: Hits(1),
+        want: Hits(9),
+        demand: Hits(1),
+        held: none,
+        returned: none,
+        lease: Number(0),
+    };
+    let (key, home, strategy) = (charge.key, charge.home, charge.strategy);
+    Message { key, home, per_second: false, strategy, terms, member: Member(member), borrow }
+}
+
+/// Sends all while the store is stopped; to how many anything was lent.
+fn lend_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usize {
+    let lend = |message| -> Pin<Box<dyn Future<Output = Lent> + Send + '_>> {
+        match redis.borrow(Nanos(0), message) {
+            Reply::Later(reply) => reply,
+            Reply::Now(lent) => Box::pin(std::future::ready(lent)),
+        }
+    };
+    here().block_on(async {
+        store.signal("STOP");
+        let all = join_all(messages.iter().map(lend));
+        let mut all = std::pin::pin!(all);
+        assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        store.signal("CONT");
+        let is_lent =
+            |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
+        all.await.iter().filter(is_lent).count()
+    })
+}
+
+#[test]
+fn messages_about_many_keys_travel_together() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let messages: Vec<_> = (0..60).map(|key| message(&key.to_string(), 1)).collect();
+    assert_eq!(lend_all_at_once(&store, &redis, &messages), 60);
+    assert_eq!(calls(&store), 2);
+    assert!((0..60).all(|key| left(&redis, &key.to_string()) == u64::from(LIMIT) - 10));
+}
+
+#[test]
+fn messages_about_keys_that_many_hold_are_answered_in_as_many_calls_as_keep_each_short() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let (keys, members) = (["a", "b", "c"], 1_100);
+    for key in keys {
+        let all: Vec<_> = (0..members).map(|member| message(key, member)).collect();
+        assert_eq!(lend_all_at_once(&store, &redis, &all), all.len());
+    }
+    let before = calls(&store);
+    let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
+    assert_eq!(lend_all_at_once(&store, &redis, &messages), 4);
+    assert_eq!(calls(&store) - before, 4, "the first went alone, and each of the others after it");
 }
 
 #[test]

@@ -74,6 +74,48 @@ fn a_counter_that_the_reference_shares_is_not_leased() {
 }
 
 #[test]
+fn a_hot_key_costs_its_caller_no_more_where_the_store_is_80_ms_away() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), hot());
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    proxy.both(Flow::Delay(Duration::from_millis(40)));
+    let near = serve(limits.path(), &store.url(), &PATIENT);
+    let far = serve(limits.path(), &format!("redis://{}", proxy.address()), &PATIENT);
+    let (mut took, mut asked) = ([Vec::new(), Vec::new()], 0);
+    for service in [&near, &far] {
+        wait_until_whole(service);
+    }
+    // In turns, so that whatever else the machine does falls on both alike.
+    while asked < 1_500 {
+        for (service, took) in [&near, &far].into_iter().zip(&mut took) {
+            let (status, time) = timed(service, "k", "v");
+            assert_eq!(status, 200);
+            took.push(time);
+        }
+        asked += 1;
+    }
+    let [near, far] = took.map(|mut times| {
+        times.drain(..500);
+        times.sort_unstable();
+        times[times.len() / 2]
+    });
+    let ratio = far.as_secs_f64() / near.as_secs_f64();
+    println!(
+        "p50 of a hot key: {near:?} near, {far:?} with the store 80 ms away, ratio {ratio:.2}"
+    );
+    assert!(ratio <= 1.2, "{far:?} against {near:?}");
+}
+
+/// So much that a balance lasts for some round trips.
+fn hot() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "domain: d\ndescriptors:\n\
+         - key: k\n  rate_limit: {unit: day, requests_per_unit: 1000000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
+    std::fs::write(dir.path().join("d.yaml"), text).unwrap();
+    dir
+}
+
+#[test]
 fn what_is_held_is_answered_at_once_however_far_away_the_store_is() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits());

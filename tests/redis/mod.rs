@@ -18,6 +18,7 @@ mod network;
 mod overshoot;
 mod owed;
 mod parts;
+mod peers;
 mod places;
 mod reference;
 mod remembered;

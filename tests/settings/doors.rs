@@ -133,7 +133,7 @@ fn variables_that_kubernetes_makes_for_a_service_are_passed_over_unless_they_nam
 }
 
 #[test]
-fn a_word_of_a_later_version_is_an_error_through_every_door() {
+fn there_is_no_word_of_a_later_version_or_it_is_an_error_through_every_door() {
     for word in LATER {
         let variable = format!("SLUICEGATE_{}", word.to_uppercase());
         let doors = [

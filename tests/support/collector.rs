@@ -1,8 +1,14 @@
-//! A collector of OTLP on a free port: keeps what it is told. Dropped, it is gone.
+//! A collector of OTLP on a free port, over gRPC and HTTP, in plain text or TLS: keeps what it is told. Dropped, it is gone.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
     MetricsService, MetricsServiceServer,
 };
@@ -20,24 +26,88 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use parking_lot::Mutex;
+use prost::Message as _;
+use sluicegate::edge::grpc::tls;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status};
+
+use super::certificates::Files;
 
 pub struct Collector {
     address: SocketAddr,
+    scheme: &'static str,
     kept: Kept,
     /// Kept to be dropped.
     runtime: Option<Runtime>,
 }
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<(Vec<ResourceSpans>, Vec<ResourceMetrics>)>>);
+struct Kept {
+    told: Arc<Mutex<(Vec<ResourceSpans>, Vec<ResourceMetrics>)>>,
+    paths: Arc<Mutex<Vec<&'static str>>>,
+}
+
+/// Whoever calls is answered in the protocol that it speaks.
+async fn serve(listener: TcpListener, tls: Option<Arc<tls::Tls>>, router: Router) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (tls, service) = (tls.clone(), TowerToHyperService::new(router.clone()));
+        tokio::spawn(async move {
+            let server = auto::Builder::new(TokioExecutor::new());
+            let Some(tls) = tls else {
+                drop(server.serve_connection(TokioIo::new(stream), service).await);
+                return;
+            };
+            let mut config = (*tls::Tls::current(&tls).await).clone();
+            config.alpn_protocols.push(b"http/1.1".to_vec());
+            if let Ok(stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await {
+                drop(server.serve_connection(TokioIo::new(stream), service).await);
+            }
+        });
+    }
+}
+
+impl Kept {
+    fn router(&self) -> Router {
+        let spans = self.clone();
+        let spans = move |body: Bytes| async move {
+            let told = ExportTraceServiceRequest::decode(body).unwrap();
+            spans.paths.lock().push("/v1/traces");
+            spans.told.lock().0.extend(told.resource_spans);
+        };
+        let counts = self.clone();
+        let counts = move |body: Bytes| async move {
+            let told = ExportMetricsServiceRequest::decode(body).unwrap();
+            counts.paths.lock().push("/v1/metrics");
+            counts.told.lock().1.extend(told.resource_metrics);
+        };
+        tonic::service::Routes::new(TraceServiceServer::new(self.clone()))
+            .add_service(MetricsServiceServer::new(self.clone()))
+            .into_axum_router()
+            .route("/v1/traces", post(spans))
+            .route("/v1/metrics", post(counts))
+    }
+}
 
 impl Collector {
     pub fn start() -> Self {
+        Self::over(None)
+    }
+
+    /// In TLS, with this certificate; of clients it wants one that `clients` signed.
+    pub fn start_with_tls(own: &Files, clients: Option<String>) -> Self {
+        let files = tls::Files {
+            certificate: own.certificate.clone().into(),
+            key: own.key.clone().into(),
+            client_ca: clients.map(Into::into),
+            client_name: None,
+        };
+        Self::over(Some(tls::Tls::new(files).unwrap()))
+    }
+
+    fn over(tls: Option<tls::Tls>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -46,35 +116,37 @@ impl Collector {
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let kept = Kept::default();
-        let server = Server::builder()
-            .add_service(TraceServiceServer::new(kept.clone()))
-            .add_service(MetricsServiceServer::new(kept.clone()))
-            .serve_with_incoming(TcpListenerStream::new(listener));
-        runtime.spawn(server);
-        Self { address, kept, runtime: Some(runtime) }
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        runtime.spawn(serve(listener, tls.map(Arc::new), kept.router()));
+        Self { address, scheme, kept, runtime: Some(runtime) }
     }
 
     /// For `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub fn endpoint(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", self.scheme, self.address)
+    }
+
+    /// The requests that came over HTTP, by their paths.
+    pub fn paths(&self) -> Vec<&'static str> {
+        self.kept.paths.lock().clone()
     }
 
     /// Every span so far.
     pub fn spans(&self) -> Vec<Span> {
-        let kept = self.kept.0.lock();
+        let kept = self.kept.told.lock();
         let scopes = kept.0.iter().flat_map(|resource| &resource.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
     /// An attribute of who told the spans.
     pub fn resource(&self, name: &str) -> Option<String> {
-        let kept = self.kept.0.lock();
+        let kept = self.kept.told.lock();
         text(&kept.0.first()?.resource.as_ref()?.attributes, name)
     }
 
     /// The metrics of this name, each time they were told.
     pub fn metrics(&self, name: &str) -> Vec<Metric> {
-        let kept = self.kept.0.lock();
+        let kept = self.kept.told.lock();
         let scopes = kept.1.iter().flat_map(|resource| &resource.scope_metrics);
         let metrics = scopes.flat_map(|scope| &scope.metrics);
         metrics.filter(|metric| metric.name == name).cloned().collect()
@@ -102,7 +174,7 @@ impl TraceService for Kept {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().0.extend(request.into_inner().resource_spans);
+        self.told.lock().0.extend(request.into_inner().resource_spans);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
@@ -113,7 +185,7 @@ impl MetricsService for Kept {
         &self,
         request: Request<ExportMetricsServiceRequest>,
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
-        self.0.lock().1.extend(request.into_inner().resource_metrics);
+        self.told.lock().1.extend(request.into_inner().resource_metrics);
         Ok(Response::new(ExportMetricsServiceResponse::default()))
     }
 }

@@ -45,6 +45,9 @@ pub enum Flow {
     Lose,
 }
 
+/// Bytes to the store that it gets other ones for, as many.
+type Rewrite = (&'static [u8], &'static [u8]);
+
 /// A running proxy; dropped, it is gone with all its connections.
 #[derive(Debug)]
 pub struct Proxy {
@@ -58,6 +61,7 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Told {
     upstream: watch::Sender<Upstream>,
+    rewrite: Option<Rewrite>,
     flows: [watch::Sender<Flow>; 2],
     halves: [watch::Sender<u64>; 2],
     cut: watch::Sender<u64>,
@@ -69,6 +73,16 @@ struct Told {
 
 impl Proxy {
     pub fn before(upstream: Upstream) -> Self {
+        Self::start(Told::new(upstream))
+    }
+
+    /// The store gets `other` wherever `text` was sent: as many bytes, so that no length about them changes.
+    pub fn rewriting(upstream: Upstream, text: &'static [u8], other: &'static [u8]) -> Self {
+        assert_eq!(text.len(), other.len());
+        Self::start(Told { rewrite: Some((text, other)), ..Told::new(upstream) })
+    }
+
+    fn start(told: Told) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -76,7 +90,7 @@ impl Proxy {
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let told = Arc::new(Told::new(upstream));
+        let told = Arc::new(told);
         runtime.spawn(accept(listener, Arc::clone(&told)));
         Self { address, told, runtime: Some(runtime) }
     }
@@ -152,6 +166,7 @@ impl Told {
     fn new(upstream: Upstream) -> Self {
         Self {
             upstream: watch::Sender::new(upstream),
+            rewrite: None,
             flows: Default::default(),
             halves: Default::default(),
             cut: watch::Sender::default(),
@@ -229,6 +244,8 @@ async fn read(
     late: mpsc::Sender<(Instant, Vec<u8>)>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
+    let rewrite = told.rewrite.filter(|_| way == Way::ToStore);
+    let mut begun = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         told.bytes[way as usize].fetch_add(count as u64, SeqCst);
         let flow = *told.flows[way as usize].borrow();
@@ -237,10 +254,28 @@ async fn read(
             Flow::Delay(delay) => delay,
             Flow::Pass | Flow::Hold => Duration::ZERO,
         };
-        if late.send((Instant::from(now()) + delay, buffer[..count].to_vec())).await.is_err() {
+        let mut bytes = std::mem::take(&mut begun);
+        bytes.extend(&buffer[..count]);
+        if let Some(rewrite) = rewrite {
+            begun = rewritten(&mut bytes, rewrite);
+        }
+        if late.send((Instant::from(now()) + delay, bytes)).await.is_err() {
             return;
         }
     }
+}
+
+/// Rewrites `bytes`; what may go on as the text is taken off their end.
+fn rewritten(bytes: &mut Vec<u8>, (text, other): Rewrite) -> Vec<u8> {
+    let places: Vec<_> =
+        bytes.windows(text.len()).enumerate().filter(|(_, its)| *its == text).collect();
+    let places: Vec<usize> = places.into_iter().map(|(at, _)| at).collect();
+    for at in places {
+        bytes[at..at + text.len()].copy_from_slice(other);
+    }
+    let longest = (1..text.len().min(bytes.len() + 1)).rev();
+    let begun = longest.into_iter().find(|&length| bytes.ends_with(&text[..length]));
+    bytes.split_off(bytes.len() - begun.unwrap_or(0))
 }
 
 async fn write(
@@ -405,6 +440,20 @@ mod tests {
         assert_eq!(ping(&connect(&proxy)).unwrap(), PONG);
         assert_eq!(ping(&old).unwrap(), PONG);
         assert_eq!((proxy.accepted(), second.accepted()), (2, 1));
+    }
+
+    #[test]
+    fn what_is_to_be_rewritten_is_however_it_is_cut() {
+        let redis = Redis::start();
+        let proxy = Proxy::rewriting(Upstream::Unix(redis.socket()), b"before", b"after!");
+        let mut stream = connect(&proxy);
+        for part in [&b"*2\r\n$4\r\nECHO\r\n$9\r\nbebef"[..], b"or", b"e.\r\n"] {
+            stream.write_all(part).unwrap();
+            stream.flush().unwrap();
+        }
+        let mut answer = [0; 15];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"$9\r\nbeafter!.\r\n");
     }
 
     #[test]

@@ -22,6 +22,8 @@ use crate::support::collector::{Collector, text};
 use crate::support::redis::Redis;
 use crate::waiting::until;
 
+mod ways;
+
 const TRACE: &str = "80f198ee56343ba864fe8b2a57d3eff7";
 const SPAN: &str = "e457b5a2e4d86bd1";
 const QUESTION: &str =
@@ -222,9 +224,9 @@ fn what_cannot_be_told_is_said_and_the_service_serves() {
     let limits = limits();
     let environment = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
     ];
     let service = Service::start_under(limits.path(), &[], &environment).unwrap();
     assert_eq!(json(&service, &[]), 200);
-    assert_eq!(service.log().matches("OTLP over http/protobuf is not spoken here").count(), 2);
+    assert_eq!(service.log().matches("OTLP over http/json is not spoken here").count(), 2);
 }

@@ -99,6 +99,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- with .tls.serverName }}{{ $_ := set $all "backend_tls_server_name" . }}{{ end -}}
 {{- end -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" "0.0.0.0" }}{{ end -}}
+{{- if .Values.peers.existingSecret }}{{ $_ := set $all "peer_secret_file" "/etc/peer-secret/secret" }}{{ end -}}
 {{- $lines := list -}}
 {{- range $name, $value := merge $all .Values.settings }}{{ $lines = append $lines (printf "%s: %s" $name (toJson $value)) }}{{ end -}}
 {{- join "\n" $lines -}}
@@ -142,6 +143,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- if and $many (not $named) (not $redis.countApart) -}}
 {{- fail "several replicas and no Redis: each would admit as much as a limit says. Set redis.external.url (or redis.enabled=true to try things out), or redis.countApart=true if that is what you want" -}}
 {{- end -}}
+{{- if and .Values.peers.existingSecret (not $named) }}{{ fail "peers.existingSecret is for replicas that share a Redis: set redis.external.url" }}{{ end -}}
 {{- $sources := list -}}
 {{- if $redis.enabled }}{{ $sources = append $sources "redis.enabled" }}{{ end -}}
 {{- if $redis.external.url }}{{ $sources = append $sources "redis.external.url" }}{{ end -}}

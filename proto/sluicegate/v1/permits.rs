@@ -56,6 +56,10 @@ pub struct AcquireResponse {
     /// Of a denial by a ceiling: the text of its `reject`.
     #[prost(string, tag = "7")]
     pub body: ::prost::alloc::string::String,
+    /// The replica that answers, to be named with the release and renewals: they may reach another. Empty where there are no
+    /// others.
+    #[prost(string, tag = "8")]
+    pub owner: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `AcquireResponse`.
 pub mod acquire_response {
@@ -113,6 +117,9 @@ pub struct ReleaseRequest {
     /// How long it took, where the caller measured it. Absent: from acquire to release.
     #[prost(uint64, optional, tag = "3")]
     pub rtt_us: ::core::option::Option<u64>,
+    /// `owner` of the answer to its acquire. Empty, it is looked for at all replicas, for up to 0.1 s.
+    #[prost(string, tag = "4")]
+    pub owner: ::prost::alloc::string::String,
 }
 /// What became of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -126,6 +133,9 @@ pub struct ReleaseResponse {
 pub struct RenewRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
+    /// `owner` of the answer to its acquire. Empty, only the replica that is asked is.
+    #[prost(string, tag = "2")]
+    pub owner: ::prost::alloc::string::String,
 }
 /// What became of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

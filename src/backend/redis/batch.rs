@@ -1,4 +1,4 @@
-//! Questions that travel together.
+//! Questions that travel together: charges of questions, or messages of members.
 //!
 //! Guarantees: a question that comes while no call is under way goes at once, in its caller's own
 //! task. One that comes while a call is under way waits until that call ends, or lingers for
@@ -10,7 +10,7 @@
 //! A lane is for one place that runs scripts on its own: one Redis, or one slot of a Cluster.
 
 use std::collections::VecDeque;
-use std::mem::take;
+use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,9 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::call::{Call, Share};
-use super::codec::Packed;
+use super::connection::Live;
 use super::route::Route;
 use super::{Batching, Cause};
-use crate::telemetry::event::Called;
 
 /// How long a call keeps those who come after it waiting. A store on the same machine answers sooner; of one
 /// that is far away each waits this long instead of a whole round trip, and it gets a call a millisecond.
@@ -43,19 +41,37 @@ const MOST_WAITING: usize = 64 * LONGEST_SCRIPT;
 /// Slots of a Cluster.
 const SLOTS: u16 = 16_384;
 
-/// Everything that is asked of a Redis.
+/// A question of the kind that one script answers.
+pub(super) trait Asked: Sized + Send + Sync + 'static {
+    /// Its answer.
+    type Share: Debug + Send + 'static;
+
+    /// How long the script may take for it, in microseconds.
+    fn micros(&self) -> usize;
+
+    /// One call for all of `questions`, whose answers are in their order.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn call(
+        live: &Live,
+        questions: Vec<Self>,
+    ) -> impl Future<Output = Result<Vec<Self::Share>, Cause>> + Send;
+}
+
+/// All questions of one kind that are asked of a Redis.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct Calls<Q: Asked> {
     route: Route,
     deadline: Duration,
     batching: Batching,
-    lanes: Box<[Mutex<Lane>]>,
+    lanes: Box<[Mutex<Lane<Q>>]>,
 }
 
 /// What waits for one place, and what is under way to it.
-#[derive(Debug, Default)]
-struct Lane {
-    waiting: VecDeque<Waiting>,
+#[derive(Debug)]
+struct Lane<Q: Asked> {
+    waiting: VecDeque<Waiting<Q>>,
     /// Of all that waits, in microseconds of script.
     micros: usize,
     /// How many were given up since the dead were last cleared away, at least of those who wait.
@@ -67,31 +83,38 @@ struct Lane {
 }
 
 #[derive(Debug)]
-struct Waiting {
-    question: Packed,
-    answer: oneshot::Sender<Result<Share, Cause>>,
+struct Waiting<Q: Asked> {
+    question: Q,
+    answer: oneshot::Sender<Result<Q::Share, Cause>>,
 }
 
 /// The right to have one call under way, until it is dropped.
-struct Turn {
-    calls: Arc<Calls>,
+struct Turn<Q: Asked> {
+    calls: Arc<Calls<Q>>,
     slot: u16,
     /// Which call; none once it has ended.
     number: Option<u64>,
 }
 
 /// What goes together, and the number of its call.
-type Batch = (Vec<Waiting>, u64);
+type Batch<Q> = (Vec<Waiting<Q>>, u64);
 
 /// What becomes of a question that comes.
-enum Arrival {
+enum Arrival<Q: Asked> {
     /// It goes alone and at once.
-    Alone(Packed, Turn),
+    Alone(Q, Turn<Q>),
     /// It waits, and perhaps filled a call that can go.
-    Waits(oneshot::Receiver<Result<Share, Cause>>, Option<(Vec<Waiting>, Turn)>),
+    Waits(oneshot::Receiver<Result<Q::Share, Cause>>, Option<(Vec<Waiting<Q>>, Turn<Q>)>),
 }
 
-impl Calls {
+impl<Q: Asked> Default for Lane<Q> {
+    fn default() -> Self {
+        let (waiting, held_by) = (VecDeque::new(), None);
+        Self { waiting, micros: 0, given_up: 0, under_way: 0, calls: 0, held_by }
+    }
+}
+
+impl<Q: Asked> Calls<Q> {
     /// No calls yet.
     pub(super) fn new(route: Route, deadline: Duration, batching: Batching) -> Arc<Self> {
         let lanes = if route.is_clustered() { SLOTS } else { 1 };
@@ -100,7 +123,7 @@ impl Calls {
     }
 
     /// Asks the place of `slot`.
-    pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Packed) -> Result<Share, Cause> {
+    pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Share, Cause> {
         match self.arrive(slot, question)? {
             Arrival::Alone(question, turn) => {
                 let shares = turn.run(vec![question]).await;
@@ -120,7 +143,7 @@ impl Calls {
         }
     }
 
-    fn arrive(self: &Arc<Self>, slot: u16, question: Packed) -> Result<Arrival, Cause> {
+    fn arrive(self: &Arc<Self>, slot: u16, question: Q) -> Result<Arrival<Q>, Cause> {
         let turn = |number| Turn { calls: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
         let alone = lane.waiting.is_empty() && lane.may_go();
@@ -139,12 +162,12 @@ impl Calls {
         Ok(Arrival::Waits(receiver, full.map(|(batch, number)| (batch, turn(number)))))
     }
 
-    fn lane(&self, slot: u16) -> &Mutex<Lane> {
+    fn lane(&self, slot: u16) -> &Mutex<Lane<Q>> {
         &self.lanes[usize::from(slot) % self.lanes.len()]
     }
 }
 
-impl Lane {
+impl<Q: Asked> Lane<Q> {
     /// Whether a call may begin.
     fn may_go(&self) -> bool {
         let is_full = LONGEST_SCRIPT <= self.micros;
@@ -170,7 +193,7 @@ impl Lane {
     }
 
     /// The next call, if it may begin now.
-    fn next(&mut self) -> Option<Batch> {
+    fn next(&mut self) -> Option<Batch<Q>> {
         if !self.may_go() {
             return None;
         }
@@ -179,7 +202,7 @@ impl Lane {
     }
 
     /// What goes together: as much as fits of those who still wait, and at least one of them.
-    fn take(&mut self) -> Vec<Waiting> {
+    fn take(&mut self) -> Vec<Waiting<Q>> {
         let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
         while let Some(first) = self.waiting.front() {
             let its = first.question.micros();
@@ -211,7 +234,7 @@ impl Lane {
     }
 }
 
-impl Turn {
+impl<Q: Asked> Turn<Q> {
     /// Lets others go although this call is still under way.
     fn let_go(&self) {
         let next = {
@@ -223,7 +246,7 @@ impl Turn {
     }
 
     /// Runs `batch`, and then what has come meanwhile.
-    async fn drive(mut self, mut batch: Vec<Waiting>) {
+    async fn drive(mut self, mut batch: Vec<Waiting<Q>>) {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|waiting| (waiting.question, waiting.answer)).unzip();
@@ -239,36 +262,30 @@ impl Turn {
     }
 
     /// One call, given up at the deadline.
-    async fn run(&self, questions: Vec<Packed>) -> Result<Vec<Share>, Cause> {
+    async fn run(&self, questions: Vec<Q>) -> Result<Vec<Q::Share>, Cause> {
         let live = self.calls.route.live(self.slot)?;
-        let mut call = Call::of(questions, None);
-        Called { questions: call.questions() }.emit();
-        let mut called = pin!(live.call(take(&mut call.keys), take(&mut call.args)));
+        let mut called = pin!(Q::call(&live, questions));
         let deadline = self.calls.deadline;
         let linger = LINGER.min(deadline);
-        let reply = match timeout(linger, &mut called).await {
-            Ok(reply) => reply?,
+        match timeout(linger, &mut called).await {
+            Ok(shares) => shares,
             Err(_elapsed) => {
                 self.let_go();
                 let left = deadline.saturating_sub(linger);
-                timeout(left, called).await.unwrap_or(Err(Cause::Late))?
+                timeout(left, called).await.unwrap_or(Err(Cause::Late))
             }
-        };
-        call.share_out(&reply).map_err(|refused| {
-            tracing::error!(error = %refused, "redis answered what the script does not");
-            Cause::NotUnderstood
-        })
+        }
     }
 
     /// Ends the call; what goes next.
-    fn end(&mut self) -> Option<Batch> {
+    fn end(&mut self) -> Option<Batch<Q>> {
         let number = self.number.take()?;
         let mut lane = self.calls.lane(self.slot).lock();
         lane.end(number);
         lane.next()
     }
 
-    fn start(&self, next: Option<Batch>) {
+    fn start(&self, next: Option<Batch<Q>>) {
         let Some((batch, number)) = next else { return };
         let turn = Self { calls: Arc::clone(&self.calls), slot: self.slot, number: Some(number) };
         // Without a runtime nobody is left who waits.
@@ -278,7 +295,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl<Q: Asked> Drop for Turn<Q> {
     fn drop(&mut self) {
         let next = self.end();
         self.start(next);
@@ -286,7 +303,7 @@ impl Drop for Turn {
 }
 
 /// Gives every asker its share, or the one failure of the call.
-fn tell(askers: Vec<oneshot::Sender<Result<Share, Cause>>>, shares: Result<Vec<Share>, Cause>) {
+fn tell<S>(askers: Vec<oneshot::Sender<Result<S, Cause>>>, shares: Result<Vec<S>, Cause>) {
     match shares {
         Ok(shares) => {
             for (asker, share) in askers.into_iter().zip(shares) {
@@ -303,15 +320,15 @@ fn tell(askers: Vec<oneshot::Sender<Result<Share, Cause>>>, shares: Result<Vec<S
 }
 
 /// One who waits for an answer; dropped before that, it has given up.
-struct Waiter<'c> {
-    calls: &'c Calls,
+struct Waiter<'c, Q: Asked> {
+    calls: &'c Calls<Q>,
     slot: u16,
-    answer: oneshot::Receiver<Result<Share, Cause>>,
+    answer: oneshot::Receiver<Result<Q::Share, Cause>>,
     is_told: bool,
 }
 
-impl Waiter<'_> {
-    async fn wait(mut self) -> Result<Share, Cause> {
+impl<Q: Asked> Waiter<'_, Q> {
+    async fn wait(mut self) -> Result<Q::Share, Cause> {
         let answer = timeout(self.calls.deadline, &mut self.answer).await;
         self.is_told = answer.is_ok();
         // Nobody drops who waits unless the process ends.
@@ -319,7 +336,7 @@ impl Waiter<'_> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl<Q: Asked> Drop for Waiter<'_, Q> {
     fn drop(&mut self) {
         if !self.is_told {
             self.answer.close();

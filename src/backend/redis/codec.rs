@@ -13,6 +13,7 @@
 pub mod heartbeat;
 pub mod holding;
 pub mod lending;
+pub mod permits;
 
 use std::io::Write as _;
 

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::breaker::Breaker;
 use super::cluster::{Cluster, Redirect};
-use super::{BORROW, CHARGE, Cause, HEARTBEAT, HOLD};
+use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -45,6 +45,10 @@ pub(super) struct Live {
     heartbeat_digest: String,
     /// What Redis calls [`HOLD`].
     hold_digest: String,
+    /// What Redis calls [`ACQUIRE`].
+    acquire_digest: String,
+    /// What Redis calls [`TELL`].
+    tell_digest: String,
     /// What the process calls this run of it; empty where it does not say.
     run_id: String,
     cluster: Option<Weak<Cluster>>,
@@ -126,7 +130,19 @@ impl Live {
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         let run_id = run_id.unwrap_or_default().trim().to_owned();
         let hold_digest = client.script_load(HOLD).await?;
-        Ok(Self { client, digest, borrow_digest, heartbeat_digest, hold_digest, run_id, cluster })
+        let acquire_digest = client.script_load(ACQUIRE).await?;
+        let tell_digest = client.script_load(TELL).await?;
+        Ok(Self {
+            client,
+            digest,
+            borrow_digest,
+            heartbeat_digest,
+            hold_digest,
+            acquire_digest,
+            tell_digest,
+            run_id,
+            cluster,
+        })
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -144,12 +160,12 @@ impl Live {
     /// Runs [`BORROW`], as [`Live::call`] does.
     pub(super) async fn borrow(
         &self,
-        keys: [Vec<u8>; 2],
-        args: [Vec<u8>; 3],
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: BORROW, digest: &self.borrow_digest };
-        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
-        integers(self.script(script, keys, args).await?)
+        integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
     /// Runs [`HEARTBEAT`], as [`Live::call`] does.
@@ -160,6 +176,28 @@ impl Live {
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: HEARTBEAT, digest: &self.heartbeat_digest };
+        integers(self.script(script, shared(keys), shared(args)).await?)
+    }
+
+    /// Runs [`ACQUIRE`], as [`Live::call`] does.
+    pub(super) async fn acquire(
+        &self,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
+        let script = Script { text: ACQUIRE, digest: &self.acquire_digest };
+        integers(self.script(script, shared(keys), shared(args)).await?)
+    }
+
+    /// Runs [`TELL`], as [`Live::call`] does.
+    pub(super) async fn tell(
+        &self,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Vec<i64>, Cause> {
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
+        let script = Script { text: TELL, digest: &self.tell_digest };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 

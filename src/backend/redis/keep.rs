@@ -75,6 +75,7 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
         match open(&place, &options).await {
             Ok((at, opened, live)) => {
                 let live = Arc::new(live);
+                let _counted = options.connections.hold();
                 link.set(Some(Arc::clone(&live)));
                 tracing::info!(at = %at, "redis answers");
                 let mut watched = Watched { link: &link, live: &live, opened, place: &place };

@@ -25,6 +25,7 @@ pub mod inspect;
 mod keep;
 mod options;
 mod pauses;
+mod permits;
 pub mod reference;
 mod route;
 mod sentinel;
@@ -34,6 +35,7 @@ mod steps;
 mod stores;
 mod tls;
 
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,11 +45,14 @@ use tokio::time::timeout;
 
 use super::fleet::{Beat, Fleet};
 use super::heartbeat::{Heard, Round};
+use super::inside::{Counter, Inside};
 use super::lease::{Lent, Message};
+use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
-use batch::Calls;
-use call::Share;
+use crate::telemetry::event::{Called, LeaseCalled};
+use batch::{Asked, Calls};
+use call::{Call, Share};
 use codec::{Answer, NotUnderstood, heartbeat, lending};
 use connection::Live;
 use holding::{Holder, Holding};
@@ -82,6 +87,13 @@ pub const BORROW: &str = concat!(
 
 /// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
 pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
+/// The script that asks for a permit of a strict ceiling; its protocol stands in `permits.lua` and `acquire.lua`.
+pub const ACQUIRE: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+
+/// The script that hears which permits of strict ceilings are held and which are over; its protocol stands in
+/// `permits.lua` and `tell.lua`.
+pub const TELL: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+
 /// The script that holds the hits of a question that several places decide together, and keeps them or
 /// gives them back; its protocol stands in `hold.lua`.
 pub const HOLD: &str = concat!(
@@ -99,10 +111,12 @@ pub const HOLD: &str = concat!(
 #[derive(Debug)]
 pub struct Redis {
     route: Route,
-    calls: Arc<Calls>,
+    calls: Arc<Calls<codec::Packed>>,
+    messages: Arc<Calls<lending::Packed>>,
     holder: Arc<Holder>,
     key_prefix: String,
     deadline: Duration,
+    connections: Arc<Counter>,
 }
 
 impl Redis {
@@ -111,10 +125,12 @@ impl Redis {
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
         let (batching, process) = (options.batching, options.jitter);
+        let connections = Arc::clone(&options.connections);
         let (route, kept) = Route::new(options);
         let calls = Calls::new(route.clone(), deadline, batching);
+        let messages = Calls::new(route.clone(), deadline, batching);
         let holder = Arc::new(Holder::new(route.clone(), &key_prefix, process, deadline));
-        (Self { route, calls, holder, key_prefix, deadline }, kept)
+        (Self { route, calls, messages, holder, key_prefix, deadline, connections }, kept)
     }
 
     /// The slot of each charge's key; the one slot of all outside a Cluster.
@@ -195,17 +211,10 @@ impl Redis {
 
 impl Redis {
     /// Sends a message, once, and waits for the answer until the deadline.
-    async fn lend(
-        &self,
-        live: Arc<Live>,
-        slot: u16,
-        message: &Message,
-        call: lending::Packed,
-    ) -> Lent {
-        let borrowed = live.borrow(call.keys, call.args);
-        let answered = self.within(self.deadline, slot, borrowed).await;
-        let lent = answered.and_then(|reply| {
-            lending::read(message, &reply).map_err(|refused| not_understood(&refused))
+    async fn lend(&self, slot: u16, message: &Message, packed: lending::Packed) -> Lent {
+        let said = self.messages.ask(slot, packed).await.flatten();
+        let lent = said.and_then(|said| {
+            lending::read(message, &said).map_err(|refused| not_understood(&refused))
         });
         lent.unwrap_or_else(Lent::Failed)
     }
@@ -217,9 +226,50 @@ impl Redis {
         heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 
-    async fn tell(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
+    async fn speak(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
         let key = beat::key(&self.key_prefix);
         beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
+    }
+}
+
+impl Asked for codec::Packed {
+    type Share = Share;
+
+    fn micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn call(live: &Live, questions: Vec<Self>) -> Result<Vec<Share>, Cause> {
+        let mut call = Call::of(questions, None);
+        Called { questions: call.questions() }.emit();
+        let reply = live.call(take(&mut call.keys), take(&mut call.args)).await?;
+        call.share_out(&reply).map_err(|refused| not_understood(&refused))
+    }
+}
+
+impl Asked for lending::Packed {
+    /// The answers that came before a failure stand.
+    type Share = Result<lending::Said, Cause>;
+
+    fn micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn call(live: &Live, messages: Vec<Self>) -> Result<Vec<Self::Share>, Cause> {
+        let mut shares = Vec::with_capacity(messages.len());
+        while shares.len() < messages.len() {
+            let rest = &messages[shares.len()..];
+            LeaseCalled.emit();
+            let (keys, args) = lending::call(rest);
+            let said = live.borrow(keys, args).await.and_then(|reply| {
+                lending::share_out(&reply, rest.len()).map_err(|refused| not_understood(&refused))
+            });
+            match said {
+                Ok(said) => shares.extend(said.into_iter().map(Ok)),
+                Err(cause) => shares.resize(messages.len(), Err(cause)),
+            }
+        }
+        Ok(shares)
     }
 }
 
@@ -280,17 +330,17 @@ impl Backend for Redis {
     }
 
     fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        let call = lending::pack(message, self.key_prefix.as_bytes(), None);
-        let slot = self.route.slot_of(&call.keys[0]);
+        let packed = lending::pack(message, self.key_prefix.as_bytes(), None);
+        let slot = self.route.slot_of(&packed.keys[0]);
         match self.route.live(slot) {
-            Ok(live) => Reply::Later(Box::pin(self.lend(live, slot, message, call))),
+            Ok(_) => Reply::Later(Box::pin(self.lend(slot, message, packed))),
             Err(cause) => Reply::Now(Lent::Failed(cause)),
         }
     }
 
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
-            Ok(live) => Reply::Later(Box::pin(self.tell(live, beat))),
+            Ok(live) => Reply::Later(Box::pin(self.speak(live, beat))),
             Err(cause) => Reply::Now(Err(cause)),
         }
     }
@@ -303,8 +353,24 @@ impl Backend for Redis {
         }
     }
 
+    fn acquire<'a>(
+        &'a self,
+        _now: Nanos,
+        asked: &'a Acquire,
+    ) -> Reply<'a, Result<Permitted, Cause>> {
+        self.acquire_one(asked)
+    }
+
+    fn tell<'a>(&'a self, _now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
+        Reply::Later(Box::pin(self.tell_all(round)))
+    }
+
     fn trouble(&self) -> Option<Cause> {
         self.route.trouble()
+    }
+
+    fn inside(&self) -> Inside {
+        Inside { connections: Some(self.connections.seen()), ..Inside::default() }
     }
 }
 

@@ -5,7 +5,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::backend::inside::Counter;
 
 /// Which Redis, as whom, and how long to wait for it.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct Options {
     pub jitter: u64,
     /// Whether questions travel together.
     pub batching: Batching,
+    /// Counts the connections that carry questions.
+    pub connections: Arc<Counter>,
 }
 
 /// Whether questions that come while a call is under way share the next one.
@@ -43,7 +48,7 @@ pub enum Batching {
 impl Options {
     /// A Redis without a password, asked for 15 ms, for keys without a prefix.
     #[must_use]
-    pub const fn at(place: Place) -> Self {
+    pub fn at(place: Place) -> Self {
         Self {
             place,
             user: None,
@@ -54,6 +59,7 @@ impl Options {
             deadline: Duration::from_millis(15),
             jitter: 0,
             batching: Batching::On,
+            connections: Arc::default(),
         }
     }
 }
@@ -123,6 +129,8 @@ impl fmt::Debug for Password {
 pub struct Tls {
     /// PEM certificates of who may sign a server's; the system's without.
     pub ca: Option<PathBuf>,
+    /// Whether the system's sign as well where `ca` is there.
+    pub system_roots: bool,
     /// Who we are.
     pub identity: Option<Identity>,
     /// The name that servers' certificates must be made out to; each one's host without.

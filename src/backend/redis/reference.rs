@@ -24,6 +24,7 @@ use fred::bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{Cause, Redis};
+use crate::backend::inside::Remembered;
 use crate::backend::{Charge, Charges, Held, Outcome, Outcomes};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
@@ -90,6 +91,11 @@ impl Reference {
         let denied = Denied::new(options.denied_bytes);
         let drawn = AtomicU64::new(options.seed);
         Self { options, denied, drawn, digest: OnceLock::new() }
+    }
+
+    /// What the denials that are remembered came to, where any may be.
+    pub(super) fn remembered(&self) -> Option<Remembered> {
+        (self.options.denied_bytes != 0).then(|| self.denied.seen())
     }
 
     /// Whether a denied question spares the limits that do not deny it, though its rule is `each`.

@@ -21,7 +21,9 @@ use super::steps::{Spared, Together, can_be_held};
 use super::{Answered, Cause, Redis, put};
 use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::heartbeat::{Heard, Round};
+use crate::backend::inside::Inside;
 use crate::backend::lease::{Lent, Message};
+use crate::backend::permits::{Acquire, AllHeard, Answer, Round as Telling};
 use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::Step;
@@ -289,7 +291,21 @@ impl Backend for Stores {
         self.main.heartbeat(now, round)
     }
 
+    fn acquire<'a>(&'a self, now: Nanos, asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
+        self.main.acquire(now, asked)
+    }
+
+    fn tell<'a>(&'a self, now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
+        self.main.tell(now, round)
+    }
+
     fn trouble(&self) -> Option<Cause> {
         self.main.trouble().or_else(|| self.per_second.as_ref()?.trouble())
+    }
+
+    fn inside(&self) -> Inside {
+        let per_second = self.per_second.as_ref().and_then(|store| store.inside().connections);
+        let remembered = self.reference.as_ref().and_then(Reference::remembered);
+        Inside { per_second, remembered, ..self.main.inside() }
     }
 }

@@ -1,6 +1,6 @@
 //! TLS toward Redis.
 //!
-//! Guarantees: a server's certificate is verified against the roots that were named or the system's, and there is
+//! Guarantees: a server's certificate is verified against the roots that were named, the system's, or both, and there is
 //! no way to turn that off; so is its name, unless anybody's will do; files are read anew for each connection.
 //! Leaves out: the handshake, which is the client's.
 
@@ -126,7 +126,14 @@ fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
         let unfit = |error| refused(path, &format!("holds no root certificate: {error}"));
         roots.add(certificate).map_err(unfit)?;
     }
-    if roots.is_empty() { Err(refused(path, "holds no certificate")) } else { Ok(roots) }
+    if roots.is_empty() {
+        return Err(refused(path, "holds no certificate"));
+    }
+    if tls.system_roots {
+        // A system without any is sound: one was named.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    Ok(roots)
 }
 
 fn system_roots() -> Result<RootCertStore, Error> {

@@ -24,6 +24,8 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
     reading.put("PORT", "reuse_port", "true".to_owned());
     reading.put("PORT", "on_hangup", "stop".to_owned());
+    // Another port would be one more than the reference takes.
+    reading.put("PORT", "peer_port", String::new());
     tls(reading);
     log(reading);
 }

@@ -13,6 +13,7 @@ mod redis;
 mod source;
 mod stats;
 pub mod table;
+mod tracing;
 
 use std::collections::HashMap;
 
@@ -46,6 +47,7 @@ pub fn read(environment: impl IntoIterator<Item = (String, String)>) -> Result<R
     limiting::read(&mut reading);
     redis::read(&mut reading);
     stats::read(&mut reading);
+    tracing::read(&mut reading);
     let Reading { named, notes, refused, .. } = reading;
     if refused.is_empty() { Ok(Read { named, notes }) } else { Err(refused) }
 }

@@ -121,6 +121,11 @@ impl<'e> Reading<'e> {
         self.put(variable, setting, self.text(variable).to_owned());
     }
 
+    /// Says that `setting` is on where `variable` holds something.
+    pub(super) fn put_presence(&mut self, variable: &'static str, setting: &'static str) {
+        self.put(variable, setting, (!self.text(variable).is_empty()).to_string());
+    }
+
     pub(super) fn put_nanos(&mut self, variable: &'static str, setting: &'static str) {
         self.put(variable, setting, format!("{}ns", self.nanos(variable)));
     }

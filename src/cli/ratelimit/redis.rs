@@ -273,5 +273,6 @@ fn tls(reading: &mut Reading<'_>, stores: &[&Names]) {
     for (variable, setting) in files {
         reading.put_text(variable, setting);
     }
+    reading.put_presence("REDIS_TLS_CACERT", "backend_tls_system_roots");
     reading.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
 }

@@ -129,4 +129,5 @@ fn xds_tls(reading: &mut Reading<'_>) {
     for (variable, setting) in files {
         reading.put_text(variable, setting);
     }
+    reading.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_system_roots");
 }

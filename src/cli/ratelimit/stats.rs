@@ -5,7 +5,6 @@ use super::reading::Reading;
 use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 
 pub(super) fn read(reading: &mut Reading<'_>) {
-    reading.put_flag("TRACING_ENABLED", "otlp");
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
     let (variable, sink) = match () {

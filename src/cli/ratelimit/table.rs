@@ -95,7 +95,7 @@ pub static TABLE: &[Row] = &[
     row("CONFIG_GRPC_XDS_SERVER_USE_TLS", Bool, "false", Is("xds_tls")),
     row("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Text, "", Is("xds_tls_cert_file")),
     row("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Text, "", Is("xds_tls_key_file")),
-    row("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Text, "", Is("xds_tls_ca_file")),
+    row("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Text, "", Is("xds_tls_ca_file, xds_tls_system_roots")),
     row("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Text, "", Is("xds_tls_server_name")),
     row("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Duration, "10s", Is("xds_backoff_min")),
     row("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Duration, "60s", Is("xds_backoff_max")),
@@ -137,7 +137,7 @@ pub static TABLE: &[Row] = &[
     row("REDIS_TLS", Bool, "false", Is("backend")),
     row("REDIS_TLS_CLIENT_CERT", Text, "", Is("backend_tls_cert_file")),
     row("REDIS_TLS_CLIENT_KEY", Text, "", Is("backend_tls_key_file")),
-    row("REDIS_TLS_CACERT", Text, "", Is("backend_tls_ca_file")),
+    row("REDIS_TLS_CACERT", Text, "", Is("backend_tls_ca_file, backend_tls_system_roots")),
     row("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Bool, "false", Is("backend_tls_any_name")),
     row("REDIS_PIPELINE_WINDOW", Duration, "0", Nothing(ALWAYS_TOGETHER)),
     row("REDIS_PIPELINE_LIMIT", Int, "0", Nothing(ALWAYS_TOGETHER)),
@@ -200,25 +200,10 @@ pub static TABLE: &[Row] = &[
     row("PROMETHEUS_MAPPER_YAML", Text, "", Is("metrics_mapping")),
     row("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Bool, "false", Is("metrics_milliseconds")),
     // Tracing.
-    row("TRACING_ENABLED", Bool, "false", Is("otlp")),
-    row(
-        "TRACING_EXPORTER_PROTOCOL",
-        Text,
-        "http",
-        Nothing(
-            "OTLP is spoken over gRPC here: name that port in OTEL_EXPORTER_OTLP_ENDPOINT, mostly 4317",
-        ),
-    ),
-    row("TRACING_SERVICE_NAME", Text, "RateLimit", Nothing("OTEL_SERVICE_NAME says it here")),
-    row("TRACING_SERVICE_NAMESPACE", Text, "", Nothing(BY_ATTRIBUTES)),
-    row("TRACING_SERVICE_INSTANCE_ID", Text, "", Nothing(BY_ATTRIBUTES)),
-    row(
-        "TRACING_SAMPLING_RATE",
-        Float,
-        "1",
-        Nothing("OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say it here"),
-    ),
+    row("TRACING_ENABLED", Bool, "false", Is("otlp, otlp_counts")),
+    row("TRACING_EXPORTER_PROTOCOL", Text, "http", Is("otlp_protocol")),
+    row("TRACING_SERVICE_NAME", Text, "RateLimit", Is("otlp_service")),
+    row("TRACING_SERVICE_NAMESPACE", Text, "", Is("otlp_attributes")),
+    row("TRACING_SERVICE_INSTANCE_ID", Text, "", Is("otlp_attributes")),
+    row("TRACING_SAMPLING_RATE", Float, "1", Is("otlp_sampled")),
 ];
-
-const BY_ATTRIBUTES: &str =
-    "OTEL_RESOURCE_ATTRIBUTES says it here, as service.namespace and service.instance.id";

@@ -61,6 +61,7 @@ fn xds_of(settings: &Settings, server: &Address) -> xds::Options {
     let name = settings.xds_tls_server_name.as_ref();
     let tls = xds::Tls {
         ca: settings.xds_tls_ca_file.clone(),
+        system_roots: settings.xds_tls_system_roots,
         identity,
         server_name: name.map(|name| name.as_str().to_owned()),
     };

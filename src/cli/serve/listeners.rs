@@ -22,6 +22,7 @@ pub(super) struct Listeners {
     pub(super) metrics: Option<TcpListener>,
     pub(super) admin: TcpListener,
     pub(super) syslog: Option<UdpSocket>,
+    pub(super) peers: Option<TcpListener>,
 }
 
 /// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
@@ -66,13 +67,16 @@ impl Listeners {
             Some(port) => datagrams(settings.syslog_host, port).await.map(Some),
             None => Ok(None),
         };
-        match (grpc, http, metrics, admin, syslog) {
-            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog)) => {
-                Ok(Self { grpc, http, metrics, admin, syslog })
+        let peers = super::peers::port(settings)
+            .map(|port| at("peer", Some(settings.peer_host), port).bind());
+        match (grpc, http, metrics, admin, syslog, peers.transpose()) {
+            (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog), Ok(peers)) => {
+                Ok(Self { grpc, http, metrics, admin, syslog, peers })
             }
-            (grpc, http, metrics, admin, syslog) => {
+            (grpc, http, metrics, admin, syslog, peers) => {
                 let all = [grpc.err(), http.err(), metrics.err(), admin.err(), syslog.err()];
-                Err(all.into_iter().flatten().collect())
+                let all = all.into_iter().chain([peers.err()]);
+                Err(all.flatten().collect())
             }
         }
     }
@@ -93,7 +97,8 @@ impl Listeners {
         let (http, admin) = (line("http", &self.http), line("admin", &self.admin));
         let syslog = self.syslog.as_ref().and_then(|socket| socket.local_addr().ok());
         let syslog = syslog.map(|address| format!("syslog listening on {address}"));
-        [grpc, http, metrics, admin, syslog].into_iter().flatten().collect()
+        let peers = self.peers.as_ref().and_then(|listener| line("peer", listener));
+        [grpc, http, metrics, admin, syslog, peers].into_iter().flatten().collect()
     }
 }
 
@@ -155,6 +160,7 @@ fn cannot(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
     let host_setting = match name {
         "admin" => "admin-host",
         "syslog" => "syslog-host",
+        "peer" => "peer-host",
         _ => "host",
     };
     format!(

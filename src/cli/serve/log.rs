@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -18,7 +18,7 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     let lines = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)
-        .with_max_level(filter(level));
+        .with_env_filter(filter(level));
     let started = match format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),
@@ -27,8 +27,10 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     drop(started);
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
-    level.word().parse().unwrap_or(LevelFilter::INFO)
+/// What others write at `trace` is not for people: one tells of every change to a file, and be it the log's own.
+fn filter(level: LogLevel) -> EnvFilter {
+    let word = level.word();
+    EnvFilter::new(if word == "trace" { "debug,sluicegate=trace" } else { word })
 }
 
 /// The keys of the reference's JSON: `@timestamp`, `@message`, `level`, and each field by its name.

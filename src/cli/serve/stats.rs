@@ -14,12 +14,14 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{interval, timeout};
 
+use crate::backend::inside::{Connections, Remembered};
 use crate::config::settings::{
-    Address, Backend, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
+    Address, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
 };
+use crate::edge::grpc::tls::{Readings, Tls};
 use crate::engine::Engine;
 use crate::telemetry::stats::mapping::Mapping;
-use crate::telemetry::stats::{Dialect, Gauge, Lines, Rewrite, Stats, page};
+use crate::telemetry::stats::{Dialect, Lines, Looked, Rewrite, Stats, page};
 
 /// Most bytes that wait for StatsD.
 const MOST_WAITING: usize = 4 << 20;
@@ -34,7 +36,9 @@ const LARGEST: u64 = 1 << 20;
 pub(super) fn of(settings: &Settings) -> Option<Arc<Stats>> {
     let is_shown = settings.metrics && settings.metrics_names != MetricNames::Own;
     let is_sent = settings.stats_sink != StatsSink::None;
-    (is_shown || is_sent).then(|| Arc::new(Stats::new(settings.max_rule_stats, mapping(settings))))
+    let stats = || Stats::new(settings.max_rule_stats, mapping(settings));
+    let made = || if is_sent { stats() } else { stats().unsent() };
+    (is_shown || is_sent).then(|| Arc::new(made()))
 }
 
 /// The mapping that is named, or the built-in one: a file that is not there or wrong is no reason not to limit.
@@ -58,40 +62,79 @@ fn mapping(settings: &Settings) -> Mapping {
     })
 }
 
-/// What looks up the reference's gauges.
-pub(super) type Look = Arc<dyn Fn() -> Vec<Gauge> + Send + Sync>;
+/// What looks up the reference's statistics that are counted elsewhere.
+pub(super) type Look = Arc<dyn Fn() -> Vec<Looked> + Send + Sync>;
 
-/// The gauges of this process.
-pub(super) fn gauges(
-    settings: &Settings,
+/// Those of this process.
+pub(super) fn look(
     engine: &Arc<Engine>,
+    tls: Option<Arc<Tls>>,
     files: impl Fn() -> usize + Send + Sync + 'static,
 ) -> Look {
-    let is_shared = matches!(settings.backend, Backend::Redis(_));
-    let has_second = settings.backend_per_second.is_some();
     let engine = Arc::clone(engine);
     Arc::new(move || {
-        let active = u64::from(engine.trouble().is_none());
         let files = u64::try_from(files()).unwrap_or(u64::MAX);
-        let mut gauges = vec![Gauge { name: "runtime.num_values", value: files }];
-        if is_shared {
-            gauges.push(Gauge { name: "ratelimit.redis_pool.cx_active", value: active });
-        }
-        if has_second {
-            gauges.push(Gauge { name: "ratelimit.redis_per_second_pool.cx_active", value: active });
-        }
-        gauges
+        let mut looked = vec![Looked::Gauge("runtime.num_values", files)];
+        let inside = engine.inside();
+        looked.extend(inside.connections.into_iter().flat_map(|pool| connections(FIRST, pool)));
+        looked.extend(inside.per_second.into_iter().flat_map(|pool| connections(SECOND, pool)));
+        looked.extend(inside.remembered.into_iter().flat_map(remembered));
+        looked.extend(tls.iter().flat_map(|tls| certificates(tls.readings())));
+        looked
     })
+}
+
+/// Names of what is open, what was made and what is gone.
+const FIRST: [&str; 3] = [
+    "ratelimit.redis_pool.cx_active",
+    "ratelimit.redis_pool.cx_total",
+    "ratelimit.redis_pool.cx_local_close",
+];
+const SECOND: [&str; 3] = [
+    "ratelimit.redis_per_second_pool.cx_active",
+    "ratelimit.redis_per_second_pool.cx_total",
+    "ratelimit.redis_per_second_pool.cx_local_close",
+];
+
+fn connections([active, total, close]: [&'static str; 3], of: Connections) -> [Looked; 3] {
+    let open = of.made.saturating_sub(of.gone);
+    [Looked::Gauge(active, open), Looked::Counter(total, of.made), Looked::Counter(close, of.gone)]
+}
+
+/// All but `averageAccessTime`: what gives way here is what came first, and nobody writes down when it was looked at.
+fn remembered(of: Remembered) -> [Looked; 7] {
+    [
+        ("ratelimit.localcache.evacuateCount", of.evicted),
+        ("ratelimit.localcache.expiredCount", of.expired),
+        ("ratelimit.localcache.entryCount", of.keys),
+        ("ratelimit.localcache.hitCount", of.hits),
+        ("ratelimit.localcache.missCount", of.misses),
+        ("ratelimit.localcache.lookupCount", of.hits + of.misses),
+        ("ratelimit.localcache.overwriteCount", of.overwritten),
+    ]
+    .map(|(name, value)| Looked::Gauge(name, value))
+}
+
+fn certificates(of: Readings) -> [Looked; 3] {
+    [
+        Looked::Counter("certs.load_attempts", of.attempts),
+        Looked::Counter("certs.load_failures", of.failures),
+        Looked::Gauge("certs.num_values", of.files),
+    ]
 }
 
 /// The page of metrics: `own`, the reference's, or both.
 pub(super) fn pages(
     names: MetricNames,
     own: impl Fn() -> String + Send + Sync + 'static,
-    stats: Option<Arc<Stats>>,
-    gauges: Look,
+    engine: Arc<Engine>,
+    look: Look,
 ) -> Arc<dyn Fn() -> String + Send + Sync> {
-    let reference = move || stats.as_ref().map_or_else(String::new, |stats| page(stats, &gauges()));
+    let reference = move || {
+        let Some(stats) = engine.stats() else { return String::new() };
+        stats.pass(engine.clock().now());
+        page(stats, &look())
+    };
     Arc::new(move || match names {
         MetricNames::Own => own(),
         MetricNames::Reference => reference(),
@@ -100,7 +143,7 @@ pub(super) fn pages(
 }
 
 /// Sends statistics for ever.
-pub(super) async fn send(settings: Settings, stats: Arc<Stats>, gauges: Look) {
+pub(super) async fn send(settings: Settings, stats: Arc<Stats>, look: Look) {
     let dialect = match settings.stats_sink {
         StatsSink::None => return std::future::pending().await,
         StatsSink::Statsd => Dialect::Statsd,
@@ -113,7 +156,7 @@ pub(super) async fn send(settings: Settings, stats: Arc<Stats>, gauges: Look) {
     let mut ticks = interval(settings.stats_interval.into());
     loop {
         ticks.tick().await;
-        sink.take(lines.next(&stats, &gauges()));
+        sink.take(lines.next(&stats, &look()));
         sink.send().await;
     }
 }

@@ -108,6 +108,15 @@ fn random() -> u64 {
     std::hash::RandomState::new().hash_one(0_u8)
 }
 
+/// What no other process is called: a random UUID.
+pub(super) fn instance() -> String {
+    let (high, low) = (random(), random());
+    let (version, variant) = (high & !0xf000 | 0x4000, low & !(3 << 62) | 2 << 62);
+    let (first, second) = (version >> 32, version >> 16 & 0xffff);
+    let (fourth, last) = (variant >> 48, variant & 0xffff_ffff_ffff);
+    format!("{first:08x}-{second:04x}-{:04x}-{fourth:04x}-{last:012x}", version & 0xffff)
+}
+
 /// The name of this replica.
 fn node(settings: &Settings) -> String {
     if !settings.node_id.is_empty() {
@@ -176,6 +185,7 @@ fn tls(settings: &Settings) -> redis::Tls {
     let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
     redis::Tls {
         ca: settings.backend_tls_ca_file.clone(),
+        system_roots: settings.backend_tls_system_roots,
         identity: match files {
             (Some(certificate), Some(key)) => {
                 Some(redis::Identity { certificate: certificate.clone(), key: key.clone() })

@@ -7,7 +7,7 @@ use super::duration;
 use super::findings::{At, Findings};
 use super::limit::Ask;
 use super::words;
-use crate::config::concurrency::{LONG, MAX_DURATION, Mode, OnFailure, Reject};
+use crate::config::concurrency::{LARGE, LONG, MAX_DURATION, Mode, OnFailure, Reject, SMALL};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::kernel::concurrency::limiter::{Rules, Waiting};
@@ -42,6 +42,7 @@ impl Block<'_, '_, '_> {
         let waiting = raw.queue.as_ref().map(|block| self.waiting(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
+        self.misfit(mode, limit);
         let on_backend_failure = self.failure(mode);
         let word = raw.max_duration.as_ref();
         let max_duration =
@@ -120,14 +121,32 @@ impl Block<'_, '_, '_> {
     }
 
     fn mode(&mut self) -> Option<Mode> {
-        let mode = self.raw.mode.as_ref()?;
+        let word = self.raw.mode.as_ref()?;
         let mut ask = Ask { file: self.file, findings: self.findings };
-        let found = ask.word(words::CEILING_MODES, "mode", Some(mode));
-        if found == Some(None) {
-            let what = format!("`mode: {}` of a ceiling", mode.value);
-            ask.not_yet(mode.span, &what, "`mode: leased`: the fleet holds the ceiling in shares");
+        let mode = ask.word(words::CEILING_MODES, "mode", Some(word));
+        if let Some(adaptive) = self.raw.adaptive.as_ref().filter(|_| mode == Some(Mode::Strict)) {
+            let message = "`adaptive` beside `mode: strict`, which holds one number".to_owned();
+            let cure = "`mode: leased`: each replica infers, and the fleet has one ceiling";
+            self.error(Code::Contradiction, adaptive.span, message, cure);
         }
-        found.flatten()
+        mode
+    }
+
+    /// Which mode fits how large a ceiling.
+    fn misfit(&mut self, mode: Option<Mode>, limit: Option<u32>) {
+        let (Some(word), Some(limit)) = (&self.raw.limit, limit) else { return };
+        let is_fixed = self.raw.adaptive.is_none();
+        if mode == Some(Mode::Leased) && is_fixed && limit <= SMALL {
+            let message =
+                format!("`limit: {limit}` in shares: a replica without one admits nobody");
+            let cure = "`mode: strict` asks the store each time, and is exact for small ceilings";
+            self.error(Code::SmallShares, word.span, message, cure);
+        }
+        if mode == Some(Mode::Strict) && LARGE <= limit {
+            let message = format!("`limit: {limit}` with `mode: strict`: a call for each request");
+            let cure = "`mode: leased` holds so large a ceiling in shares, without a call";
+            self.error(Code::CostlyStrict, word.span, message, cure);
+        }
     }
 
     fn failure(&mut self, mode: Option<Mode>) -> OnFailure {

@@ -402,9 +402,4 @@ impl Ask<'_, '_> {
         }
         found
     }
-
-    pub(super) fn not_yet(&mut self, span: Span, what: &str, cure: &str) {
-        let message = format!("{what} is not in this version yet");
-        self.findings.add(Code::NotInThisVersion, At { file: self.file, span }, message, cure);
-    }
 }

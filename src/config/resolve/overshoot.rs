@@ -23,6 +23,10 @@ pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";
 /// No lease is good for longer: what a replica that died held is back after as much.
 pub(super) const LONGEST_TERM: Nanos = Nanos::from_secs(10);
 
+/// A lease that may outlive its window is good for so many periods: a key that is asked for some hits in each
+/// is not lent them anew in each.
+const PERIODS: u64 = 10;
+
 /// Hundredths of a percent in the whole.
 const WHOLE: u64 = 10_000;
 
@@ -117,7 +121,9 @@ pub(super) fn refusal(
 pub(super) fn mode(word: ModeWord, overshoot: Option<Overshoot>, period: Nanos) -> Mode {
     match (word, overshoot) {
         (ModeWord::Leased, Some(overshoot)) => {
-            Mode::Leased(Terms { overshoot, term: period.min(LONGEST_TERM) })
+            let periods = if overshoot == Overshoot::InWindow { 1 } else { PERIODS };
+            let term = Nanos(period.0.saturating_mul(periods)).min(LONGEST_TERM);
+            Mode::Leased(Terms { overshoot, term })
         }
         (ModeWord::CachedDeny, _) => Mode::CachedDeny,
         (ModeWord::Strict | ModeWord::Leased, _) => Mode::Strict,

@@ -58,11 +58,11 @@ pub(crate) const MODES: &Words<ModeWord> = &[
     ("leased", ModeWord::Leased),
 ];
 
-/// `mode` of a ceiling; nothing where this version cannot do it.
-pub(crate) const CEILING_MODES: &Words<Option<concurrency::Mode>> = &[
-    ("local", Some(concurrency::Mode::Local)),
-    ("leased", Some(concurrency::Mode::Leased)),
-    ("strict", None),
+/// `mode` of a ceiling.
+pub(crate) const CEILING_MODES: &Words<concurrency::Mode> = &[
+    ("local", concurrency::Mode::Local),
+    ("leased", concurrency::Mode::Leased),
+    ("strict", concurrency::Mode::Strict),
 ];
 
 /// `on_backend_failure` of a ceiling.

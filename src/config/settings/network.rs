@@ -56,6 +56,13 @@ impl Networks {
         Self::new("127.0.0.0/8, ::1").unwrap_or_default()
     }
 
+    /// This machine, and addresses that the Internet does not know: RFC 1918, RFC 6598, RFC 4193.
+    #[must_use]
+    pub fn private() -> Self {
+        let shared = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7";
+        Self::new(&format!("127.0.0.0/8, ::1, {shared}")).unwrap_or_default()
+    }
+
     /// Whether one of them has `address`.
     #[must_use]
     pub fn contain(&self, address: IpAddr) -> bool {
@@ -153,6 +160,20 @@ mod tests {
         assert!(!Networks::new("").unwrap().contain("127.0.0.1".parse().unwrap()));
         let own = Networks::loopback();
         assert!(["127.0.0.1", "127.9.9.9", "::1"].iter().all(|a| own.contain(a.parse().unwrap())));
+        for (address, inside) in [
+            ("127.0.0.1", true),
+            ("10.1.2.3", true),
+            ("172.31.0.1", true),
+            ("192.168.1.1", true),
+            ("100.127.0.1", true),
+            ("fd00::1", true),
+            ("172.32.0.1", false),
+            ("8.8.8.8", false),
+            ("169.254.169.254", false),
+            ("2001:db8::1", false),
+        ] {
+            assert_eq!(Networks::private().contain(address.parse().unwrap()), inside, "{address}");
+        }
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
     let found = found.chain(sentinels(settings)).chain(reference(settings));
     let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
-    found.chain(syslog(settings)).collect()
+    let found = found.chain(syslog(settings)).chain(otlp(settings));
+    found.chain(super::peers::clashes(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -41,7 +42,11 @@ fn stores(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)
     main.into_iter().chain(second)
 }
 
-fn clash(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
+pub(super) fn clash(
+    setting: &'static str,
+    message: impl Into<String>,
+    help: &'static str,
+) -> Clash {
     Clash { setting, message: message.into(), help }
 }
 
@@ -161,6 +166,7 @@ fn tls(settings: &Settings) -> Vec<Clash> {
     }
     let given = [
         ("backend_tls_ca_file", settings.backend_tls_ca_file.is_some()),
+        ("backend_tls_system_roots", settings.backend_tls_system_roots),
         ("backend_tls_cert_file", settings.backend_tls_cert_file.is_some()),
         ("backend_tls_key_file", settings.backend_tls_key_file.is_some()),
         ("backend_tls_server_name", settings.backend_tls_server_name.is_some()),
@@ -209,7 +215,11 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
 }
 
 /// Those of `given` that are set although nothing would heed them.
-fn unheeded(given: &[(&'static str, bool)], why: &str, help: &'static str) -> Vec<Clash> {
+pub(super) fn unheeded(
+    given: &[(&'static str, bool)],
+    why: &str,
+    help: &'static str,
+) -> Vec<Clash> {
     let set = given.iter().filter(|(_, is_set)| *is_set);
     set.map(|(name, _)| clash(name, format!("`{name}` is set, and {why}"), help)).collect()
 }
@@ -235,6 +245,7 @@ fn source(settings: &Settings) -> Vec<Clash> {
     ];
     let tls = [
         ("xds_tls_ca_file", settings.xds_tls_ca_file.is_some()),
+        ("xds_tls_system_roots", settings.xds_tls_system_roots),
         ("xds_tls_server_name", settings.xds_tls_server_name.is_some()),
         pair[0],
         pair[1],
@@ -320,4 +331,20 @@ fn told(settings: &Settings) -> Vec<Clash> {
         found.extend(unheeded(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
     }
     found
+}
+
+/// Settings of OTLP that nothing would heed.
+fn otlp(settings: &Settings) -> Vec<Clash> {
+    if settings.otlp {
+        return Vec::new();
+    }
+    let defaults = Settings::default();
+    let given = [
+        ("otlp_protocol", settings.otlp_protocol != defaults.otlp_protocol),
+        ("otlp_counts", settings.otlp_counts != defaults.otlp_counts),
+        ("otlp_service", settings.otlp_service != defaults.otlp_service),
+        ("otlp_attributes", settings.otlp_attributes != defaults.otlp_attributes),
+        ("otlp_sampled", settings.otlp_sampled != defaults.otlp_sampled),
+    ];
+    unheeded(&given, "`otlp` is off", "set otlp, or leave this out")
 }

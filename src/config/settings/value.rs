@@ -247,6 +247,8 @@ pub struct Ratio(f32);
 impl Ratio {
     /// The reference's `NEAR_LIMIT_RATIO`.
     pub const REFERENCE: Self = Self(0.8);
+    /// The whole.
+    pub const ALL: Self = Self(1.0);
 
     /// `part` when it is from 0 to 1.
     #[must_use]

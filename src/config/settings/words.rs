@@ -143,6 +143,15 @@ choice! {
     }
 }
 choice! {
+    /// How OTLP is spoken.
+    OtlpProtocol {
+        /// Over gRPC.
+        Grpc = "grpc",
+        /// In protobuf over HTTP.
+        Http = "http/protobuf",
+    }
+}
+choice! {
     /// What SIGHUP does.
     OnHangup {
         /// Loads the limits anew.

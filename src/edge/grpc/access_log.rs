@@ -20,11 +20,15 @@ use envoy_types::pb::google::protobuf::Duration;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::edge::hook::ID;
+use crate::edge::hook::{self, ID};
+use crate::engine::peers::Told;
 use crate::engine::{Engine, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+
+/// Where the `ext_authz` filter puts what its service says.
+const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
 /// The service.
 #[derive(Debug)]
@@ -56,12 +60,12 @@ impl AccessLogs {
     }
 
     fn tell(&self, id: &str, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
-        // What is not here has ended, or was never admitted: there is nothing else to do about it.
-        let _was_here = match says(entry) {
-            Says::Ended { outcome, rtt } => self.engine.release(id, source, outcome, rtt),
-            Says::GoesOn => self.engine.renew(id),
-            Says::Nothing => false,
+        let told = match says(entry) {
+            Says::Ended { outcome, rtt } => Told::ended(id, source, outcome, rtt),
+            Says::GoesOn => Told::goes_on(id),
+            Says::Nothing => return,
         };
+        self.engine.tell(told, owner(entry));
     }
 }
 
@@ -85,6 +89,17 @@ impl AccessLogService for AccessLogs {
         }
         Ok(Response::new(StreamAccessLogsResponse {}))
     }
+}
+
+/// Who answered `ext_authz`: by what that filter said, which no client can, or by a header of the response.
+#[must_use]
+pub fn owner(entry: &HttpAccessLogEntry) -> Option<&str> {
+    let common = entry.common_properties.as_ref();
+    let metadata = common.and_then(|common| common.metadata.as_ref());
+    hook::said_by(EXT_AUTHZ, hook::OWNER, metadata).or_else(|| {
+        let headers = &entry.response.as_ref()?.response_headers;
+        headers.get(hook::OWNER).map(String::as_str)
+    })
 }
 
 /// What an entry says of its request.

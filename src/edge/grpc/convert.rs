@@ -20,6 +20,7 @@ use envoy_types::pb::google::protobuf::Duration;
 use super::metadata;
 use crate::edge::Reporting;
 use crate::edge::headers::Headers;
+use crate::edge::hook::OWNER;
 use crate::engine::{Answer, Refusal, Rejection, Status};
 use crate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Shown, Verdict};
 use crate::kernel::units::{Hits, Nanos, Unit};
@@ -160,6 +161,17 @@ pub(super) fn rejection(
         raw_body: reject.body.as_bytes().to_vec(),
         ..RateLimitResponse::default()
     }
+}
+
+/// Names the replica that answers with `reply`, in a header and in metadata.
+pub(super) fn name_owner(reply: &mut RateLimitResponse, owner: &str) {
+    let header = |key: &str, value: &str| HeaderValue {
+        key: key.to_owned(),
+        value: value.to_owned(),
+        raw_value: Vec::new(),
+    };
+    reply.response_headers_to_add.push(header(OWNER, owner));
+    metadata::name_owner(&mut reply.dynamic_metadata, owner);
 }
 
 /// The reply to a release: OK to each descriptor.

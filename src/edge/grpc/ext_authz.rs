@@ -123,7 +123,13 @@ impl Authorizations {
         let answer = self.answer(&request, id.as_deref(), patience).await;
         Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
         let reply = match (request, answer) {
-            (Ok(request), Ok(admitted)) => Ok(self.reply(&request, admitted)),
+            (Ok(request), Ok(admitted)) => {
+                let mut reply = self.reply(&request, admitted);
+                if let Some(owner) = self.engine.owner().filter(|_| id.is_some()) {
+                    name_owner(&mut reply, owner);
+                }
+                Ok(reply)
+            }
             (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
             (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
         };
@@ -209,6 +215,17 @@ fn passed(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse {
 fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
     let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
     HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
+}
+
+/// Names the replica that answers with `reply`, in a header and in metadata.
+fn name_owner(reply: &mut CheckResponse, owner: &str) {
+    let named = header((hook::OWNER, owner.to_owned()));
+    match &mut reply.http_response {
+        Some(HttpResponse::OkResponse(ok)) => ok.response_headers_to_add.push(named),
+        Some(HttpResponse::DeniedResponse(denied)) => denied.headers.push(named),
+        _ => {}
+    }
+    metadata::name_owner(&mut reply.dynamic_metadata, owner);
 }
 
 fn rejected(reject: &Reject) -> HttpResponse {

@@ -1,7 +1,7 @@
 //! Connections of the gRPC port: TCP or a Unix socket, in plain text or TLS, until their time is over.
 //!
-//! Guarantees: a client that is slow to shake hands delays nobody else and is dropped after
-//! [`HANDSHAKE`]; a connection that was told to go is closed after its grace, calls or not; with the stream the
+//! Guarantees: a client that is slow to shake hands, or to say that it speaks HTTP/2, delays nobody else and is
+//! dropped after [`HANDSHAKE`]; a connection that was told to go is closed after its grace, calls or not; with the stream the
 //! listener goes.
 //! Leaves out: telling a connection to go, which the server does.
 
@@ -23,8 +23,10 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::tls::Tls;
 
-/// How long a client may take to shake hands.
+/// How long a client may take to shake hands, and after that to send the [`PREFACE`].
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Length of what every client of HTTP/2 sends first, in bytes (RFC 9113, 3.4).
+const PREFACE: usize = 24;
 /// Most clients that shake hands at one time; the next wait in the kernel's queue.
 const MOST_HANDSHAKES: usize = 4096;
 /// Connections that wait for the server to take them.
@@ -105,7 +107,7 @@ async fn accept(
         };
         let life = life.map(|life| Box::pin(sleep(life)));
         let Some(tls) = tls.clone() else {
-            if ready.send(Ok(Connection { io: Io::Plain(raw), life })).await.is_err() {
+            if ready.send(Ok(Connection::new(Io::Plain(raw), life))).await.is_err() {
                 return;
             }
             continue;
@@ -113,7 +115,7 @@ async fn accept(
         let ready = ready.clone();
         tokio::spawn(async move {
             match timeout(HANDSHAKE, shake(&tls, raw)).await {
-                Ok(Ok(io)) => drop(ready.send(Ok(Connection { io, life })).await),
+                Ok(Ok(io)) => drop(ready.send(Ok(Connection::new(io, life))).await),
                 Ok(Err(error)) => tracing::debug!(%error, "a client did not come to terms on TLS"),
                 Err(_) => tracing::debug!("a client took too long to come to terms on TLS"),
             }
@@ -132,6 +134,14 @@ async fn shake(tls: &Arc<Tls>, raw: Raw) -> io::Result<Io> {
 pub struct Connection {
     io: Io,
     life: Option<Pin<Box<Sleep>>>,
+    silence: Option<Silence>,
+}
+
+/// What a client has not sent of the preface, and until when it may.
+#[derive(Debug)]
+struct Silence {
+    missing: usize,
+    ends: Pin<Box<Sleep>>,
 }
 
 #[derive(Debug)]
@@ -144,6 +154,28 @@ enum Io {
 enum Raw {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Connection {
+    fn new(io: Io, life: Option<Pin<Box<Sleep>>>) -> Self {
+        let silence = Silence { missing: PREFACE, ends: Box::pin(sleep(HANDSHAKE)) };
+        Self { io, life, silence: Some(silence) }
+    }
+
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut over = |ends: &mut Pin<Box<Sleep>>| ends.as_mut().poll(cx).is_ready();
+        self.life.as_mut().is_some_and(&mut over)
+            || self.silence.as_mut().is_some_and(|silence| over(&mut silence.ends))
+    }
+
+    /// Takes it that the client sent `more` bytes.
+    fn hears(&mut self, more: usize) {
+        let Some(silence) = &mut self.silence else { return };
+        silence.missing = silence.missing.saturating_sub(more);
+        if silence.missing == 0 {
+            self.silence = None;
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -167,16 +199,17 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(life) = &mut self.life
-            && life.as_mut().poll(cx).is_ready()
-        {
-            self.life = None;
+        if (self.life.is_some() || self.silence.is_some()) && self.is_over(cx) {
+            (self.life, self.silence) = (None, None);
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        match &mut self.io {
+        let before = buffer.filled().len();
+        let read = match &mut self.io {
             Io::Plain(raw) => Pin::new(raw).poll_read(cx, buffer),
             Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
+        };
+        self.hears(buffer.filled().len().saturating_sub(before));
+        read
     }
 }
 

@@ -1,8 +1,8 @@
 //! Dynamic metadata of an answer: what was asked, and what the rules that passed attach.
 //!
 //! Guarantees: the shape is the reference's (§2.13 of its behaviour); the first writer of a key
-//! wins, two objects under one key merge; the configuration is read, never changed. Ours is
-//! `degraded`, there only where the store of counters did not answer.
+//! wins, two objects under one key merge; the configuration is read, never changed. Ours are
+//! `degraded`, there only where the store of counters did not answer, and the owner of permits.
 //! Leaves out: errors, which carry no metadata.
 
 use std::collections::hash_map::Entry;
@@ -16,6 +16,7 @@ use serde_json::Value as Json;
 
 use super::convert::unit_text;
 use crate::config::NOT_FINITE;
+use crate::edge::hook::OWNER;
 use crate::engine::{Answer, Status};
 use crate::kernel::decision::Verdict;
 
@@ -36,6 +37,11 @@ pub fn of(request: &RateLimitRequest, answer: &Answer) -> Struct {
         put(&mut all, "degraded", list(answer.statuses.iter().map(degraded)));
     }
     all
+}
+
+/// Names the replica that answers, beside what is said already.
+pub fn name_owner(said: &mut Option<Struct>, owner: &str) {
+    put(said.get_or_insert_default(), OWNER, Kind::StringValue(owner.to_owned()));
 }
 
 /// Why a descriptor was answered without the store; empty where the store answered.

@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::rls;
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
+use crate::engine::peers::{Told, is_name};
 use crate::engine::{Admitted, Answer, Engine, Refusal, Rejection, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::decision::Verdict;
@@ -74,10 +75,12 @@ impl Places {
         count(&admitted);
         Answered { took: engine.clock().now().since(began) }.emit();
         let held = engine.held_by(&id);
-        admitted.map(|admitted| shown(&admitted, held)).map_err(|why| refusal(&why))
+        let owner = engine.owner().unwrap_or_default().to_owned();
+        let shown = |admitted| AcquireResponse { owner, ..shown(&admitted, held) };
+        admitted.map(shown).map_err(|why| refusal(&why))
     }
 
-    fn released(
+    async fn released(
         &self,
         asked: &ReleaseRequest,
         source: Option<IpAddr>,
@@ -85,7 +88,8 @@ impl Places {
         check_id(&asked.id).map_err(Status::invalid_argument)?;
         let (outcome, rtt) = ended(asked)?;
         Asked { protocol: Protocol::Permits, outcome: Counted::Admit }.emit();
-        Ok(ReleaseResponse { held: self.engine.release(&asked.id, source, outcome, rtt) })
+        let told = Told::ended(&asked.id, source, outcome, rtt);
+        Ok(ReleaseResponse { held: self.engine.tell_and_hear(told, owner(&asked.owner)?).await })
     }
 }
 
@@ -106,16 +110,17 @@ impl Permits for Places {
         request: Request<ReleaseRequest>,
     ) -> Result<Response<ReleaseResponse>, Status> {
         let source = request.remote_addr().map(|address| address.ip());
-        self.released(request.get_ref(), source).map(Response::new)
+        self.released(request.get_ref(), source).await.map(Response::new)
     }
 
     async fn renew(
         &self,
         request: Request<RenewRequest>,
     ) -> Result<Response<RenewResponse>, Status> {
-        let id = &request.get_ref().id;
-        check_id(id).map_err(Status::invalid_argument)?;
-        Ok(Response::new(RenewResponse { held: self.engine.renew(id) }))
+        let asked = request.get_ref();
+        check_id(&asked.id).map_err(Status::invalid_argument)?;
+        let (told, owner) = (Told::goes_on(&asked.id), owner(&asked.owner)?);
+        Ok(Response::new(RenewResponse { held: self.engine.tell_and_hear(told, owner).await }))
     }
 
     async fn hold(
@@ -133,6 +138,13 @@ impl Permits for Places {
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
+}
+
+/// Who is named, if anybody.
+fn owner(text: &str) -> Result<Option<&str>, Status> {
+    let is_sound = text.is_empty() || is_name(text);
+    let refused = || Status::invalid_argument("owner must be what the answer to the acquire says");
+    is_sound.then_some(Some(text).filter(|text| !text.is_empty())).ok_or_else(refused)
 }
 
 fn count(admitted: &Result<Admitted, Unanswered>) {

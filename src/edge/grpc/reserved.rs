@@ -28,6 +28,8 @@ pub(super) enum Call {
     Release {
         /// The request's id.
         id: String,
+        /// Who was named as the one that holds its permits.
+        owner: Option<String>,
         /// How it ended.
         outcome: Outcome,
         /// The upstream's latency; the whole request's where the proxy tells only that.
@@ -40,6 +42,7 @@ pub(super) enum Call {
 enum Word {
     Acquire,
     Release,
+    Owner,
     RttUs,
     Status,
     DurationMs,
@@ -58,6 +61,7 @@ impl Word {
         Some(match key.strip_prefix("sluicegate.")? {
             "acquire" => Self::Acquire,
             "release" => Self::Release,
+            "owner" => Self::Owner,
             "rtt_us" => Self::RttUs,
             "status" => Self::Status,
             "duration_ms" => Self::DurationMs,
@@ -91,12 +95,14 @@ pub(super) fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> 
     if found.len() < request.descriptors.len() {
         return refuse(first.descriptor, "a release beside descriptors of another kind");
     }
+    let owner = found.iter().find(|found| found.word == Word::Owner);
+    let owner = owner.map(|found| found.value.clone());
     let number = |word| found.iter().find(|found| found.word == word).map(|found| found.number);
     let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
     let rtt = measured(Word::RttUs, 1_000);
     let outcome = ended_as(number(Word::Status), rtt);
     let rtt = rtt.or_else(|| measured(Word::DurationMs, Nanos::MILLI.0));
-    Ok(Call::Release { id, outcome, rtt })
+    Ok(Call::Release { id, owner, outcome, rtt })
 }
 
 fn found(request: &RateLimitRequest) -> Vec<Found> {
@@ -218,6 +224,20 @@ mod tests {
         ] {
             assert_eq!(ended(&[(&status, Some(code))]).0, outcome, "{code}");
         }
+    }
+
+    #[test]
+    fn a_release_may_name_the_owner() {
+        let (release, owner) = ([("sluicegate.release", ID)], [("sluicegate.owner", "x")]);
+        let named = |descriptors: &[Written<'_>]| match take_off(&mut request(descriptors)) {
+            Ok(Call::Release { owner, .. }) => owner,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named(&[(&release, None)]), None);
+        assert_eq!(named(&[(&owner, None), (&release, None)]), Some("x".into()));
+        assert_eq!(refused(&[(&owner, None)]), 0, "of nothing");
+        let acquire = [("k", "v"), ("sluicegate.acquire", ID)];
+        assert_eq!(refused(&[(&owner, None), (&acquire, None)]), 1);
     }
 
     #[test]

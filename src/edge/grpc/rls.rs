@@ -12,12 +12,12 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::metadata::MetadataMap;
-use tonic::transport::server::TcpConnectInfo;
-use tonic::{Extensions, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
 use crate::edge::{Reporting, outcome, tell};
+use crate::engine::peers::Told;
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
 use crate::kernel::units::Nanos;
@@ -31,18 +31,25 @@ const MARGIN: Nanos = Nanos(2_000_000);
 /// A reply and what telemetry calls it, or why there is none.
 type Replied = Result<(RateLimitResponse, Outcome), Refusal>;
 
-/// The service.
-#[derive(Debug)]
+/// The service, as one client finds it.
+#[derive(Clone, Debug)]
 pub struct RateLimits {
     engine: Arc<Engine>,
-    reporting: Reporting,
+    reporting: Arc<Reporting>,
+    source: Option<IpAddr>,
 }
 
 impl RateLimits {
     /// The service over `engine`.
     #[must_use]
-    pub const fn new(engine: Arc<Engine>, reporting: Reporting) -> Self {
-        Self { engine, reporting }
+    pub fn new(engine: Arc<Engine>, reporting: Reporting) -> Self {
+        Self { engine, reporting: Arc::new(reporting), source: None }
+    }
+
+    /// The service for a client at `source`.
+    #[must_use]
+    pub fn asked_by(&self, source: Option<IpAddr>) -> Self {
+        Self { source, ..self.clone() }
     }
 
     /// The reply to a plain question that came at `now`, where it needs no waiting.
@@ -59,7 +66,6 @@ impl RateLimits {
     async fn reply(
         &self,
         (call, request): (Call, &RateLimitRequest),
-        source: Option<IpAddr>,
         patience: Option<Nanos>,
     ) -> Replied {
         match call {
@@ -68,9 +74,15 @@ impl RateLimits {
                 let answer = self.engine.decide_within(&question, patience).await?;
                 Ok(self.shown(request, &answer))
             }
-            Call::Acquire { id, covered } => self.acquire(request, (&id, &covered), patience).await,
-            Call::Release { id, outcome, rtt } => {
-                self.engine.release(&id, source, outcome, rtt);
+            Call::Acquire { id, covered } => {
+                let mut replied = self.acquire(request, (&id, &covered), patience).await?;
+                if let Some(owner) = self.engine.owner() {
+                    convert::name_owner(&mut replied.0, owner);
+                }
+                Ok(replied)
+            }
+            Call::Release { id, owner, outcome, rtt } => {
+                self.engine.tell(Told::ended(&id, self.source, outcome, rtt), owner.as_deref());
                 Ok((convert::released(request), Outcome::Admit))
             }
         }
@@ -112,17 +124,14 @@ impl RateLimits {
             }
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
-        let took = self.engine.clock().now().since(came);
+        let now = self.engine.clock().now();
+        let took = now.since(came);
         Answered { took }.emit();
         if let Some(stats) = self.engine.stats() {
-            stats.called(Method::ShouldRateLimit, took);
+            stats.called(Method::ShouldRateLimit, now, took);
         }
         reply
     }
-}
-
-fn source(extensions: &Extensions) -> Option<IpAddr> {
-    Some(extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())
 }
 
 /// How long the caller waits, less the margin or, where that is longer, half of it.
@@ -160,7 +169,7 @@ impl RateLimitService for RateLimits {
         Self: 'f,
     {
         let came = self.engine.clock().now();
-        let (metadata, extensions, mut request) = request.into_parts();
+        let (metadata, _, mut request) = request.into_parts();
         let header = |name: &str| metadata.get(name)?.to_str().ok();
         let span = trace::question(Protocol::Grpc, &header);
         let call = reserved::take_off(&mut request);
@@ -169,10 +178,10 @@ impl RateLimitService for RateLimits {
         {
             return Box::pin(ready(told));
         }
-        let (source, patience) = (source(&extensions), patience(&metadata));
+        let patience = patience(&metadata);
         Box::pin(span.around(async move {
             let replied = match call {
-                Ok(call) => self.reply((call, &request), source, patience).await,
+                Ok(call) => self.reply((call, &request), patience).await,
                 Err(refusal) => Err(refusal),
             };
             self.told(replied, came)

@@ -46,7 +46,8 @@ where
         Box::pin(async move {
             let came = engine.clock().now();
             let answer = answer.await;
-            stats.called(Method::Check, engine.clock().now().since(came));
+            let now = engine.clock().now();
+            stats.called(Method::Check, now, now.since(came));
             answer
         })
     }

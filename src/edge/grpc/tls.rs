@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use rustls::client::danger::HandshakeSignatureValid;
@@ -18,7 +19,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
 };
 use tokio::task::spawn_blocking;
 
@@ -61,6 +63,19 @@ pub enum Error {
 pub struct Tls {
     files: Files,
     held: Mutex<Held>,
+    attempts: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// How often the files were read, and how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readings {
+    /// Times that they were read.
+    pub attempts: u64,
+    /// Of those, times that they could not be read or did not fit together.
+    pub failures: u64,
+    /// Files.
+    pub files: u64,
 }
 
 #[derive(Debug)]
@@ -80,7 +95,16 @@ impl Tls {
     /// They cannot be read, or do not fit together.
     pub fn new(files: Files) -> Result<Self, Error> {
         let (seen, config) = (files.seen(), Arc::new(files.config()?));
-        Ok(Self { files, held: Mutex::new(Held { seen, config }) })
+        let held = Mutex::new(Held { seen, config });
+        Ok(Self { files, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+    }
+
+    /// How often the files were read.
+    #[must_use]
+    pub fn readings(&self) -> Readings {
+        let failures = self.failures.load(Relaxed);
+        let attempts = self.attempts.load(Relaxed).max(failures);
+        Readings { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
     /// What is in force: the files as they are now, or as they last fitted together.
@@ -94,12 +118,14 @@ impl Tls {
         let seen = self.files.seen();
         let mut held = self.held.lock();
         if held.seen != seen {
+            self.attempts.fetch_add(1, Relaxed);
             match self.files.config() {
                 Ok(config) => {
                     tracing::info!(file = %self.files.certificate.display(), "gRPC's certificate was read anew");
                     held.config = Arc::new(config);
                 }
                 Err(error) => {
+                    self.failures.fetch_add(1, Relaxed);
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(
                         error,
@@ -139,6 +165,23 @@ impl Files {
             }
         };
         let config = clients.with_single_cert(self.chain()?, self.key()?);
+        let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    /// How whoever `client_ca` signed is called: with this certificate as a client's own.
+    ///
+    /// # Errors
+    /// The files cannot be read, or do not fit together.
+    pub fn calling(&self) -> Result<ClientConfig, Error> {
+        let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unfit(&self.certificate, &error))?
+            .with_root_certificates(roots(ca)?)
+            .with_client_auth_cert(self.chain()?, self.key()?);
         let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)

@@ -47,7 +47,11 @@ pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
     let (outcome, response) = match Original::of(headers) {
         Ok(original) => {
             let admitted = decide(ask, headers, &original).await;
-            (hook::counted(&admitted), show(ask, admitted.as_ref()))
+            let mut response = show(ask, admitted.as_ref());
+            if admitted.is_ok() && original.id.is_some() {
+                name_owner(ask, response.headers_mut());
+            }
+            (hook::counted(&admitted), response)
         }
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
@@ -166,6 +170,13 @@ fn decided(ask: &Ask, answer: &Answer) -> Response {
         }
     }
     response
+}
+
+fn name_owner(ask: &Ask, headers: &mut HeaderMap) {
+    let owner = ask.engine.owner().and_then(|owner| HeaderValue::from_str(owner).ok());
+    if let Some(owner) = owner {
+        headers.insert(HeaderName::from_static(hook::OWNER), owner);
+    }
 }
 
 fn rejected(rejection: &Rejection) -> Response {

@@ -4,6 +4,8 @@
 //! woken twice or told of a permit that is gone; a permit whose taker has left goes to the next.
 //! Leaves out: which bucket it is.
 
+mod strict;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +22,8 @@ use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
 use crate::kernel::coordinator::{Heartbeat, Reply};
 use crate::kernel::units::{Incarnation, Nanos, Share};
+pub(super) use strict::Spoken;
+use strict::Strict;
 
 #[derive(Debug)]
 pub(super) struct Bucket(Mutex<State>);
@@ -33,6 +37,8 @@ struct State {
     rtt: Option<Nanos>,
     /// Where the ceiling is the fleet's.
     leased: Option<Box<Leased>>,
+    /// Where the store is asked for each permit.
+    strict: Option<Box<Strict>>,
     waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
     /// Dropped from the map: whoever still finds it must look again.
     retired: bool,
@@ -58,8 +64,9 @@ pub(super) struct Waiting {
 impl Bucket {
     pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
-        let (rules, rtt, leased, waiters) = (*rules, None, None, HashMap::new());
-        Self(Mutex::new(State { limiter, rules, rtt, leased, waiters, retired: false }))
+        let (rules, waiters) = (*rules, HashMap::new());
+        let (rtt, leased, strict, retired) = (None, None, None, false);
+        Self(Mutex::new(State { limiter, rules, rtt, leased, strict, waiters, retired }))
     }
 
     /// `None` where this bucket is no longer the one of its name. One who `waited` for an answer passes
@@ -110,6 +117,9 @@ impl Bucket {
         if !shared {
             state.go_alone(now);
         }
+        if let Some(strict) = &state.strict {
+            strict.line.moves();
+        }
     }
 
     pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
@@ -127,7 +137,8 @@ impl Bucket {
     pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
         let seated = state.leased.as_ref().is_some_and(|leased| leased.is_seated());
-        state.retired = !seated && state.limiter.idle_since().is_some_and(old);
+        let rests = !seated && state.in_line() == 0;
+        state.retired = rests && state.limiter.idle_since().is_some_and(old);
         state.retired
     }
 
@@ -138,7 +149,7 @@ impl Bucket {
     pub(super) fn look(&self) -> Look {
         let state = self.0.lock();
         let (limiter, rtt) = (&state.limiter, state.rtt);
-        let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting());
+        let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting() + state.in_line());
         let load = Load { in_flight, waiting, limit: limiter.limit() };
         Look { load, rtt, min_rtt: limiter.policy().ideal() }
     }
@@ -176,6 +187,9 @@ impl State {
     /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
     fn step(&mut self, now: Nanos, event: Event) -> Effects {
         let mut mine = Effects::new();
+        if let Event::Leave { permit, .. } = event {
+            self.over(now, permit);
+        }
         let Some(leased) = &mut self.leased else {
             let todo = self.limiter.step(now, event);
             self.carry_out(now, todo, &mut mine);
@@ -208,7 +222,7 @@ impl State {
                     // Dropping the sender tells the one that waits.
                     Effect::Late(ticket) => drop(self.waiters.remove(&ticket)),
                     // Its holder learns of it when it leaves.
-                    Effect::Expired(_) => {}
+                    Effect::Expired(permit) => self.over(now, permit),
                     other => mine.push(other),
                 }
             }

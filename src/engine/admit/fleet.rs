@@ -17,11 +17,13 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::bucket::Bucket;
 use super::leased::{Shared, Shown, Speak};
+use super::strict::{Seen, Strictly};
+use super::teller::Teller;
 use super::{Admission, Name};
 use crate::backend::heartbeat::{Beat, Heard, MOST_BEATS, Round};
 use crate::backend::{Backend, Cause, Reply};
 use crate::clock::Clock;
-use crate::config::concurrency::{Ceiling, Mode};
+use crate::config::concurrency::{Ceiling, Mode, OnFailure};
 use crate::engine::Membership;
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::terms::TermsError;
@@ -65,6 +67,8 @@ pub struct Fleet {
     wake: Notify,
     told: Mutex<Told>,
     left: AtomicBool,
+    /// Of ceilings for which the store is asked each time.
+    teller: Arc<Teller>,
 }
 
 /// What was said and heard last.
@@ -101,19 +105,49 @@ impl Fleet {
             wake: Notify::new(),
             told: Mutex::default(),
             left: AtomicBool::new(false),
+            teller: Arc::new(Teller::new(member, life, pace.heartbeat)),
         }
     }
 
     /// What `ceiling` is to the fleet; nothing where each replica holds it alone.
     #[must_use]
     pub fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
-        if ceiling.mode == Some(Mode::Local) {
+        if matches!(ceiling.mode, Some(Mode::Local | Mode::Strict)) {
             return None;
         }
         let start = ceiling.rules.limit;
         let (min, max) = ceiling.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
         let (max_duration, on_failure) = (ceiling.max_duration, ceiling.on_backend_failure);
         Some(Shared { min, start, max, max_duration, on_failure })
+    }
+
+    /// What `ceiling` is where the store is asked each time; nothing where it is not.
+    #[must_use]
+    pub fn strictly(&self, ceiling: &Ceiling) -> Option<Strictly> {
+        let waiting = ceiling.rules.waiting;
+        let alone = match ceiling.on_backend_failure {
+            OnFailure::Deny => 0,
+            OnFailure::Local => u32::try_from(self.alone(ceiling.rules.limit).0).unwrap_or(0),
+            OnFailure::Allow => u32::MAX,
+        };
+        let max_duration = ceiling.max_duration;
+        (ceiling.mode == Some(Mode::Strict)).then_some(Strictly { waiting, max_duration, alone })
+    }
+
+    /// Whether there are ceilings for which the store is asked each time: then it is told each beat that this
+    /// replica is there.
+    pub fn expects_strict(&self, some: bool) {
+        self.teller.expects(some);
+    }
+
+    /// Every ceiling of that kind of which something is held, by name, at most `most`.
+    #[must_use]
+    pub fn seen(&self, most: usize) -> Vec<(Name, Seen)> {
+        self.teller.seen(most)
+    }
+
+    pub(super) const fn teller(&self) -> &Arc<Teller> {
+        &self.teller
     }
 
     pub(super) const fn member(&self) -> MemberId {
@@ -189,6 +223,10 @@ impl Fleet {
 impl Admission {
     /// Speaks for every shared ceiling, for ever; without a fleet it never ends and does nothing.
     pub async fn speak_on(&self, backend: &dyn Backend) {
+        tokio::join!(self.speak_of_shares(backend), self.tell_on(backend));
+    }
+
+    async fn speak_of_shares(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet() else { return std::future::pending().await };
         let mut ticks = interval(Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(20).max(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -197,12 +235,17 @@ impl Admission {
                 _ = ticks.tick() => {}
                 () = fleet.wake.notified() => {}
             }
-            self.speak_once(backend).await;
+            self.speak_of_due_shares(backend).await;
         }
     }
 
     /// Says everything that is due now, and hears the answers.
     pub async fn speak_once(&self, backend: &dyn Backend) {
+        self.speak_of_due_shares(backend).await;
+        self.tell_once(backend).await;
+    }
+
+    async fn speak_of_due_shares(&self, backend: &dyn Backend) {
         if let Some(fleet) = self.fleet().filter(|fleet| !fleet.has_left()) {
             self.round(fleet, backend).await;
         }
@@ -218,6 +261,7 @@ impl Admission {
         }
         self.round(fleet, backend).await;
         self.round(fleet, backend).await;
+        self.tell_once(backend).await;
     }
 
     /// Everything that is due.

@@ -61,6 +61,12 @@ impl InFlight {
         slot.held.filter(|_| slot.life == permit.life).map(|held| held.since)
     }
 
+    /// The deadline of `permit`; `None` when it is not out or has none.
+    pub(super) fn until(&self, permit: Permit) -> Option<Nanos> {
+        let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
+        slot.held.filter(|_| slot.life == permit.life)?.until
+    }
+
     /// Gives `permit` back; `None` when it is not out.
     pub(super) fn take(&mut self, permit: Permit) -> Option<Held> {
         let held = self.slot(permit)?.held.take()?;

@@ -218,6 +218,12 @@ impl Limiter {
         self.in_flight.since(permit)
     }
 
+    /// The deadline of `permit`; `None` when it is not out or has none.
+    #[must_use]
+    pub fn until(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.until(permit)
+    }
+
     /// The permits that are out, each with the instant it was admitted.
     pub fn permits(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         self.in_flight.all()

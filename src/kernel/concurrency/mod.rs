@@ -2,7 +2,8 @@
 //!
 //! [`Limiter`] is one ceiling: events in, effects out. [`Register`] ties the ids that proxies mint
 //! to what they hold, and remembers a release that came before its acquire. [`Policy`] infers the
-//! ceiling from the latency of those that left.
+//! ceiling from the latency of those that left. [`permits`] is what a store keeps of a ceiling for which
+//! every request asks it.
 //!
 //! Guarantees: never more in flight than the limit at the moment of admission; waiters leave the
 //! queue in the order they came; a permit is given back once. Nothing grows without a bound: slots
@@ -12,6 +13,7 @@
 
 mod in_flight;
 pub mod limiter;
+pub mod permits;
 pub mod policy;
 mod queue;
 pub mod register;

@@ -235,6 +235,7 @@ impl Ledger {
         self.balance = kept.plus(answer.granted);
         if answer.granted != Hits(0) {
             self.lease = answer.number;
+            self.sizer.lent(now, answer.granted);
         }
         if self.balance != Hits(0) {
             self.until = flight.sent.plus(early(answer.good_for));

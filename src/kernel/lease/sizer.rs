@@ -28,6 +28,10 @@ const LEASES_A_TERM: u64 = 4;
 /// With a fixed size, what is left when the next lease is asked for: one part in so many.
 const LAST_PART: u64 = 4;
 
+/// The next lease is asked for when less is left than the largest question of late, but no sooner than when
+/// this part of the last lease is left.
+const LAST_PART_LEARNED: u64 = 4;
+
 /// A lease is at most one part in so many of what passes at one instant.
 const PARTS: u64 = 10;
 
@@ -63,13 +67,17 @@ pub struct Sizer {
 struct Tally {
     asked: Hits,
     stranded: Hits,
+    /// The largest question.
+    largest: Hits,
+    /// The largest lease.
+    lent: Hits,
 }
 
 impl Sizer {
     /// Leases of at most `most` hits, for terms of this length.
     #[must_use]
     pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
-        let none = Tally { asked: Hits(0), stranded: Hits(0) };
+        let none = Tally { asked: Hits(0), stranded: Hits(0), largest: Hits(0), lent: Hits(0) };
         Self { size, term, most, since: Nanos(0), current: none, last: none }
     }
 
@@ -78,6 +86,15 @@ impl Sizer {
         if self.size == Size::Learned {
             self.turn(now);
             self.current.asked = self.current.asked.plus(hits);
+            self.current.largest = self.current.largest.max(hits);
+        }
+    }
+
+    /// Hits were lent.
+    pub fn lent(&mut self, now: Nanos, hits: Hits) {
+        if self.size == Size::Learned {
+            self.turn(now);
+            self.current.lent = self.current.lent.max(hits);
         }
     }
 
@@ -104,7 +121,7 @@ impl Sizer {
         let want = match self.size {
             Size::Fixed(hits) => hits,
             Size::Learned => {
-                let Tally { asked, stranded } = self.seen(now);
+                let Tally { asked, stranded, .. } = self.seen(now);
                 let asked = asked.less(besides);
                 let lease = Hits(asked.0.div_ceil(LEASES_A_TERM)).max(WORTH_A_CALL).min(asked);
                 Hits(scaled(lease.0, asked.0, asked.plus(stranded).0))
@@ -134,12 +151,16 @@ impl Sizer {
         }
     }
 
-    /// Will `balance` be gone `ahead` of now?
+    /// Will `balance` be gone `ahead` of now, or not suffice for a question as large as others were?
     #[must_use]
     pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
         match self.size {
             Size::Fixed(hits) => balance.0 < hits.0.div_ceil(LAST_PART),
-            Size::Learned => balance.0 <= scaled(self.seen(now).asked.0, ahead.0, self.term.0),
+            Size::Learned => {
+                let Tally { asked, largest, lent, .. } = self.seen(now);
+                let next = largest.0.min(lent.0 / LAST_PART_LEARNED);
+                balance.0 <= scaled(asked.0, ahead.0, self.term.0).max(next)
+            }
         }
     }
 
@@ -164,6 +185,8 @@ impl Sizer {
         Tally {
             asked: turned.current.asked.plus(fading(turned.last.asked)),
             stranded: turned.current.stranded.plus(fading(turned.last.stranded)),
+            largest: turned.current.largest.max(turned.last.largest),
+            lent: turned.current.lent.max(turned.last.lent),
         }
     }
 }

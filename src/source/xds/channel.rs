@@ -47,6 +47,8 @@ pub struct Server {
 pub struct Tls {
     /// PEM certificates of who may sign the server's; the system's without.
     pub ca: Option<PathBuf>,
+    /// Whether the system's sign as well where `ca` is there.
+    pub system_roots: bool,
     /// Our certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Whom the server's certificate must be made out to; its host without.
@@ -157,7 +159,13 @@ fn roots(tls: &Tls) -> io::Result<RootCertStore> {
         let certificate = certificate.map_err(|_| unfit(path, "is not PEM"))?;
         roots.add(certificate).map_err(io::Error::other)?;
     }
-    if roots.is_empty() { Err(unfit(path, "holds no certificate")) } else { Ok(roots) }
+    if roots.is_empty() {
+        return Err(unfit(path, "holds no certificate"));
+    }
+    if tls.system_roots {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    Ok(roots)
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

@@ -9,7 +9,7 @@ use regex::Regex;
 use serde_json::json;
 
 use super::mapping::filled;
-use super::{Gauge, Sample, Stats};
+use super::{Looked, Sample, Stats};
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ impl Lines {
     }
 
     /// A line for everything that is to be told of `stats` now.
-    pub fn next(&mut self, stats: &Stats, gauges: &[Gauge]) -> Vec<String> {
+    pub fn next(&mut self, stats: &Stats, looked: &[Looked]) -> Vec<String> {
         let mut lines = Vec::new();
-        stats.each(gauges, |sample| match sample {
+        stats.each(looked, |sample| match sample {
             Sample::Counter(name, count) => {
                 let sent = self.sent.entry(name.into()).or_default();
                 let grown = count.wrapping_sub(std::mem::replace(sent, count));

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: patterns of parts rule before regular expressions, each in the file's order; what no rule maps keeps
 //! its name, made fit for a metric.
-//! Leaves out: quantiles (an unmapped timer is shown by its count and sum) and `ttl`: metrics never expire.
+//! Leaves out: `ttl` (metrics never expire), and of summaries all but which quantiles: they are those of the last ten minutes.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,9 @@ use serde::Deserialize;
 
 /// The bounds of a histogram that names none, in seconds.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// The quantiles of a summary that names none.
+pub(super) const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
 /// The rules that the reference has built in.
 const BUILT_IN: &str = include_str!("mapping.yaml");
@@ -41,6 +44,8 @@ pub struct Mapped {
     pub labels: BTreeMap<String, String>,
     /// A histogram's upper bounds; empty for what is none.
     pub buckets: Vec<f64>,
+    /// The quantiles that are shown of what is no histogram.
+    pub quantiles: Vec<f64>,
     /// What values are multiplied by.
     pub scale: f64,
     /// It is not shown.
@@ -54,6 +59,7 @@ struct Rule {
     name: String,
     labels: BTreeMap<String, String>,
     buckets: Vec<f64>,
+    quantiles: Vec<f64>,
     scale: f64,
     is_dropped: bool,
 }
@@ -96,6 +102,8 @@ struct Defaults {
     timer_type: Option<String>,
     histogram_options: Option<Histogram>,
     buckets: Option<Vec<f64>>,
+    summary_options: Option<Summary>,
+    quantiles: Option<Vec<Quantile>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -110,6 +118,8 @@ struct Entry {
     timer_type: Option<String>,
     histogram_options: Option<Histogram>,
     buckets: Option<Vec<f64>>,
+    summary_options: Option<Summary>,
+    quantiles: Option<Vec<Quantile>>,
     action: Option<String>,
     scale: Option<f64>,
 }
@@ -118,6 +128,24 @@ struct Entry {
 #[serde(default)]
 struct Histogram {
     buckets: Option<Vec<f64>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Summary {
+    quantiles: Option<Vec<Quantile>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Quantile {
+    quantile: f64,
+}
+
+/// Those that options name, in their new place or their old one.
+fn named(summary: Option<&Summary>, old: Option<&Vec<Quantile>>) -> Option<Vec<f64>> {
+    let list = summary.and_then(|summary| summary.quantiles.as_ref()).or(old)?;
+    Some(list.iter().map(|named| named.quantile).collect())
 }
 
 impl Mapping {
@@ -182,12 +210,19 @@ fn rule(entry: Entry, defaults: &Defaults) -> Result<Rule, String> {
         options.and_then(|options| options.buckets.clone()).or_else(|| defaults.buckets.clone())
     };
     let buckets = || own.or_else(common).unwrap_or_else(|| BUCKETS.to_vec());
+    let quantiles = named(entry.summary_options.as_ref(), entry.quantiles.as_ref())
+        .or_else(|| named(defaults.summary_options.as_ref(), defaults.quantiles.as_ref()))
+        .unwrap_or_else(|| QUANTILES.to_vec());
+    if quantiles.iter().any(|quantile| !(0.0..=1.0).contains(quantile)) {
+        return Err("a quantile is from 0 to 1".to_owned());
+    }
     Ok(Rule {
         pattern,
         kind,
         name: entry.name,
         labels: entry.labels,
         buckets: if is_histogram { buckets() } else { Vec::new() },
+        quantiles,
         scale: entry.scale.unwrap_or(1.0),
         is_dropped,
     })
@@ -205,6 +240,7 @@ impl Rule {
             name: fit(&filled(&self.name, &groups)),
             labels: labels.collect(),
             buckets: self.buckets.clone(),
+            quantiles: self.quantiles.clone(),
             scale: self.scale,
             is_dropped: self.is_dropped,
         })

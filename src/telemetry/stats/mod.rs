@@ -8,6 +8,7 @@ mod lines;
 pub mod mapping;
 mod names;
 mod page;
+mod recent;
 mod rule;
 mod timer;
 
@@ -86,13 +87,13 @@ pub enum Key<'k> {
     Made(&'k str),
 }
 
-/// A number that is looked up, not counted.
+/// A number that is looked up, not counted here.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gauge {
-    /// Its name.
-    pub name: &'static str,
-    /// Its value.
-    pub value: u64,
+pub enum Looked {
+    /// The name and value of one that goes up and down.
+    Gauge(&'static str, u64),
+    /// Of one that only grows.
+    Counter(&'static str, u64),
 }
 
 /// One statistic at one time.
@@ -197,14 +198,26 @@ impl Stats {
         self.single[stat as usize].fetch_add(count, Relaxed);
     }
 
-    /// Counts a call and the time that it took.
-    pub fn called(&self, method: Method, took: Nanos) {
+    /// Counts a call that ended at `now` and the time that it took.
+    pub fn called(&self, method: Method, now: Nanos, took: Nanos) {
         self.requests[method as usize].fetch_add(1, Relaxed);
-        self.times[method as usize].1.took(took.0 / Nanos::MILLI.0);
+        self.times[method as usize].1.took(now, took.0 / Nanos::MILLI.0);
     }
 
-    /// Shows every statistic that is not zero, and the gauges, to `see`.
-    pub fn each(&self, gauges: &[Gauge], mut see: impl FnMut(Sample<'_>)) {
+    /// The same, where nobody is sent what single calls took.
+    #[must_use]
+    pub fn unsent(mut self) -> Self {
+        self.times.iter_mut().for_each(|(_, timer)| timer.keep_none());
+        self
+    }
+
+    /// It is `now`: quantiles forget what is too old.
+    pub fn pass(&self, now: Nanos) {
+        self.times.iter().for_each(|(_, timer)| timer.pass(now));
+    }
+
+    /// Shows every statistic that is not zero, and what was looked up, to `see`.
+    pub fn each(&self, looked: &[Looked], mut see: impl FnMut(Sample<'_>)) {
         let mut counter = |name: &str, count: u64| {
             if count != 0 {
                 see(Sample::Counter(name, count));
@@ -224,8 +237,12 @@ impl Stats {
         for (domain, count) in unknown_domains {
             counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
         }
-        for gauge in gauges {
-            see(Sample::Gauge(gauge.name, gauge.value));
+        for looked in looked {
+            match *looked {
+                Looked::Gauge(name, value) => see(Sample::Gauge(name, value)),
+                Looked::Counter(_, 0) => {}
+                Looked::Counter(name, count) => see(Sample::Counter(name, count)),
+            }
         }
         for (name, timer) in &self.times {
             see(Sample::Timer(name, timer));

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::mapping::{Kind, Mapped, fit};
 use super::timer::Times;
-use super::{Gauge, Sample, Stats};
+use super::{Looked, Sample, Stats};
 
 /// A metric's type and what it holds, by its labels as they are shown.
 type Family = (&'static str, BTreeMap<String, Shown>);
@@ -17,9 +17,9 @@ enum Shown {
 
 /// Every statistic that is not zero, mapped. Two that are mapped to one are added up.
 #[must_use]
-pub fn page(stats: &Stats, gauges: &[Gauge]) -> String {
+pub fn page(stats: &Stats, looked: &[Looked]) -> String {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
-    stats.each(gauges, |sample| {
+    stats.each(looked, |sample| {
         let (name, kind) = match &sample {
             Sample::Counter(name, _) => (name, Kind::Counter),
             Sample::Gauge(name, _) => (name, Kind::Gauge),
@@ -48,7 +48,7 @@ fn put(families: &mut BTreeMap<String, Family>, mapped: &Mapped, sample: Sample<
             if shown.count == 0 {
                 return;
             }
-            (if shown.buckets.is_empty() { "summary" } else { "histogram" }, Shown::Times(shown))
+            (if shown.is_summary() { "summary" } else { "histogram" }, Shown::Times(shown))
         }
     };
     let (_, series) = families.entry(mapped.name.clone()).or_insert((kind, BTreeMap::new()));
@@ -83,6 +83,10 @@ fn write_times(page: &mut String, name: &str, labels: &str, times: &Times) -> st
     }
     if !times.buckets.is_empty() {
         writeln!(page, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", times.count)?;
+    }
+    for (quantile, value) in &times.quantiles {
+        let value = value.map_or_else(|| "NaN".to_owned(), |value| value.to_string());
+        writeln!(page, "{name}{{{labels}{comma}quantile=\"{quantile}\"}} {value}")?;
     }
     let labels = braced(labels);
     writeln!(page, "{name}_sum{labels} {}\n{name}_count{labels} {}", times.sum, times.count)

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::mapping::{Kind, Mapping};
+use super::mapping::{Kind, Mapping, QUANTILES};
+use super::recent::Recent;
+use crate::kernel::units::Nanos;
 
 /// Most times that wait to be sent one by one; what comes then is only summed up.
 const MOST_WAITING: usize = 10_000;
@@ -18,6 +20,11 @@ pub struct Timer {
     counts: Vec<AtomicU64>,
     sum: AtomicU64,
     scale: f64,
+    /// Which quantiles are shown, where it is no histogram.
+    quantiles: Vec<f64>,
+    recent: Mutex<Recent>,
+    /// Most times that wait to be sent.
+    most: usize,
     waiting: Mutex<Vec<u64>>,
 }
 
@@ -26,6 +33,8 @@ pub struct Timer {
 pub struct Times {
     /// Upper bounds and how many are below or at them. Empty where it is no histogram.
     pub buckets: Vec<(f64, u64)>,
+    /// Quantiles of the last ten minutes, nothing where nobody called. Empty where it is a histogram.
+    pub quantiles: Vec<(f64, Option<f64>)>,
     /// How many.
     pub count: u64,
     /// Their sum, in what bounds are in.
@@ -37,19 +46,44 @@ impl Timer {
     pub(super) fn new(mapping: &Mapping, name: &str) -> Self {
         let mapped = mapping.map(name, Kind::Timer);
         let scale = mapped.as_ref().map_or(1.0, |mapped| mapped.scale);
+        let quantiles = mapped.as_ref().map_or_else(|| QUANTILES.to_vec(), |m| m.quantiles.clone());
         let bounds = mapped.map(|mapped| mapped.buckets).unwrap_or_default();
         let bounds: Vec<_> =
             bounds.into_iter().map(|bound| (bound, millis(bound, scale))).collect();
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self { bounds, counts, sum: AtomicU64::new(0), scale, waiting: Mutex::default() }
+        Self {
+            quantiles: if bounds.is_empty() { quantiles } else { Vec::new() },
+            bounds,
+            counts,
+            sum: AtomicU64::new(0),
+            scale,
+            recent: Mutex::default(),
+            most: MOST_WAITING,
+            waiting: Mutex::default(),
+        }
     }
 
-    pub(super) fn took(&self, millis: u64) {
+    /// Nobody is sent what comes from now on.
+    pub(super) const fn keep_none(&mut self) {
+        self.most = 0;
+    }
+
+    pub(super) fn pass(&self, now: Nanos) {
+        self.recent.lock().pass(now);
+    }
+
+    pub(super) fn took(&self, now: Nanos, millis: u64) {
         let at = self.bounds.iter().position(|(_, bound)| millis <= *bound);
         self.counts[at.unwrap_or(self.bounds.len())].fetch_add(1, Relaxed);
         self.sum.fetch_add(millis, Relaxed);
+        if !self.quantiles.is_empty() {
+            self.recent.lock().took(now, millis);
+        }
+        if self.most == 0 {
+            return;
+        }
         let mut waiting = self.waiting.lock();
-        if waiting.len() < MOST_WAITING {
+        if waiting.len() < self.most {
             waiting.push(millis);
         }
     }
@@ -70,7 +104,20 @@ impl Timer {
         });
         let buckets = buckets.collect();
         count += counts.next().unwrap_or(0);
-        Times { buckets, count, sum: self.sum.load(Relaxed) as f64 * self.scale }
+        let recent = self.recent.lock();
+        let of = |quantile: &f64| {
+            (*quantile, recent.quantile(*quantile).map(|millis| millis as f64 * self.scale))
+        };
+        let quantiles = self.quantiles.iter().map(of).collect();
+        Times { buckets, quantiles, count, sum: self.sum.load(Relaxed) as f64 * self.scale }
+    }
+}
+
+impl Times {
+    /// Whether it is shown by quantiles, not by buckets.
+    #[must_use]
+    pub const fn is_summary(&self) -> bool {
+        self.buckets.is_empty()
     }
 }
 

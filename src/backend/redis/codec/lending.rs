@@ -1,10 +1,10 @@
-//! A member's message as [`BORROW`](super::super::BORROW) takes it, and what the script says of it.
+//! Members' messages as [`BORROW`](super::super::BORROW) takes them, and what the script says of each.
 //!
 //! Guarantees: pure; the list of holders has the counter's slot and a key that no counter has; a
 //! reply that the script could not have given is refused whole.
 //! Leaves out: sending, and deadlines.
 
-use super::{Answer, DENY, NotUnderstood, Said, TAG, answer, double, key, record};
+use super::{Answer, DENY, LOG, NotUnderstood, TAG, answer, double, key, record};
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Cause, Charge, Outcome};
 use crate::kernel::decision::{Cost, Standing};
@@ -18,6 +18,12 @@ const SUPERSEDED: i64 = 6;
 
 /// No counter's own bytes begin so, nor their digest: they begin with the form of the key.
 const LIST: u8 = b'$';
+
+/// Integers that the script says of a message.
+pub const FIELDS: usize = 8;
+
+/// What the script says of a message: what [`read`] reads.
+pub type Said = [i64; FIELDS];
 
 /// A message, ready to travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +46,34 @@ pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
     Packed { keys: [counter, list], args: [now, said(message), record(&peek).into_vec()] }
 }
 
+/// KEYS and ARGV of one call for all of `messages`, at the instant of the first.
+#[must_use]
+pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let now = messages.first().map(|first| first.args[0].clone());
+    let keys = messages.iter().flat_map(|message| message.keys.clone());
+    let args = messages.iter().flat_map(|message| message.args[1..].to_vec());
+    (keys.collect(), now.into_iter().chain(args).collect())
+}
+
+/// What is said of each message, from the first to the last that the script came to: [`FIELDS`] integers.
+///
+/// # Errors
+/// It is no reply to so many messages, or the script came to none.
+pub fn share_out(reply: &[i64], messages: usize) -> Result<Vec<Said>, NotUnderstood> {
+    let (said, rest) = reply.as_chunks();
+    if !rest.is_empty() || said.is_empty() || messages < said.len() {
+        return Err(NotUnderstood::of("eight integers for each message that was come to", reply));
+    }
+    Ok(said.to_vec())
+}
+
+impl Packed {
+    /// How long the script may take for it, in microseconds: what was measured, and some more.
+    pub(in crate::backend::redis) fn micros(&self) -> usize {
+        if self.args[2].first() == Some(&LOG) { 40 } else { 16 }
+    }
+}
+
 /// What `reply` says of `message`.
 ///
 /// # Errors
@@ -57,7 +91,7 @@ pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
     if *code == SUPERSEDED && [remaining, retry, reset] == [0; 3] && lent == [0; 4] {
         return Ok(Lent::Superseded);
     }
-    let answer = answer(&peek(message), Said { code: *code, remaining, retry, reset })?;
+    let answer = answer(&peek(message), super::Said { code: *code, remaining, retry, reset })?;
     let step = match answer {
         Answer::Outcome(Outcome::Stepped(step)) => step,
         Answer::Stale(now) if lent == [0; 4] => return Ok(Lent::Stale(now)),

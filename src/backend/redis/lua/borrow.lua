@@ -1,30 +1,33 @@
--- Takes a member's message about a leased key: what it reports and gives back, the hits of a question,
--- and a grant, by the same arithmetic as kernel/lease/book.rs.
+-- Takes members' messages about leased keys, one after the other, each by the same arithmetic as
+-- kernel/lease/book.rs: what it reports and gives back, the hits of a question, and a grant.
 --
--- KEYS[1]  the counter
--- KEYS[2]  a hash in the counter's slot: member -> what is known of it, little-endian, packed, 57 bytes
---            double number      of the last message taken
---            double lease       of the last message granted anything
---            double until       the microsecond at which its lease ends
---            double kept_until  the microsecond at which this is forgotten
---            double mark        where the newest part of `held` was charged: the microsecond at which the
---                               window began, or of the log's entry; 0 for GCRA
---            uint32 held        hits that it may still spend
---            uint32 fresh       how many of these are the newest part
---            uint32 granted     by the last message taken
---            uint32 demand
---            byte   passed      1 when the hits of that message passed
--- ARGV[1]  the instant, as at the top
--- ARGV[2]  the message, little-endian, packed
---            double number, hits, want, demand, held, returned, lease
---            double budget      hits that may be out; -1 when leases end with their window
---            double term        microseconds
---            8 bytes            the member
--- ARGV[3]  the record of the limit, as at the top; its act and hits are not read
+-- Of message m, from 1:
+-- KEYS[2m - 1]  the counter
+-- KEYS[2m]      a hash in the counter's slot: member -> what is known of it, little-endian, packed, 57 bytes
+--                 double number      of the last message taken
+--                 double lease       of the last message granted anything
+--                 double until       the microsecond at which its lease ends
+--                 double kept_until  the microsecond at which this is forgotten
+--                 double mark        where the newest part of `held` was charged: the microsecond at which the
+--                                    window began, or of the log's entry; 0 for GCRA
+--                 uint32 held        hits that it may still spend
+--                 uint32 fresh       how many of these are the newest part
+--                 uint32 granted     by the last message taken
+--                 uint32 demand
+--                 byte   passed      1 when the hits of that message passed
+-- ARGV[1]       the instant, as at the top
+-- ARGV[2m]      the message, little-endian, packed
+--                 double number, hits, want, demand, held, returned, lease
+--                 double budget      hits that may be out; -1 when leases end with their window
+--                 double term        microseconds
+--                 8 bytes            the member
+-- ARGV[2m + 1]  the record of the limit, as at the top; its act and hits are not read
 --
--- Reply: {code, remaining, retry after, reset after, granted, kept, parked, good for}. Codes and the
+-- Reply: for each message code, remaining, retry after, reset after, granted, kept, parked, good for. Codes and the
 -- first four are as at the top; times among those are in ticks of the limit; hits are hits, and good for
 -- is microseconds. Beside 3 and 5 all but retry after is 0. Code 6: a later message was taken before.
+-- A script that has read MOST_READ records of members takes no further message, so that it keeps nobody waiting
+-- for long: the reply is shorter then, and who is not in it may ask again.
 --
 -- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
 -- The hash expires when the last of its records is to be forgotten. What is given back is listed as given
@@ -33,47 +36,21 @@
 
 local SUPERSEDED = 6
 local KNOWN = '<dddddI4I4I4I4B'
-local MOST_MEMBERS, MOST_DEMAND = 2048, 1048576
+local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 
-local number, own, want, demand, still_held, back, lease, budget, term, member_at =
-  unpack('<ddddddddd', ARGV[2])
-local member = string.sub(ARGV[2], member_at)
-local coupled = budget < 0
-local has_windows = strategy == 2 or strategy == 3
+-- The message in hand.
+local number, own, want, demand, still_held, back, lease, budget, term, member
+local coupled, has_windows, code, remaining, retry, reset
+-- What is known of its member, and of the others together: those that stay, what they may spend, what
+-- they ask for, and when the last is forgotten.
+local its, others, out, others_demand, forgotten
+-- Records read so far.
+local read = 0
 
 -- kernel/lease/book.rs, `share`.
 local function share(whole, mine, others)
   return floor(whole * mine / (mine + others))
 end
-
--- A debt that was written under another limit is converted whatever becomes of the message.
-local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
-if code == STALE or code == NOT_UNDERSTOOD then
-  return {code, 0, retry, 0, 0, 0, 0, 0}
-end
-
--- What is known of this member, and of the others together: those that stay, what they may spend, what
--- they ask for, and when the last is forgotten.
-local its = {number = 0, lease = 0, till = 0, kept_until = 0, mark = 0, held = 0, fresh = 0, granted = 0,
-  demand = 0, passed = 0}
-local others, out, others_demand, forgotten = 0, 0, 0, 0
-local listed = try('HGETALL', KEYS[2])
-if listed.err then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
-for i = 1, #listed, 2 do
-  if #listed[i + 1] ~= 57 then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
-  local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
-  if kept_until <= now then
-    call('HDEL', KEYS[2], listed[i])
-  elseif listed[i] == member then
-    its.number, its.lease, its.till, its.kept_until, its.mark = n, l, till, kept_until, m
-    its.held, its.fresh, its.granted, its.demand, its.passed = held, fresh, granted, d, passed
-  else
-    others, others_demand = others + 1, others_demand + d
-    if now < till then out = out + held end
-    if forgotten < kept_until then forgotten = kept_until end
-  end
-end
-if number < its.number then return {SUPERSEDED, 0, 0, 0, 0, 0, 0, 0} end
 
 local function held_at()
   return now < its.till and its.held or 0
@@ -162,5 +139,55 @@ local function turn()
   return {code, remaining, retry, reset, its.granted, kept, out, good_for}
 end
 
-if number == its.number then return again() end
-return turn()
+-- Finds the member among those `listed`; false where something else is listed there.
+local function look_up(listed)
+  its = {number = 0, lease = 0, till = 0, kept_until = 0, mark = 0, held = 0, fresh = 0, granted = 0,
+    demand = 0, passed = 0}
+  others, out, others_demand, forgotten = 0, 0, 0, 0
+  read = read + #listed / 2
+  for i = 1, #listed, 2 do
+    if #listed[i + 1] ~= 57 then return false end
+    local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
+    if kept_until <= now then
+      call('HDEL', KEYS[2], listed[i])
+    elseif listed[i] == member then
+      its.number, its.lease, its.till, its.kept_until, its.mark = n, l, till, kept_until, m
+      its.held, its.fresh, its.granted, its.demand, its.passed = held, fresh, granted, d, passed
+    else
+      others, others_demand = others + 1, others_demand + d
+      if now < till then out = out + held end
+      if forgotten < kept_until then forgotten = kept_until end
+    end
+  end
+  return true
+end
+
+-- kernel/lease/book.rs, `step`.
+local function take(message)
+  local member_at
+  number, own, want, demand, still_held, back, lease, budget, term, member_at = unpack('<ddddddddd', message)
+  member = string.sub(message, member_at)
+  coupled = budget < 0
+  has_windows = strategy == 2 or strategy == 3
+  -- A debt that was written under another limit is converted whatever becomes of the message.
+  code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
+  if code == STALE or code == NOT_UNDERSTOOD then return {code, 0, retry, 0, 0, 0, 0, 0} end
+  local listed = try('HGETALL', KEYS[2])
+  if listed.err or not look_up(listed) then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
+  if number < its.number then return {SUPERSEDED, 0, 0, 0, 0, 0, 0, 0} end
+  if number == its.number then return again() end
+  return turn()
+end
+
+local keys, lent = KEYS, {}
+for m = 1, #keys / 2 do
+  if 1 < m then
+    if MOST_READ <= read then break end
+    KEYS, in_hand = {keys[2 * m - 1], keys[2 * m]}, 2 * m - 1
+    strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+      unpack(RECORD, ARGV[in_hand + 2])
+  end
+  local said = take(ARGV[2 * m])
+  for i = 1, 8 do lent[#lent + 1] = said[i] end
+end
+return lent

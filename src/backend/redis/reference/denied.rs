@@ -10,6 +10,7 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use parking_lot::Mutex;
 
+use crate::backend::inside::Remembered;
 use crate::kernel::units::Nanos;
 
 /// Shards, so that two cores seldom meet.
@@ -34,6 +35,8 @@ struct Shard {
     /// The oldest first. A key that was forgotten may still stand here.
     order: VecDeque<Box<[u8]>>,
     bytes: usize,
+    /// Its keys apart, which are counted by the table.
+    counted: Remembered,
 }
 
 impl Denied {
@@ -47,7 +50,17 @@ impl Denied {
         if self.most == 0 {
             return false;
         }
-        self.shard(key).lock().ends.get(key).is_some_and(|end| now < *end)
+        let mut shard = self.shard(key).lock();
+        let end = shard.ends.get(key).copied();
+        let is_known = end.is_some_and(|end| now < end);
+        let counted = &mut shard.counted;
+        if is_known {
+            counted.hits += 1;
+        } else {
+            counted.misses += 1;
+            counted.expired += u64::from(end.is_some());
+        }
+        is_known
     }
 
     /// Remembers `key` until `end`, at the cost of the oldest ones where there is no room.
@@ -59,10 +72,13 @@ impl Denied {
         if shard.ends.insert(key.into(), end).is_none() {
             shard.order.push_back(key.into());
             shard.bytes += cost(key);
+        } else {
+            shard.counted.overwritten += 1;
         }
         while self.most < shard.bytes {
             let Some(oldest) = shard.order.pop_front() else { break };
             shard.ends.remove(&oldest);
+            shard.counted.evicted += 1;
             shard.bytes = shard.bytes.saturating_sub(cost(&oldest));
         }
     }
@@ -77,6 +93,16 @@ impl Denied {
         }
     }
 
+    /// What it came to so far.
+    pub(super) fn seen(&self) -> Remembered {
+        let of = |shard: &Mutex<Shard>| {
+            let shard = shard.lock();
+            let keys = u64::try_from(shard.ends.len()).unwrap_or(u64::MAX);
+            Remembered { keys, ..shard.counted }
+        };
+        self.shards.iter().map(of).fold(Remembered::default(), std::ops::Add::add)
+    }
+
     fn shard(&self, key: &[u8]) -> &Mutex<Shard> {
         let hash = usize::try_from(self.random.hash_one(key) % SHARDS as u64).unwrap_or(0);
         &self.shards[hash]
@@ -89,7 +115,7 @@ const fn cost(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Denied, SHARDS, cost};
+    use super::{Denied, Remembered, SHARDS, cost};
     use crate::kernel::units::Nanos;
 
     const END: Nanos = Nanos(10);
@@ -120,6 +146,26 @@ mod tests {
         let queued: usize = denied.shards.iter().map(|shard| shard.lock().order.len()).sum();
         assert_eq!(queued, known, "nothing lies about that is not known");
         assert!(!denied.holds(&keys[0], Nanos(0)));
+    }
+
+    #[test]
+    fn lookups_are_hits_or_misses_and_what_gives_way_is_counted() {
+        let denied = Denied::new(1_000_000);
+        denied.holds(b"k", Nanos(1));
+        denied.remember(b"k", END);
+        denied.remember(b"k", END);
+        denied.holds(b"k", Nanos(1));
+        denied.holds(b"k", Nanos(1));
+        denied.holds(b"k", END);
+        let wanted =
+            Remembered { keys: 1, hits: 2, misses: 2, expired: 1, evicted: 0, overwritten: 1 };
+        assert_eq!(denied.seen(), wanted);
+        let small = Denied::new(SHARDS * cost(b"key 0000"));
+        for n in 0..100 {
+            small.remember(format!("key {n:04}").as_bytes(), END);
+        }
+        let seen = small.seen();
+        assert!(0 < seen.evicted && seen.keys + seen.evicted == 100, "{seen:?}");
     }
 
     #[test]

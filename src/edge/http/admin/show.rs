@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::clock::Clock;
 use crate::config::{Config, Rule, Unit};
 use crate::engine::admit::fleet::Fleet;
-use crate::engine::admit::{Name, Shown};
+use crate::engine::admit::{Name, Seen, Shown};
 use crate::engine::membership::{Member, Membership, read};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
@@ -80,6 +80,7 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     let member = |member: &Member| {
         let record = read(&member.record);
         json!({"node": member.node, "silent_ms": millis(member.silent), "build": record.build,
+            "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
             "fences": record.fences, "handoffs": record.handoffs})
@@ -118,7 +119,22 @@ pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
         })
     };
     let ceilings: Vec<_> = fleet.shown(clock, MOST_SHOWN).into_iter().map(ceiling).collect();
-    json!({"store": store.map(|life| life.0), "member": member.0, "life": life.0, "ceilings": ceilings})
+    let strict: Vec<_> = fleet.seen(MOST_SHOWN).into_iter().map(strict).collect();
+    json!({"store": store.map(|life| life.0), "member": member.0, "life": life.0,
+        "ceilings": ceilings, "strict": strict})
+}
+
+/// A ceiling that the store counts.
+fn strict((name, seen): (Name, Seen)) -> Value {
+    json!({
+        "ceiling": CounterKey::words(&name),
+        "whole": seen.limit,
+        "held": seen.held.map(|held| held.0),
+        "in_flight": seen.here,
+        "waiting": seen.waiting,
+        "closed_for_ms": seen.closed_for.0 / Nanos::MILLI.0,
+        "outage": seen.outage,
+    })
 }
 
 /// One screen, or ten.

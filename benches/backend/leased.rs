@@ -1,0 +1,161 @@
+//! Leased limits in the whole service: what they cost the server and the Redis, and how much of a limit is used.
+//!
+//! A server that leases from a Redis against one that counts in its own memory; 1,000 keys, 128 in flight. A
+//! row is one limit and one kind of hits: the server's CPU a question against memory's, measured before and
+//! after it, the Redis' script calls and CPU a decision, and how many of the hits that a strict limit
+//! admits are admitted. Leases learn from demand, so a server is warmed up for as long as it is measured.
+//! Of 10,000 and more the budget is above a hundred hits, and the bounds of the head hold; of 100 it is 10,
+//! and a decision takes one call at most.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+
+use super::{
+    CONNECTIONS, Channel, IN_FLIGHT, KEYS, RateLimitServiceClient, Runtime, Server, Store, median,
+    question, resp, tokio,
+};
+
+const ASKED: u64 = 60_000;
+const TURNS: usize = 5;
+/// Percent of a limit that may be out.
+const OVERSHOOT: u64 = 10;
+
+/// Hits of a question.
+#[derive(Clone, Copy, Debug)]
+enum Cost {
+    One,
+    /// 1 of half of the questions, 2 of a quarter, and so on to 64.
+    HeavyTailed,
+}
+
+/// What a turn came to, for each question.
+struct Turn {
+    cpu: f64,
+    calls: f64,
+    redis: f64,
+    admitted: f64,
+}
+
+pub(crate) fn run(store: &Store) {
+    let client = tokio(1);
+    println!(
+        "{:<26} {:>7} {:>7} {:>6} {:>8} {:>9} {:>9}",
+        "leased", "memory", "leased", "ratio", "calls", "Redis us", "admitted"
+    );
+    println!("{:<26} {:>22} {:>8} {:>9}", "bound", "1.10", "0.02", "0.1");
+    for unit in ["second", "minute"] {
+        for requests in [100, 10_000, 1_000_000] {
+            for cost in [Cost::One, Cost::HeavyTailed] {
+                row(store, &client, unit, requests, cost);
+            }
+        }
+    }
+}
+
+fn row(store: &Store, client: &Runtime, unit: &str, requests: u64, cost: Cost) {
+    resp::Client::connect(&store.socket()).unwrap().call(&["FLUSHALL"]);
+    let limits = |mode: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!(
+            "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {{requests_per_unit: {requests}, \
+             unit: {unit}, strategy: gcra{mode}}}\n"
+        );
+        std::fs::write(dir.path().join("shop.yaml"), text).unwrap();
+        dir
+    };
+    let (plain, leasing) =
+        (limits(""), limits(&format!(", mode: leased, max_overshoot: {OVERSHOOT}%")));
+    let memory = Server::start(plain.path(), &["--backend", "memory"]);
+    let flags = ["--backend", &store.url(), "--backend-deadline", "10s"];
+    let leased = Server::start(leasing.path(), &flags);
+    let turns = |server: &Server, turns: usize| -> Vec<Turn> {
+        (0..turns).map(|_| turn(store, client, server, cost)).collect()
+    };
+    // In one go, so that what was learned is not forgotten meanwhile; and memory before and after, so that
+    // what else the machine does falls on both.
+    let before = turns(&memory, TURNS);
+    turns(&leased, TURNS);
+    let its = turns(&leased, TURNS);
+    let after = turns(&memory, TURNS);
+    let of = |turns: &[Turn], what: fn(&Turn) -> f64| median(turns.iter().map(what));
+    let both = median(before.iter().chain(&after).map(|turn| turn.cpu));
+    println!(
+        "{:<26} {both:>7.2} {:>7.2} {:>6.2} {:>8.4} {:>9.3} {:>9.3}",
+        format!("{requests} a {unit}, {}", cost.name()),
+        of(&its, |turn| turn.cpu),
+        of(&its, |turn| turn.cpu) / both,
+        of(&its, |turn| turn.calls),
+        of(&its, |turn| turn.redis),
+        of(&its, |turn| turn.admitted) / of(&after, |turn| turn.admitted),
+    );
+}
+
+/// Script calls since the Redis began.
+fn scripts(store: &Store) -> f64 {
+    let mut client = resp::Client::connect(&store.socket()).unwrap();
+    let stats = client.call(&["INFO", "commandstats"]).text();
+    let of = |name: &str| {
+        let rest = stats.split(&format!("cmdstat_{name}:calls=")).nth(1);
+        rest.map_or(0.0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    };
+    of("evalsha") + of("eval")
+}
+
+impl Cost {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::One => "1 hit",
+            Self::HeavyTailed => "heavy-tailed",
+        }
+    }
+
+    fn hits(self, number: u64) -> u32 {
+        let rolled = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let rolled = (rolled ^ rolled >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        match self {
+            Self::One => 1,
+            Self::HeavyTailed => 1 << rolled.leading_zeros().min(6),
+        }
+    }
+}
+
+fn turn(store: &Store, client: &Runtime, server: &Server, cost: Cost) -> Turn {
+    let before = (server.cpu_ticks(), scripts(store), store.cpu_micros());
+    let admitted = client.block_on(ask_all(server, cost));
+    let each = |all: f64| all / ASKED as f64;
+    Turn {
+        cpu: each((server.cpu_ticks() - before.0) as f64 * 10_000.0),
+        calls: each(scripts(store) - before.1),
+        redis: each(store.cpu_micros() - before.2),
+        admitted: each(admitted as f64),
+    }
+}
+
+/// Hits that were admitted of [`ASKED`] questions, many asked at one time.
+async fn ask_all(server: &Server, cost: Cost) -> u64 {
+    let (left, admitted) = (Arc::new(AtomicU64::new(ASKED)), Arc::new(AtomicU64::new(0)));
+    let ask = |mut client: RateLimitServiceClient<Channel>| {
+        let (left, admitted) = (Arc::clone(&left), Arc::clone(&admitted));
+        ::tokio::spawn(async move {
+            while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+                let mut asked = question(number.wrapping_mul(2_654_435_761) % KEYS);
+                asked.hits_addend = cost.hits(number);
+                let hits = u64::from(asked.hits_addend);
+                let answer = client.should_rate_limit(asked).await.unwrap().into_inner();
+                let passed = answer.overall_code == Code::Ok as i32;
+                admitted.fetch_add(if passed { hits } else { 0 }, Relaxed);
+            }
+        })
+    };
+    let mut asking = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let client = server.client().await;
+        asking.extend((0..IN_FLIGHT / CONNECTIONS).map(|_| ask(client.clone())));
+    }
+    for asked in asking {
+        asked.await.unwrap();
+    }
+    admitted.load(Relaxed)
+}

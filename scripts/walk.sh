@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Follows README and docs to the letter, as who has Rust and nothing else would, from an empty checkout of the last commit.
+#
+#   scripts/walk.sh             compiles anew, which takes minutes
+#   WALK_TARGET=DIR scripts/walk.sh   takes what is compiled there
+#
+# Every command is one that README or docs show: a step whose command they do not is a failure. Prints a table: what was
+# run, what should come, what came. Needs the ports 8080, 8081, 9090, 6070 and 6379 of this machine to be free, curl, git and
+# redis-server. What it cannot run (a cluster, an engine for images, a terminal's editor) it says.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+home=$(mktemp -d)
+served=0 redis=0 failed=0
+table=()
+cleanup() {
+    [ "$served" = 0 ] || kill "$served" 2>/dev/null
+    [ "$redis" = 0 ] || kill "$redis" 2>/dev/null
+    wait 2>/dev/null
+    rm -rf "$home"
+}
+trap cleanup EXIT
+
+busy=$(ss -ltnH 2>/dev/null | grep -E ':(8080|8081|9090|6070|6379) ' || true)
+[ -z "$busy" ] || { printf 'these ports are taken:\n%s\n' "$busy" >&2; exit 2; }
+
+git clone --quiet . "$home/sluicegate"
+cd "$home/sluicegate" || exit 2
+export CARGO_TARGET_DIR=${WALK_TARGET:-$home/target}
+
+# row STEP EXPECTED GOT
+row() {
+    local outcome=ok
+    [ "$2" = "$3" ] || { outcome=DIFFERS; failed=1; }
+    table+=("$(printf '| %s | %s | %s | %s |' "$1" "$2" "$3" "$outcome")")
+}
+
+# shown COMMAND: whether README or docs show it, letter for letter.
+shown() {
+    grep -rqF -- "$1" README.md docs || { row "\`${1//|/\\|}\`" "shown in the docs" "not there"; return 1; }
+}
+
+# step EXPECTED COMMAND: what the command prints, made short by $short, must be EXPECTED.
+step() {
+    local got
+    shown "$2" || return
+    got=$(bash -c "$2" 2>/dev/null | eval "$short") || true
+    row "\`${2//|/\\|}\`" "$1" "$got"
+}
+
+# The program that `cargo run --release --` runs, for the pages that say `sluicegate`.
+sluicegate=cargo\ run\ --quiet\ --release\ --
+sluicegate() { cargo run --quiet --release -- "$@"; }
+export -f sluicegate
+
+waits_for() {
+    for _ in $(seq 600); do curl -sfo /dev/null "$1" && return 0; sleep 0.1; done
+    return 1
+}
+
+# README: Start.
+command='cargo run --release -- serve --settings config/start.yaml'
+shown "$command"
+cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
+SLUICEGATE_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml >"$home/said" 2>"$home/log" &
+served=$!
+waits_for localhost:8080/readyz && got=ready || got='not ready'
+row "\`$command\`" ready "$got"
+
+short='head -n 1 | tr -d "\r"'
+ask="curl -si localhost:8080/json -d '{\"domain\": \"shop\", \"descriptors\": [{\"entries\": [{\"key\": \"api_key\", \"value\": \"me\"}], \"hitsAddend\": \"11\"}]}'"
+step 'HTTP/1.1 429 Too Many Requests' "$ask"
+one=${ask/'"11"'/'"1"'}
+got=$(for _ in $(seq 11); do bash -c "$one" | head -n 1 | cut -d' ' -f2; done | sort | uniq -c | tr -s ' \n' ' ')
+row 'the same with `"1"`, eleven times in a row' ' 10 200 1 429 ' "$got"
+
+short='head -n 1 | tr -d "\r"'
+step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Original-URI: /' -H 'X-Original-Method: GET' -H 'X-Real-IP: 192.0.2.1'"
+
+# docs/operating.md: admin, which has a token here.
+export TOKEN=open-sesame
+short='head -c 1'
+step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/grant?domain=shop&descriptor=api_key=me&hits=50'"
+short='cat'
+step '1 counters are empty' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me'"
+got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
+row 'the question with `"1"` after the reset' 200 "$got"
+short='cat'
+step 'a bearer token is needed' 'curl -s localhost:6070/config'
+
+# README: Limits, edited while it runs.
+sed -i 's/burst: 10/burst: 12/' config/limits/example.yaml
+for _ in $(seq 100); do
+    got=$(curl -s localhost:9090/metrics | sed -n 's/^sluicegate_config_revision //p')
+    [ "$got" = 2 ] && break
+    sleep 0.1
+done
+row 'an edit of config/limits/example.yaml, as the revision that is in force' 2 "$got"
+git checkout --quiet config/limits
+
+short='tail -n 1'
+step '0 findings in 1 file: 0 errors, 0 warnings' 'cargo run --release -- check config/limits'
+short='grep -c "limited by"'
+step 1 'cargo run --release -- explain --limits config/limits --domain shop --descriptor api_key=me'
+short='head -n 1'
+step '{' 'cargo run --release -- schema limits'
+redis-server --save '' >"$home/redis" 2>&1 &
+redis=$!
+for _ in $(seq 100); do redis-cli ping >/dev/null 2>&1 && break; sleep 0.1; done
+shown 'cargo run --release -- doctor --backend redis://127.0.0.1'
+$sluicegate doctor --backend redis://127.0.0.1 >"$home/doctor" 2>&1
+row '`cargo run --release -- doctor --backend redis://127.0.0.1`, its exit code' 0 $?
+short='grep -c "^response_headers: draft"'
+step 1 'sluicegate serve --limits config/limits --response-headers draft --print-config'
+
+kill "$served"
+wait "$served"
+row 'SIGTERM, the exit code' 0 $?
+served=0
+
+for command in 'helm install sluicegate charts/sluicegate --values charts/sluicegate/values/standalone.yaml' 'docker compose up --build'; do
+    shown "$command"
+    table+=("| \`$command\` | | | not run: it takes a cluster or an engine |")
+done
+
+printf '\n| step | should come | came | |\n|---|---|---|---|\n'
+printf '%s\n' "${table[@]}"
+exit "$failed"

@@ -1,0 +1,66 @@
+//! The permits of strict ceilings, and their common life, in this process.
+//!
+//! What Redis keeps by `acquire.lua` and `tell.lua`, by the kernel's own steps. A replica alone asks nobody,
+//! so this is what a fleet in one process shares, and what the scripts are compared with.
+//!
+//! Guarantees: a ceiling of which nothing is held takes no room.
+
+use std::collections::HashMap;
+
+use crate::backend::heartbeat::Name;
+use crate::backend::permits::{Acquire, Answer, Heard, Life, Permits, Round};
+use crate::kernel::units::Nanos;
+
+/// All strict ceilings of one store.
+#[derive(Debug, Default)]
+pub struct Strict {
+    life: Option<Life>,
+    /// What the store was called when the life began.
+    store: String,
+    states: HashMap<Name, Permits>,
+}
+
+impl Strict {
+    /// A store that nobody can hold anything of: it began with the process that asks it.
+    #[must_use]
+    pub fn settled() -> Self {
+        Self { life: Some(Life::begin(Nanos(0), Nanos(0))), ..Self::default() }
+    }
+
+    /// Asks for a permit at `now`, in the store that is called `store`: another name is another store, or
+    /// the same after a restart.
+    pub fn acquire(&mut self, now: Nanos, store: &str, asked: &Acquire) -> Answer {
+        let closed_for = self.closed_for(now, store, asked.ask.times.grace);
+        let permits = self.states.entry(asked.bucket.clone()).or_default();
+        let acquired = permits.acquire(now, closed_for, &asked.ask);
+        let held = permits.held();
+        self.drop_if_rested(&asked.bucket);
+        Answer { acquired, held }
+    }
+
+    /// Hears `round`; one answer for each ceiling.
+    pub fn tell(&mut self, now: Nanos, store: &str, round: &Round) -> Vec<Heard> {
+        self.closed_for(now, store, round.grace);
+        let mut heard = Vec::new();
+        for told in &round.told {
+            let permits = self.states.entry(told.bucket.clone()).or_default();
+            let found = permits.tell(now, &told.held, &told.over);
+            heard.push(Heard { found, held: permits.held() });
+            self.drop_if_rested(&told.bucket);
+        }
+        heard
+    }
+
+    fn closed_for(&mut self, now: Nanos, store: &str, grace: Nanos) -> Nanos {
+        let known = self.life.filter(|_| self.store == store);
+        store.clone_into(&mut self.store);
+        let life = self.life.insert(known.unwrap_or_else(|| Life::begin(now, grace)));
+        life.closed_for(now, grace)
+    }
+
+    fn drop_if_rested(&mut self, bucket: &Name) {
+        if self.states.get(bucket).is_some_and(|permits| permits.last().is_none()) {
+            self.states.remove(bucket);
+        }
+    }
+}

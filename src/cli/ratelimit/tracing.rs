@@ -1,0 +1,37 @@
+//! Traces: by `TRACING_*` as far as `OTEL_*`, which wins, says nothing.
+//!
+//! Leaves out: `OTEL_EXPORTER_OTLP_*`, which both services read for themselves.
+
+use super::reading::Reading;
+
+pub(super) fn read(reading: &mut Reading<'_>) {
+    reading.put_flag("TRACING_ENABLED", "otlp");
+    if !reading.flag("TRACING_ENABLED") {
+        let others = [
+            "TRACING_EXPORTER_PROTOCOL",
+            "TRACING_SERVICE_NAME",
+            "TRACING_SERVICE_NAMESPACE",
+            "TRACING_SERVICE_INSTANCE_ID",
+            "TRACING_SAMPLING_RATE",
+        ];
+        return reading.unused(&others, "TRACING_ENABLED is not on");
+    }
+    let protocol = match reading.text("TRACING_EXPORTER_PROTOCOL") {
+        "http" | "" => "http/protobuf",
+        "grpc" => "grpc",
+        _ => return reading.refuse("TRACING_EXPORTER_PROTOCOL", "takes http or grpc"),
+    };
+    reading.put("TRACING_EXPORTER_PROTOCOL", "otlp_protocol", protocol.to_owned());
+    // Its collector may take nothing but spans, which is all that the reference tells it.
+    reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
+    reading.put_text("TRACING_SERVICE_NAME", "otlp_service");
+    let named = [
+        ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
+        ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
+    ];
+    let named = named.map(|(name, variable)| (name.to_owned(), reading.text(variable).to_owned()));
+    let named: Vec<_> = named.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+    reading.put_pairs("TRACING_SERVICE_NAMESPACE", "otlp_attributes", &named);
+    let sampled = reading.float("TRACING_SAMPLING_RATE").clamp(0.0, 1.0);
+    reading.put("TRACING_SAMPLING_RATE", "otlp_sampled", sampled.to_string());
+}

@@ -1,0 +1,97 @@
+//! What replicas that share a store tell each other, wired.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use super::drain::{self, Phase};
+use super::{Failure, Parts};
+use crate::config::settings::{Backend, Settings};
+use crate::edge::grpc::peer::{self, Courier, Seal, Trust};
+use crate::edge::grpc::tls;
+use crate::engine::Engine;
+use crate::engine::peers::Post;
+
+/// The shortest secret in a file: as that of `peer_secret`.
+const SHORTEST: usize = 16;
+
+/// The port that other replicas are heard on, where there may be others.
+pub(super) fn port(settings: &Settings) -> Option<u16> {
+    settings.peer_port.filter(|_| settings.backend != Backend::Memory)
+}
+
+/// The engine, one of those that pass ends on to each other where there may be others.
+pub(super) fn joined(
+    settings: &Settings,
+    engine: Engine,
+) -> (Engine, Option<mpsc::Receiver<Post>>) {
+    if port(settings).is_some() { engine.with_peers() } else { (engine, None) }
+}
+
+/// How other replicas are known.
+///
+/// # Errors
+/// A sentence: what is wrong with the files.
+pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
+    let plain = settings.peer_secret.as_ref().map(|secret| Seal::new(secret.reveal()));
+    let file = settings.peer_secret_file.as_deref().map(secret_in).transpose()?;
+    let trust = Trust { seal: plain.or(file), ..Trust::default() };
+    let pair = settings.peer_tls_cert_file.as_ref().zip(settings.peer_tls_key_file.as_ref());
+    let Some((certificate, key)) = pair else { return Ok(Arc::new(trust)) };
+    let files = tls::Files {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: settings.peer_tls_ca_file.clone(),
+        client_name: settings.peer_tls_name.as_ref().map(|name| name.as_str().to_owned()),
+    };
+    trust.with_certificates(files).map(Arc::new).map_err(|error| error.to_string())
+}
+
+fn secret_in(path: &Path) -> Result<Seal, String> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
+    let text = text.trim_end_matches(['\n', '\r']);
+    let sound = text.bytes().all(|byte| byte.is_ascii_graphic());
+    if text.len() < SHORTEST || !sound {
+        return Err(format!(
+            "{name}: a secret is one line of at least {SHORTEST} printable ASCII characters without blanks"
+        ));
+    }
+    Ok(Seal::new(text))
+}
+
+/// What the parts for other replicas are made of.
+pub(super) struct Peering<'s> {
+    pub(super) settings: &'s Settings,
+    pub(super) engine: &'s Arc<Engine>,
+    pub(super) trust: Arc<Trust>,
+    pub(super) finishing: watch::Receiver<Phase>,
+}
+
+impl Peering<'_> {
+    /// Hears other replicas on `listener`, and brings them what is `posted` for them.
+    pub(super) fn start(
+        self,
+        listener: TcpListener,
+        posted: mpsc::Receiver<Post>,
+        parts: &mut Parts,
+    ) -> std::io::Result<()> {
+        let Self { settings, engine, trust, finishing } = self;
+        let port = listener.local_addr()?.port();
+        let address = settings.peer_address.unwrap_or(settings.peer_host);
+        if let Some(membership) = engine.membership() {
+            membership.call_at(SocketAddr::new(address, port));
+        }
+        let networks = settings.peer_networks.clone();
+        let courier = Courier::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
+        parts.lasting(courier.run());
+        let served = peer::serve(listener, Arc::clone(engine), trust, drain::finishing(finishing));
+        parts.finishing(async move {
+            served.await.map_err(|error| Failure::Part(format!("peer server: {error}")))
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! What the settings about other replicas have to do with each other.
+//!
+//! Guarantees: who listens beyond this machine knows strangers from the fleet, and says where it is called.
+
+use super::together::{Clash, clash, unheeded};
+use super::{Backend, Settings};
+
+/// The shortest secret: 16 characters that nobody can guess are 96 bits and more.
+const SHORTEST: usize = 16;
+
+/// Everything that does not go together.
+pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    if settings.backend == Backend::Memory || settings.peer_port.is_none() {
+        let given = [
+            ("peer_host", settings.peer_host != defaults.peer_host),
+            ("peer_address", settings.peer_address.is_some()),
+            ("peer_networks", settings.peer_networks != defaults.peer_networks),
+            ("peer_secret", settings.peer_secret.is_some()),
+            ("peer_secret_file", settings.peer_secret_file.is_some()),
+            ("peer_tls_cert_file", settings.peer_tls_cert_file.is_some()),
+            ("peer_tls_key_file", settings.peer_tls_key_file.is_some()),
+            ("peer_tls_ca_file", settings.peer_tls_ca_file.is_some()),
+            ("peer_tls_name", settings.peer_tls_name.is_some()),
+        ];
+        let (why, help) =
+            ("no other replica is spoken to", "set peer_port and a Redis as `backend`");
+        return unheeded(&given, why, help);
+    }
+    [trust(settings), secret(settings), halves(settings), place(settings)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn has_secret(settings: &Settings) -> bool {
+    settings.peer_secret.is_some() || settings.peer_secret_file.is_some()
+}
+
+fn trust(settings: &Settings) -> Option<Clash> {
+    let is_known = has_secret(settings) || settings.peer_tls_cert_file.is_some();
+    (!is_known && !settings.peer_host.is_loopback()).then(|| {
+        let host = settings.peer_host;
+        let message = format!(
+            "`peer_host` {host} lets other machines end requests, and nothing tells replicas from strangers"
+        );
+        let help = "set peer_secret_file (the same secret at all replicas) or peer_tls_*, or listen on 127.0.0.1";
+        clash("peer_host", message, help)
+    })
+}
+
+fn secret(settings: &Settings) -> Option<Clash> {
+    let plain = settings.peer_secret.as_ref()?;
+    if settings.peer_secret_file.is_some() {
+        let message = "`peer_secret` and `peer_secret_file` are both set";
+        return Some(clash("peer_secret_file", message, "keep one of them"));
+    }
+    (plain.reveal().len() < SHORTEST).then(|| {
+        let message = format!("`peer_secret` is shorter than {SHORTEST} characters");
+        clash("peer_secret", message, "take 32 random ones: `openssl rand -hex 16`")
+    })
+}
+
+/// Certificates are known by all four, or not at all.
+fn halves(settings: &Settings) -> Option<Clash> {
+    let all = [
+        ("peer_tls_cert_file", settings.peer_tls_cert_file.is_some()),
+        ("peer_tls_key_file", settings.peer_tls_key_file.is_some()),
+        ("peer_tls_ca_file", settings.peer_tls_ca_file.is_some()),
+        ("peer_tls_name", settings.peer_tls_name.is_some()),
+    ];
+    let there = all.iter().find(|(_, is_set)| *is_set)?.0;
+    let absent = all.iter().find(|(_, is_set)| !*is_set)?.0;
+    let message = format!("`{there}` is set and `{absent}` is not");
+    Some(clash(
+        there,
+        message,
+        "replicas are known by a certificate, its key, its authority and its name: set all four",
+    ))
+}
+
+/// Where others call this replica.
+fn place(settings: &Settings) -> Option<Clash> {
+    let address = settings.peer_address.unwrap_or(settings.peer_host);
+    if address.is_unspecified() {
+        let message = format!("`peer_host` {address} is no address that others could call");
+        let help = "set peer_address to the one at which they reach this replica; in Kubernetes, status.podIP";
+        return Some(clash("peer_host", message, help));
+    }
+    (!settings.peer_networks.contain(address)).then(|| {
+        let message =
+            format!("{address}, where this replica is called, lies outside `peer_networks`");
+        clash(
+            "peer_networks",
+            message,
+            "add its network at all replicas: no other one would call it",
+        )
+    })
+}

@@ -1,0 +1,93 @@
+//! Connections of the gRPC port, served until they end or all are told to go.
+//!
+//! Guarantees: at most [`MOST_CONNECTIONS`] at one time, the next wait in the kernel's queue, and [`MOST_CALLS`] on each; proxies that vanish
+//! are noticed ([`KEEPALIVE`](super::KEEPALIVE)); a connection that is old enough is told to go (GOAWAY), and at
+//! shutdown all are, after the listener has closed; the calls under way are finished.
+//! Leaves out: any limit on how long the finishing may take, but the grace that [`Incoming`] gives the old ones.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
+use tokio_stream::StreamExt as _;
+use tonic::service::Routes;
+use tonic::transport::server::Connected as _;
+
+use super::KEEPALIVE;
+use super::doors::Doors;
+use super::incoming::{Connection, Incoming};
+use super::rls::RateLimits;
+
+/// Most connections at one time: a proxy has one for each of its threads.
+const MOST_CONNECTIONS: usize = 65_536;
+
+/// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
+const MOST_CALLS: u32 = 10_000;
+
+/// Serves `limits` and `others` to whoever comes until `shutdown`, then finishes what is under way. A
+/// connection is told to go after `most`, where that is given.
+pub(super) async fn serve(
+    mut incoming: Incoming,
+    (limits, others): (RateLimits, Routes),
+    most: Option<Duration>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let (leave, leaving) = watch::channel(());
+    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let next = async { (Arc::clone(&slots).acquire_owned().await, incoming.next().await) };
+        let (slot, connection) = tokio::select! {
+            () = &mut shutdown => break,
+            next = next => next,
+        };
+        let Some(Ok(connection)) = connection else { continue };
+        let doors = Doors::new(&limits, &others, connection.connect_info());
+        let leaving = leaving.clone();
+        tokio::spawn(async move {
+            attend(connection, doors, most, leaving).await;
+            drop(slot);
+        });
+    }
+    drop(incoming);
+    leave.send_replace(());
+    drop(leaving);
+    leave.closed().await;
+}
+
+/// Serves one connection to its end; it is told to go when it is older than `most`, or all are `leaving`.
+async fn attend(
+    connection: Connection,
+    doors: Doors,
+    most: Option<Duration>,
+    mut leaving: watch::Receiver<()>,
+) {
+    let builder = builder();
+    let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), doors));
+    let is_old = async {
+        match most {
+            Some(most) => sleep(most).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        // A client that breaks off is its own affair.
+        _ = &mut calls => return,
+        _ = leaving.changed() => {}
+        () = is_old => {}
+    }
+    calls.as_mut().graceful_shutdown();
+    drop(calls.await);
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new()).http2_only();
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new()).max_concurrent_streams(MOST_CALLS);
+    http2.keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE);
+    builder
+}

@@ -1,0 +1,77 @@
+//! The calls of one connection, each to its service: rate limits by the short way, all others by a router.
+//!
+//! Guarantees: another service or method is `UNIMPLEMENTED`.
+//! Leaves out: a caller's `grpc-timeout`, which each service that waits keeps itself. Cost: the short way spares
+//! a call the router's boxes and the map that the peer's address would be put in.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitServiceServer, SERVICE_NAME,
+};
+use hyper::body::Incoming;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{BoxFuture, Service as _};
+use tonic::service::Routes;
+use tonic::transport::server::TcpConnectInfo;
+
+use super::rls::RateLimits;
+use super::surface::{Recoded, Surface};
+use crate::telemetry::event::Protocol;
+
+/// The services of one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Doors {
+    limits: Surface<RateLimitServiceServer<RateLimits>>,
+    others: Routes,
+    peer: TcpConnectInfo,
+}
+
+impl Doors {
+    /// Those that a client at `peer` finds.
+    pub(super) fn new(limits: &RateLimits, others: &Routes, peer: TcpConnectInfo) -> Self {
+        let limits = limits.asked_by(peer.remote_addr().map(|address| address.ip()));
+        let limits = RateLimitServiceServer::from_arc(Arc::new(limits));
+        Self { limits: Surface(limits, Protocol::Grpc), others: others.clone(), peer }
+    }
+
+    fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
+        request.extensions_mut().insert(self.peer.clone());
+        Box::pin(self.others.clone().call(request))
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Doors {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn call(&self, request: Request<Incoming>) -> Answer {
+        let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
+        if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
+            return Answer::Limits(self.limits.clone().call(request));
+        }
+        Answer::Other(self.other(request))
+    }
+}
+
+/// An answer on its way.
+pub(super) enum Answer {
+    Limits(Recoded<Body>),
+    Other(BoxFuture<Response<Body>, Infallible>),
+}
+
+impl Future for Answer {
+    type Output = Result<Response<Body>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Limits(answer) => Pin::new(answer).poll(cx),
+            Self::Other(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A connection to another replica, in plain text or TLS.
+//!
+//! Guarantees: made when it is first needed and again after it broke; a replica that vanished is noticed. Files are read
+//! anew for each connection.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
+use tokio_rustls::TlsConnector;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint};
+
+use super::super::KEEPALIVE;
+use super::trust::{Certificates, Trust};
+
+/// How long a connection may take, its handshake with it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Calls whoever listens at `address`, as soon as something is sent.
+pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
+    let scheme = if trust.certificates.is_some() { "https" } else { "http" };
+    let origin = format!("{scheme}://{address}").parse::<Uri>().unwrap_or_default();
+    Endpoint::from(Uri::from_static("http://peer"))
+        .origin(origin)
+        .connect_timeout(PATIENCE)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(Connector { address, trust })
+}
+
+struct Connector {
+    address: SocketAddr,
+    trust: Arc<Trust>,
+}
+
+/// A stream of bytes.
+trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
+
+type Stream = TokioIo<Box<dyn Bytes>>;
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _uri: Uri) -> Self::Future {
+        let (address, trust) = (self.address, Arc::clone(&self.trust));
+        Box::pin(async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let Some(certificates) = &trust.certificates else {
+                return Ok(TokioIo::new(Box::new(stream) as Box<dyn Bytes>));
+            };
+            Ok(TokioIo::new(Box::new(shake(certificates, stream).await?)))
+        })
+    }
+}
+
+async fn shake(certificates: &Certificates, stream: TcpStream) -> io::Result<impl Bytes + use<>> {
+    let files = certificates.files.clone();
+    let config = spawn_blocking(move || files.calling()).await.map_err(io::Error::other)?;
+    let connector = TlsConnector::from(Arc::new(config.map_err(io::Error::other)?));
+    let name = ServerName::try_from(certificates.name.clone()).map_err(io::Error::other)?;
+    connector.connect(name, stream).await
+}

@@ -1,0 +1,245 @@
+//! Brings ends of requests to the replicas that hold their permits.
+//!
+//! Guarantees: what names its owner goes to that one; what names nobody is asked of all replicas that live, at most
+//! [`SEARCH`] long, and where none of them knows it all are told to remember it. An owner that is not seen yet is waited for
+//! a little; searches and those that wait are bounded. Only addresses of `peer_networks` are called, and without trust only
+//! this machine's.
+//! Leaves out: how letters travel, which is [`super::route`]'s.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::route::{Answer, Item, Route};
+use super::trust::Trust;
+use crate::config::settings::Networks;
+use crate::engine::membership::{Peer, Seen};
+use crate::engine::peers::{Found, Post, SEARCH};
+use crate::engine::{Engine, Membership};
+use crate::kernel::units::Nanos;
+use crate::telemetry::letters::LetterEvent;
+
+/// How long a letter to an owner is tried: two beats of the fleet and a pause. After it the permit's own deadline frees it.
+const KEEP: Nanos = Nanos::from_secs(3);
+
+/// Searches at one time, and letters to owners that are not seen yet.
+const MOST: usize = 10_000;
+
+/// How often it is looked whether an owner is seen by now.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How often an address that may not be called is told of.
+const TELL: Nanos = Nanos::from_secs(60);
+
+/// A search that is over, and what was found.
+type Searched = (Post, Found);
+
+/// Whoever brings them.
+pub struct Courier {
+    engine: Arc<Engine>,
+    trust: Arc<Trust>,
+    networks: Networks,
+    posted: mpsc::Receiver<Post>,
+    /// By the owner's name.
+    routes: HashMap<Box<str>, Route>,
+    /// Owners that may not be called, by name.
+    foreign: HashMap<Box<str>, Peer>,
+    /// The fleet that these are of.
+    seen: Option<Arc<Seen>>,
+    searches: FuturesUnordered<BoxFuture<'static, Searched>>,
+    /// For owners that are not seen, each with the end of its time.
+    waiting: VecDeque<(Nanos, Post)>,
+    /// When it was last told that somebody may not be called.
+    told_at: Option<Nanos>,
+}
+
+impl Courier {
+    /// Brings what is `posted` at `engine` to replicas in `networks` that `trust` reaches.
+    #[must_use]
+    pub fn new(
+        engine: Arc<Engine>,
+        posted: mpsc::Receiver<Post>,
+        trust: Arc<Trust>,
+        networks: Networks,
+    ) -> Self {
+        Self {
+            engine,
+            trust,
+            networks,
+            posted,
+            routes: HashMap::new(),
+            foreign: HashMap::new(),
+            seen: None,
+            searches: FuturesUnordered::new(),
+            waiting: VecDeque::new(),
+            told_at: None,
+        }
+    }
+
+    /// Brings them for ever.
+    pub async fn run(mut self) {
+        let mut ticks = interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(post) = self.posted.recv() => self.take(post),
+                Some(searched) = self.searches.next() => self.settle(searched),
+                _ = ticks.tick() => self.look_again(),
+            }
+        }
+    }
+
+    fn take(&mut self, post: Post) {
+        self.follow();
+        if post.owner.is_none() {
+            return self.search(post);
+        }
+        let until = self.engine.clock().now().plus(KEEP);
+        let Some(post) = self.hand_in(until, post) else { return };
+        if self.waiting.len() < MOST {
+            self.waiting.push_back((until, post));
+        } else {
+            LetterEvent::Dropped.emit();
+        }
+    }
+
+    /// Sends `post` to its owner; gives it back where that is not seen.
+    fn hand_in(&mut self, until: Nanos, post: Post) -> Option<Post> {
+        let owner = post.owner.as_deref()?;
+        if let Some(peer) = self.foreign.get(owner) {
+            LetterEvent::Foreign.emit();
+            tell_foreign(&mut self.told_at, self.engine.clock().now(), peer);
+            return None;
+        }
+        let Some(route) = self.routes.get(owner) else { return Some(post) };
+        let answer = post.answer.map_or(Answer::Nobody, Answer::Asker);
+        route.send(Item { told: post.told, until, answer, is_for_all: false, way: post.way });
+        None
+    }
+
+    /// Tries those whose owners were not seen.
+    fn look_again(&mut self) {
+        self.follow();
+        let now = self.engine.clock().now();
+        for (until, post) in std::mem::take(&mut self.waiting) {
+            if until <= now {
+                LetterEvent::Late.emit();
+            } else if let Some(post) = self.hand_in(until, post) {
+                self.waiting.push_back((until, post));
+            }
+        }
+    }
+
+    /// Asks all replicas for whoever holds something of it.
+    fn search(&mut self, post: Post) {
+        if MOST <= self.searches.len() || self.routes.is_empty() {
+            if !self.routes.is_empty() {
+                LetterEvent::Dropped.emit();
+            }
+            self.searches.push(async move { (post, Found::Unknown) }.boxed());
+            return;
+        }
+        LetterEvent::Searched.emit();
+        let until = self.engine.clock().now().plus(SEARCH);
+        let asked: FuturesUnordered<_> =
+            self.routes.values().map(|route| ask(route, &post, until)).collect();
+        let search = async move {
+            let found = timeout(Duration::from_nanos(SEARCH.0), first_known(asked))
+                .await
+                .unwrap_or(Found::Unknown);
+            (post, found)
+        };
+        self.searches.push(search.boxed());
+    }
+
+    /// Ends a search: what nobody knows is remembered everywhere.
+    fn settle(&mut self, (post, mut found): Searched) {
+        let Post { told, answer, way, .. } = post;
+        if found == Found::Unknown {
+            let told = told.unknown_everywhere();
+            // Its acquire may have come while others were asked.
+            found = self.engine.hear(&told);
+            if found == Found::Unknown {
+                LetterEvent::KnownNowhere.emit();
+                let until = self.engine.clock().now().plus(KEEP);
+                for route in self.routes.values() {
+                    let (told, way) = (told.clone(), Arc::clone(&way));
+                    let answer = Answer::Nobody;
+                    route.send(Item { told, until, answer, is_for_all: true, way });
+                }
+            }
+        }
+        if let Some(answer) = answer {
+            // Whoever does not wait any more need not hear it.
+            answer.send(found == Found::Held).ok();
+        }
+    }
+
+    /// Has a route to each replica that lives and may be called, and to no other.
+    fn follow(&mut self) {
+        let seen = self.engine.membership().and_then(Membership::seen);
+        let is_same = match (&seen, &self.seen) {
+            (Some(new), Some(old)) => Arc::ptr_eq(new, old),
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same {
+            return;
+        }
+        let peers: Vec<_> = seen.iter().flat_map(|seen| seen.peers.clone()).collect();
+        let own = self.engine.membership().and_then(Membership::address);
+        let (may, not): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|peer| self.may_call(peer) && Some(peer.address) != own);
+        self.foreign = not.into_iter().map(|peer| (peer.name.clone(), peer)).collect();
+        self.routes
+            .retain(|name, route| !route.is_broken() && may.iter().any(|peer| peer.name == *name));
+        for peer in may {
+            let (engine, trust) = (&self.engine, &self.trust);
+            self.routes.entry(peer.name.clone()).or_insert_with(|| Route::to(peer, engine, trust));
+        }
+        self.seen = seen;
+    }
+
+    fn may_call(&self, peer: &Peer) -> bool {
+        let address = peer.address.ip();
+        self.networks.contain(address) && self.trust.reaches(address.to_canonical())
+    }
+}
+
+/// Says once a minute whom nobody calls.
+fn tell_foreign(told_at: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
+    if told_at.is_some_and(|told| now.since(told) < TELL) {
+        return;
+    }
+    *told_at = Some(now);
+    tracing::warn!(
+        node = &*peer.node,
+        address = %peer.address,
+        "an end of a request is for a replica at an address that is not called: it must lie in `peer_networks`, be its own, \
+         and without `peer_secret` or certificates be this machine's; see docs/peers.md"
+    );
+}
+
+/// Sends what is told to `route`, and waits for what is found there.
+fn ask(route: &Route, post: &Post, until: Nanos) -> impl Future<Output = Found> + Send + use<> {
+    let (search, found) = oneshot::channel();
+    let (told, way) = (post.told.clone(), Arc::clone(&post.way));
+    route.send(Item { told, until, answer: Answer::Search(search), is_for_all: true, way });
+    async move { found.await.unwrap_or(Found::Unknown) }
+}
+
+/// What the first replica that knows anything of it found.
+async fn first_known(mut asked: FuturesUnordered<impl Future<Output = Found>>) -> Found {
+    while let Some(found) = asked.next().await {
+        if found != Found::Unknown {
+            return found;
+        }
+    }
+    Found::Unknown
+}

@@ -1,0 +1,128 @@
+//! Letters: what is told of a request, as replicas write it to each other. Pure.
+//!
+//! Guarantees: what is written is read as it was meant; what cannot be read is none.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use super::api::{self, Letter};
+use crate::engine::check_id;
+use crate::engine::peers::{About, Found, Told};
+use crate::kernel::concurrency::Outcome;
+use crate::kernel::units::Nanos;
+
+/// `told`, written.
+pub(super) fn written(told: &Told<'_>) -> Letter {
+    let (about, how, rtt) = match told.about {
+        About::Ended(how, rtt) => (api::About::Ended, Some(how), rtt),
+        About::UnknownEverywhere(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
+        About::GoesOn => (api::About::GoesOn, None, None),
+    };
+    let outcome = match how {
+        None => api::Outcome::Unspecified,
+        Some(Outcome::Success) => api::Outcome::Success,
+        Some(Outcome::Ignored) => api::Outcome::Ignored,
+        Some(Outcome::Dropped) => api::Outcome::Dropped,
+    };
+    let source = match told.source {
+        None => Vec::new(),
+        Some(IpAddr::V4(address)) => address.octets().to_vec(),
+        Some(IpAddr::V6(address)) => address.octets().to_vec(),
+    };
+    Letter {
+        id: told.id.clone().into_owned(),
+        about: about.into(),
+        outcome: outcome.into(),
+        rtt_ns: rtt.map(|rtt| rtt.0),
+        source,
+    }
+}
+
+/// What `letter` tells.
+pub(super) fn read(letter: &Letter) -> Option<Told<'_>> {
+    check_id(&letter.id).ok()?;
+    let rtt = letter.rtt_ns.map(Nanos);
+    let how = || match letter.outcome() {
+        api::Outcome::Success => Some(Outcome::Success),
+        api::Outcome::Ignored => Some(Outcome::Ignored),
+        api::Outcome::Dropped => Some(Outcome::Dropped),
+        api::Outcome::Unspecified => None,
+    };
+    let about = match letter.about() {
+        api::About::Ended => About::Ended(how()?, rtt),
+        api::About::UnknownEverywhere => About::UnknownEverywhere(how()?, rtt),
+        api::About::GoesOn => About::GoesOn,
+        api::About::Unspecified => return None,
+    };
+    Some(Told { id: Cow::Borrowed(&letter.id), about, source: source(&letter.source)? })
+}
+
+/// An address, or that there is none.
+#[expect(clippy::option_option, reason = "none is an address that a letter may have")]
+fn source(bytes: &[u8]) -> Option<Option<IpAddr>> {
+    if bytes.is_empty() {
+        return Some(None);
+    }
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+    address.ok().map(Some)
+}
+
+/// What was found, as a receipt says it.
+pub(super) const fn answer(found: Found) -> api::Answer {
+    match found {
+        Found::Held => api::Answer::Held,
+        Found::Nothing => api::Answer::HeldNothing,
+        Found::Unknown => api::Answer::Unknown,
+    }
+}
+
+/// What a receipt says.
+pub(super) fn found(answer: i32) -> Found {
+    match api::Answer::try_from(answer) {
+        Ok(api::Answer::Held) => Found::Held,
+        Ok(api::Answer::HeldNothing) => Found::Nothing,
+        Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => Found::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0123456789abcdef";
+
+    #[test]
+    fn what_is_written_is_read_as_it_was_meant() {
+        let (rtt, outcomes) =
+            (Some(Nanos(7)), [Outcome::Success, Outcome::Ignored, Outcome::Dropped]);
+        let ends = outcomes.into_iter().flat_map(|how| {
+            [About::Ended(how, rtt), About::Ended(how, None), About::UnknownEverywhere(how, rtt)]
+        });
+        for about in ends.chain([About::GoesOn]) {
+            for source in ["", "192.0.2.1", "2001:db8::1"] {
+                let told = Told { id: ID.into(), about, source: source.parse().ok() };
+                assert_eq!(read(&written(&told)), Some(told));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_letter_is_none() {
+        let told = Told::ended(ID, None, Outcome::Success, None);
+        let spoilt: [fn(&mut Letter); 7] = [
+            |letter| letter.id.truncate(15),
+            |letter| letter.id.push(' '),
+            |letter| letter.about = 0,
+            |letter| letter.about = 9,
+            |letter| letter.outcome = 0,
+            |letter| letter.outcome = 9,
+            |letter| letter.source = vec![1; 5],
+        ];
+        for spoil in spoilt {
+            let mut letter = written(&told);
+            spoil(&mut letter);
+            assert_eq!(read(&letter), None, "{letter:?}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Whom a replica believes.
+//!
+//! Guarantees: a seal is compared in constant time, and is of one parcel from one life of a replica to one life of another;
+//! a sequence is good once, and never again after 64 later ones; the secret is never shown.
+//! Leaves out: privacy: with a secret and no certificates, ids can be read on the wire.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ring::hmac;
+
+use super::super::tls::{Files, Tls};
+use super::api::Parcel;
+
+/// What a seal begins with, so that the secret's seals of anything else are none of a parcel.
+const PURPOSE: &[u8] = b"sluicegate.peer.v1\0";
+
+/// The secret that the replicas of a fleet share.
+pub struct Seal(hmac::Key);
+
+impl Seal {
+    /// The seal made with `secret`.
+    #[must_use]
+    pub fn new(secret: &str) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()))
+    }
+
+    /// Puts the seal on `parcel`.
+    pub fn put(&self, parcel: &mut Parcel) {
+        parcel.seal = hmac::sign(&self.0, &sealed(parcel)).as_ref().to_vec();
+    }
+
+    /// Whether `parcel` has it.
+    #[must_use]
+    pub fn is_on(&self, parcel: &Parcel) -> bool {
+        hmac::verify(&self.0, &sealed(parcel), &parcel.seal).is_ok()
+    }
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seal(…)")
+    }
+}
+
+/// What a seal is of. Names are of one length, so that where each ends is clear.
+fn sealed(parcel: &Parcel) -> Vec<u8> {
+    let sequence = parcel.sequence.to_be_bytes();
+    [PURPOSE, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters].concat()
+}
+
+/// How replicas know each other.
+#[derive(Debug, Default)]
+pub struct Trust {
+    /// By a secret.
+    pub seal: Option<Seal>,
+    /// By certificates that one authority signed, made out to one name.
+    pub certificates: Option<Certificates>,
+}
+
+/// The certificates of a fleet.
+#[derive(Debug)]
+pub struct Certificates {
+    /// What others shake hands with.
+    tls: Arc<Tls>,
+    /// The files, for calling.
+    pub(super) files: Files,
+    /// Whom every replica's certificate is made out to.
+    pub(super) name: String,
+}
+
+impl Trust {
+    /// The same, by certificates as well. `files` must name the authority, and whom certificates are made out to.
+    ///
+    /// # Errors
+    /// The files cannot be read, or do not fit together.
+    pub fn with_certificates(self, files: Files) -> Result<Self, super::super::tls::Error> {
+        let tls = Arc::new(Tls::new(files.clone())?);
+        files.calling()?;
+        let name = files.client_name.clone().unwrap_or_default();
+        Ok(Self { certificates: Some(Certificates { tls, files, name }), ..self })
+    }
+
+    pub(super) fn tls(&self) -> Option<Arc<Tls>> {
+        self.certificates.as_ref().map(|certificates| Arc::clone(&certificates.tls))
+    }
+
+    /// Whether a replica at `address` can be told from a stranger.
+    pub(super) fn reaches(&self, address: IpAddr) -> bool {
+        self.seal.is_some() || self.certificates.is_some() || address.is_loopback()
+    }
+
+    /// Whether `parcel` has the seal that it needs.
+    pub(super) fn believes(&self, parcel: &Parcel) -> bool {
+        self.seal.as_ref().is_none_or(|seal| seal.is_on(parcel))
+    }
+}
+
+/// Which sequences came, by the life that they came from.
+#[derive(Debug, Default)]
+pub(super) struct Windows(HashMap<Box<str>, Window>);
+
+/// Lives that are remembered; those that are no more make room.
+const MOST_LIVES: usize = 1_024;
+
+impl Windows {
+    /// Whether `sequence` comes from `life` for the first time.
+    pub(super) fn is_first(
+        &mut self,
+        life: &str,
+        sequence: u64,
+        lives: impl Fn(&str) -> bool,
+    ) -> bool {
+        if MOST_LIVES <= self.0.len() && !self.0.contains_key(life) {
+            self.0.retain(|other, _| lives(other));
+            if MOST_LIVES <= self.0.len() {
+                return false;
+            }
+        }
+        self.0.entry(life.into()).or_default().is_first(sequence)
+    }
+}
+
+/// The last 64 sequences: bit `n` is that of `highest - n`. As in RFC 4303, section 3.4.3.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    highest: u64,
+    came: u64,
+}
+
+impl Window {
+    fn is_first(&mut self, sequence: u64) -> bool {
+        if let Some(later @ 1..) = sequence.checked_sub(self.highest) {
+            let shifted = u32::try_from(later).ok().and_then(|later| self.came.checked_shl(later));
+            (self.highest, self.came) = (sequence, shifted.unwrap_or(0) | 1);
+            return true;
+        }
+        let before = u32::try_from(self.highest.saturating_sub(sequence)).ok();
+        // Zero was never sent.
+        let Some(bit) = before.and_then(|n| 1_u64.checked_shl(n)).filter(|_| sequence != 0) else {
+            return false;
+        };
+        let is_first = self.came & bit == 0;
+        self.came |= bit;
+        is_first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel() -> Parcel {
+        let name = |digit: &str| digit.repeat(16);
+        let letters = b"letters".to_vec();
+        Parcel { from: name("a"), to: name("b"), sequence: 7, letters, seal: Vec::new() }
+    }
+
+    #[test]
+    fn a_seal_is_of_every_byte_of_one_parcel_and_of_one_secret() {
+        let seal = Seal::new("a secret of the fleet");
+        let mut good = parcel();
+        seal.put(&mut good);
+        assert!(seal.is_on(&good));
+        assert!(!Seal::new("another secret").is_on(&good));
+        assert!(!seal.is_on(&parcel()), "none at all");
+        let spoilt: [fn(&mut Parcel); 6] = [
+            |p| p.from = "c".repeat(16),
+            |p| p.to = "c".repeat(16),
+            |p| p.sequence = 8,
+            |p| p.letters.push(0),
+            |p| p.seal.truncate(31),
+            |p| p.seal[0] ^= 1,
+        ];
+        for spoil in spoilt {
+            let mut other = good.clone();
+            spoil(&mut other);
+            assert!(!seal.is_on(&other), "{other:?}");
+        }
+        assert_eq!(format!("{seal:?}"), "Seal(…)");
+    }
+
+    /// Source: RFC 4231, test case 2.
+    #[test]
+    fn a_seal_is_hmac_sha256() {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, b"Jefe");
+        let tag = hmac::sign(&key, b"what do ya want for nothing?");
+        let hex = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>();
+        assert_eq!(
+            hex.concat(),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
+    }
+
+    #[test]
+    fn without_a_secret_and_certificates_nobody_beyond_this_machine_is_reached() {
+        let strangers =
+            ["10.0.0.1", "192.0.2.1", "::", "fd00::1"].map(|text| text.parse().unwrap());
+        let own = ["127.0.0.1", "127.9.9.9", "::1"].map(|text| text.parse().unwrap());
+        let (open, sealed) = (Trust::default(), Seal::new("0123456789abcdef"));
+        let sealed = Trust { seal: Some(sealed), ..Trust::default() };
+        assert!(own.iter().all(|address| open.reaches(*address) && sealed.reaches(*address)));
+        assert!(strangers.iter().all(|address| !open.reaches(*address)));
+        assert!(strangers.iter().all(|address| sealed.reaches(*address)));
+    }
+
+    #[test]
+    fn a_sequence_is_good_once_in_any_order_and_never_after_sixty_four_later_ones() {
+        let mut windows = Windows::default();
+        let mut first = |life: &str, sequence| windows.is_first(life, sequence, |_| true);
+        assert!(!first("a", 0), "zero is never sent");
+        for sequence in [1, 3, 2, 66, 4, 65] {
+            assert!(first("a", sequence), "{sequence}");
+            assert!(!first("a", sequence), "{sequence} again");
+        }
+        assert!(first("a", 5), "61 before the highest");
+        assert!(first("a", 70));
+        assert!(!first("a", 6), "64 before the highest is too old, seen or not");
+        assert!(first("a", 7), "63 before is not");
+        assert!(first("a", u64::MAX));
+        assert!(!first("a", 71));
+        assert!(first("b", 1), "each life counts for itself");
+    }
+
+    #[test]
+    fn lives_that_are_no_more_make_room_and_those_that_are_do_not() {
+        let mut windows = Windows::default();
+        for life in 0..MOST_LIVES {
+            assert!(windows.is_first(&life.to_string(), 1, |_| true));
+        }
+        assert!(!windows.is_first("new", 1, |_| true));
+        assert!(windows.is_first("new", 1, |life| life == "5"));
+        assert!(!windows.is_first("5", 1, |_| true), "it is remembered");
+    }
+}

@@ -1,0 +1,107 @@
+//! What the system says of this process, under the names that every client library uses.
+//!
+//! Guarantees: what the system does not say is not there; no number is made up.
+//! Leaves out: systems without `/proc`.
+
+use std::fmt;
+use std::fs;
+
+use super::{Seconds, head};
+use crate::kernel::units::Nanos;
+
+/// What a tick of the kernel's accounts stands for: Linux shows hundredths of seconds to programs on every machine.
+const TICK: Nanos = Nanos(10 * Nanos::MILLI.0);
+
+/// What a process takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Memory that is in use, in bytes.
+    pub resident: u64,
+    /// Memory that it has addresses for, in bytes.
+    pub virtual_size: u64,
+    /// Time on a processor.
+    pub cpu: Nanos,
+    /// Files and sockets that are open.
+    pub files: u64,
+    /// That may be.
+    pub most_files: u64,
+}
+
+impl Process {
+    /// What the system says of this one now, if it says all of it.
+    #[must_use]
+    pub fn look() -> Option<Self> {
+        let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
+        let (status, stat, limits) = (read("status")?, read("stat")?, read("limits")?);
+        let files = fs::read_dir("/proc/self/fd").ok()?.count();
+        Self::read(&status, &stat, &limits, u64::try_from(files).unwrap_or(u64::MAX))
+    }
+
+    fn read(status: &str, stat: &str, limits: &str, files: u64) -> Option<Self> {
+        let kilobytes = |name: &str| {
+            let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
+        };
+        // After the name, which may hold anything: the twelfth and thirteenth are ticks in user and kernel mode.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+        Some(Self {
+            resident: kilobytes("VmRSS:")?,
+            virtual_size: kilobytes("VmSize:")?,
+            cpu: Nanos(ticks(11)?.saturating_add(ticks(12)?).saturating_mul(TICK.0)),
+            files,
+            most_files: most.split_whitespace().next()?.parse().unwrap_or(u64::MAX),
+        })
+    }
+
+    pub(super) fn write(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "process_cpu_seconds_total";
+        head(page, name, "counter", "Time on a processor")?;
+        writeln!(page, "{name} {}", Seconds(self.cpu))?;
+        let gauges = [
+            ("process_resident_memory_bytes", "Memory in use", self.resident),
+            (
+                "process_virtual_memory_bytes",
+                "Memory that there are addresses for",
+                self.virtual_size,
+            ),
+            ("process_open_fds", "Files and sockets that are open", self.files),
+            ("process_max_fds", "That may be", self.most_files),
+        ];
+        gauges.into_iter().try_for_each(|(name, help, value)| {
+            head(page, name, "gauge", help)?;
+            writeln!(page, "{name} {value}")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Nanos, Process};
+
+    #[test]
+    fn what_the_system_says_is_read_whatever_the_process_is_called() {
+        let status = "Name:\tx\nVmSize:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20";
+        let limits =
+            "Limit Soft Hard\nMax open files            1024                 4096  files\n";
+        let wanted = Process {
+            resident: 1 << 20,
+            virtual_size: 2 << 20,
+            cpu: Nanos(1_750_000_000),
+            files: 9,
+            most_files: 1024,
+        };
+        assert_eq!(Process::read(status, stat, limits, 9), Some(wanted));
+        assert_eq!(Process::read("", stat, limits, 9), None);
+        assert_eq!(Process::read(status, "7 (a) S 1", limits, 9), None);
+    }
+
+    #[test]
+    fn this_process_takes_something() {
+        let seen = Process::look().unwrap();
+        assert!(1 << 20 < seen.resident && seen.resident <= seen.virtual_size, "{seen:?}");
+        assert!(3 <= seen.files && seen.files <= seen.most_files, "{seen:?}");
+    }
+}

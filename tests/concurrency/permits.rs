@@ -1,0 +1,127 @@
+//! The permits of a ceiling for which every request asks one store: laws of the kernel's own.
+
+use std::collections::BTreeMap;
+
+use sluicegate::kernel::concurrency::permits::{Acquired, Ask, Found, Id, Life, Permits, Times};
+use sluicegate::kernel::units::{Nanos, Share};
+
+use crate::support::dice::{Dice, seed};
+
+const START: Nanos = Nanos::from_secs(1_000_000);
+const BEATS: Nanos = Nanos::from_secs(3);
+const OPEN: Nanos = Nanos(0);
+const TIMES: Times = Times { grace: BEATS, longest: Nanos::from_secs(60) };
+
+fn ask(number: u64, limit: u64) -> Ask {
+    Ask { id: Id(1, number), limit: Share(limit), keep: BEATS, times: TIMES }
+}
+
+#[test]
+fn whoever_is_newly_admitted_is_at_most_the_limit_th_and_nobody_is_turned_away_for_nothing() {
+    let seed = seed();
+    let mut dice = Dice::new(seed);
+    for trace in 0..200 {
+        let limit = 1 + dice.up_to(9);
+        let (mut permits, mut now, mut number) = (Permits::default(), START, 0);
+        // What is really held: an id until its deadline.
+        let mut held: BTreeMap<Id, Nanos> = BTreeMap::new();
+        for step in 0..300 {
+            let place = format!("SLUICEGATE_SEED={seed}, trace {trace}, step {step}");
+            now = now.plus(Nanos(dice.up_to(400) * Nanos::MILLI.0));
+            held.retain(|_, until| now < *until);
+            let some: Vec<Id> = held.keys().copied().filter(|_| dice.once_in(3)).collect();
+            match dice.up_to(3) {
+                0 => {
+                    let told: Vec<_> = some.iter().map(|id| (*id, BEATS)).collect();
+                    let found = permits.tell(now, &told, &[]);
+                    assert_eq!(found, Found::default(), "{place}: all are known");
+                    held.extend(told.iter().map(|(id, keep)| (*id, now.plus(*keep))));
+                }
+                1 => {
+                    let found = permits.tell(now, &[], &some);
+                    assert_eq!(found.freed, some.len() as u64, "{place}");
+                    held.retain(|id, _| !some.contains(id));
+                }
+                _ => {
+                    number += 1;
+                    let ask = ask(number, limit);
+                    let room = (held.len() as u64) < limit;
+                    let wanted = if room { Acquired::Held } else { Acquired::Full };
+                    assert_eq!(permits.acquire(now, OPEN, &ask), wanted, "{place}");
+                    if room {
+                        held.insert(ask.id, now.plus(BEATS));
+                    }
+                }
+            }
+            assert_eq!(permits.held(), Share(held.len() as u64), "{place}");
+            assert_eq!(permits.last(), held.values().max().copied(), "{place}");
+        }
+    }
+}
+
+#[test]
+fn asking_twice_is_asking_once_even_where_nobody_else_would_pass() {
+    let mut permits = Permits::default();
+    assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), Acquired::Held);
+    assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), Acquired::Held);
+    assert_eq!(permits.acquire(START, BEATS, &ask(0, 1)), Acquired::Held);
+    assert_eq!(permits.held(), Share(1));
+    permits.tell(START, &[], &[Id(1, 0)]);
+    assert_eq!(permits.held(), Share(0), "and given back once");
+}
+
+#[test]
+fn a_permit_that_nobody_tells_is_free_at_its_deadline_and_not_a_nanosecond_sooner() {
+    let mut permits = Permits::default();
+    permits.acquire(START, OPEN, &ask(0, 1));
+    let before = Nanos(START.plus(BEATS).0 - 1);
+    assert_eq!(permits.acquire(before, OPEN, &ask(1, 1)), Acquired::Full);
+    assert_eq!(permits.acquire(START.plus(BEATS), OPEN, &ask(1, 1)), Acquired::Held);
+}
+
+#[test]
+fn what_a_store_forgot_is_put_back_by_telling_and_above_the_limit_nobody_is_admitted() {
+    let mut permits = Permits::default();
+    let told = [0, 1, 2].map(|number| (Id(1, number), BEATS));
+    assert_eq!(permits.tell(START, &told, &[]), Found { put_back: 3, freed: 0 });
+    for over in 0..2 {
+        assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), Acquired::Full);
+        permits.tell(START, &[], &[Id(1, over)]);
+    }
+    assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), Acquired::Held);
+}
+
+#[test]
+fn one_that_is_held_and_over_in_one_telling_is_over() {
+    let mut permits = Permits::default();
+    let found = permits.tell(START, &[(Id(1, 0), BEATS)], &[Id(1, 0)]);
+    assert_eq!((found, permits.held()), (Found { put_back: 1, freed: 1 }, Share(0)));
+}
+
+#[test]
+fn a_store_that_may_have_forgotten_admits_nobody_until_all_had_the_time_to_tell() {
+    let mut life = Life::begin(START, BEATS);
+    let mut permits = Permits::default();
+    let mut now = START;
+    while now < START.plus(BEATS) {
+        let left = life.closed_for(now, BEATS);
+        assert_eq!(left, START.plus(BEATS).since(now));
+        assert_eq!(permits.acquire(now, left, &ask(0, 1)), Acquired::Closed(left));
+        now = now.plus(Nanos(500 * Nanos::MILLI.0));
+    }
+    assert_eq!(life.closed_for(now, BEATS), OPEN);
+}
+
+#[test]
+fn a_clock_that_is_set_back_neither_closes_a_store_for_longer_nor_keeps_a_permit_for_longer() {
+    let mut life = Life::begin(START, BEATS);
+    let back = Nanos(START.0 - Nanos::from_secs(3_600).0);
+    assert_eq!(life.closed_for(back, BEATS), BEATS);
+    assert_eq!(life.closed_for(back.plus(BEATS), BEATS), OPEN);
+    let mut permits = Permits::default();
+    permits.acquire(START, OPEN, &ask(0, 1));
+    assert_eq!(permits.acquire(back, OPEN, &ask(1, 1)), Acquired::Full);
+    let mended = back.plus(TIMES.longest);
+    assert_eq!(permits.last(), Some(mended), "no longer than any is told");
+    assert_eq!(permits.acquire(mended, OPEN, &ask(1, 1)), Acquired::Held);
+}

@@ -1,0 +1,380 @@
+//! Permits of strict ceilings: what the scripts answer, against the kernel's own steps.
+
+use sluicegate::backend::Cause;
+use sluicegate::backend::heartbeat::Name;
+use sluicegate::backend::memory::permits::Strict;
+use sluicegate::backend::permits::{
+    Acquire, Acquired, Answer, Ask, Found, Heard, Id, Round, Times, Told,
+};
+use sluicegate::backend::redis::codec::permits::{
+    Letter, PLACES, Packed, Place, pack_acquire, pack_tell, read_acquire, read_tell,
+};
+use sluicegate::backend::redis::{ACQUIRE, TELL};
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::units::{Nanos, Share};
+
+use super::store::micros;
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+use crate::support::resp::{Client, Value};
+
+const START: Nanos = Nanos(1_763_632_345_678_912_000);
+/// Together 60,000 steps.
+const TRACES: u64 = 150;
+const STEPS: usize = 400;
+const CEILINGS: u64 = 3;
+const REPLICAS: u64 = 4;
+const GRACE: Nanos = Nanos::from_secs(3);
+const TIMES: Times = Times { grace: GRACE, longest: Nanos::from_secs(60) };
+
+/// A connection that has the scripts.
+struct Scripted {
+    client: Client,
+    acquire: String,
+    tell: String,
+}
+
+impl Scripted {
+    fn new(redis: &Redis) -> Self {
+        let mut client = redis.connect();
+        let acquire = client.call(&["SCRIPT", "LOAD", ACQUIRE]).text();
+        let tell = client.call(&["SCRIPT", "LOAD", TELL]).text();
+        Self { client, acquire, tell }
+    }
+
+    fn queue(&mut self, sha: &str, call: Packed) {
+        let count = call.keys.len().to_string();
+        let head = [b"EVALSHA".to_vec(), sha.as_bytes().to_vec(), count.into_bytes()];
+        let parts: Vec<_> = head.into_iter().chain(call.keys).chain(call.args).collect();
+        self.client.queue(&parts);
+    }
+
+    fn put(&mut self, act: &Act, letter: Letter<'_>) {
+        match act {
+            Act::Acquire(asked) => {
+                let sha = self.acquire.clone();
+                self.queue(&sha, pack_acquire(asked, letter));
+            }
+            Act::Tell(round) => {
+                let sha = self.tell.clone();
+                self.queue(&sha, pack_tell(round.told.iter(), letter));
+            }
+        }
+    }
+
+    fn take(&mut self, act: &Act) -> Said {
+        let reply = match self.client.receive() {
+            reply @ Value::Array(_) => reply.ints(),
+            other => panic!("{other:?}"),
+        };
+        match act {
+            Act::Acquire(_) => Said::Answer(read_acquire(&reply).unwrap()),
+            Act::Tell(round) => Said::Heard(read_tell(round.told.iter(), &reply).unwrap()),
+        }
+    }
+
+    fn ask(&mut self, act: &Act) -> Said {
+        self.put(act, letter("test:", "a", None));
+        self.client.flush();
+        self.take(act)
+    }
+}
+
+fn letter<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> Letter<'a> {
+    Letter { prefix: prefix.as_bytes(), place: Place::One, store, grace: GRACE, at }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Acquire(Acquire),
+    Tell(Round),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Said {
+    Answer(Option<Answer>),
+    Heard(Vec<Result<Heard, Cause>>),
+}
+
+fn bucket(number: u64) -> Name {
+    let number = number.to_string();
+    CounterKey::ceiling("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
+}
+
+/// Replicas of which none can be trusted, and their store.
+struct World {
+    dice: Dice,
+    now: Nanos,
+    store: &'static str,
+    strict: Strict,
+    limits: Vec<u64>,
+    /// The last number of each replica.
+    given: Vec<u64>,
+}
+
+impl World {
+    fn new(mut dice: Dice) -> Self {
+        let limits = (0..CEILINGS).map(|_| dice.pick(&[1, 2, 3, 10, 10, 100])).collect();
+        let given = (0..REPLICAS).map(|_| 0).collect();
+        Self { dice, now: START, store: "a", strict: Strict::default(), limits, given }
+    }
+
+    fn wait(&mut self) {
+        let millis = match self.dice.up_to(20) {
+            0..=9 => 0,
+            10..=16 => self.dice.up_to(300),
+            17..=18 => self.dice.up_to(1_500),
+            19 => self.dice.pick(&[1_000, 3_000, 60_000]),
+            _ => self.dice.up_to(5_000),
+        };
+        let micros = if self.dice.once_in(2) { 0 } else { self.dice.up_to(9) };
+        self.now = self.now.plus(Nanos(millis * Nanos::MILLI.0 + micros * 1_000));
+        if self.dice.once_in(60) {
+            let back = self.dice.pick(&[1, 700, 4_000, 100_000]);
+            self.now = Nanos(self.now.0 - back * Nanos::MILLI.0);
+        }
+        if self.dice.once_in(150) {
+            self.store = self.dice.pick(&["a", "b", ""]);
+        }
+    }
+
+    /// A permit of somebody: mostly one of the latest.
+    fn id(&mut self) -> Id {
+        let replica = self.dice.up_to(REPLICAS - 1);
+        let newest = self.given[usize::try_from(replica).unwrap()];
+        Id(replica + (1 << 63), newest.saturating_sub(self.dice.up_to(6)))
+    }
+
+    fn keep(&mut self) -> Nanos {
+        let millis = self.dice.pick(&[0, 1, 400, 3_000, 3_000, 3_000, 60_000]);
+        Nanos(millis * Nanos::MILLI.0)
+    }
+
+    fn ids(&mut self, most: u64) -> Vec<Id> {
+        (0..self.dice.up_to(most)).map(|_| self.id()).collect()
+    }
+
+    fn act(&mut self) -> Act {
+        let ceiling = self.dice.up_to(CEILINGS - 1);
+        if self.dice.once_in(50) {
+            self.limits[usize::try_from(ceiling).unwrap()] = 1 + self.dice.up_to(12);
+        }
+        if !self.dice.once_in(4) {
+            let replica = usize::try_from(self.dice.up_to(REPLICAS - 1)).unwrap();
+            self.given[replica] += 1;
+            let id = if self.dice.once_in(6) {
+                self.id()
+            } else {
+                Id(replica as u64 + (1 << 63), self.given[replica])
+            };
+            let limit = Share(self.limits[usize::try_from(ceiling).unwrap()]);
+            let ask = Ask { id, limit, keep: self.keep(), times: TIMES };
+            return Act::Acquire(Acquire { bucket: bucket(ceiling), ask });
+        }
+        let count = self.dice.up_to(CEILINGS);
+        let told = (0..count).map(|at| {
+            let held = self.ids(5).into_iter().map(|id| (id, self.keep())).collect();
+            Told { bucket: bucket((ceiling + at) % CEILINGS), held, over: self.ids(9) }
+        });
+        Act::Tell(Round { grace: GRACE, everywhere: true, told: told.collect() })
+    }
+
+    fn step(&mut self) -> (Act, &'static str, Nanos, Said) {
+        self.wait();
+        let act = self.act();
+        let said = match &act {
+            Act::Acquire(asked) => {
+                Said::Answer(Some(self.strict.acquire(self.now, self.store, asked)))
+            }
+            Act::Tell(round) => {
+                let heard = self.strict.tell(self.now, self.store, round);
+                Said::Heard(heard.into_iter().map(Ok).collect())
+            }
+        };
+        (act, self.store, self.now, said)
+    }
+}
+
+/// How often what was said: held, full, closed, put back, freed.
+#[derive(Debug, Default)]
+struct Tally([u64; 5]);
+
+impl Tally {
+    fn count(&mut self, said: &Said) {
+        match said {
+            Said::Answer(Some(answer)) => {
+                self.0[match answer.acquired {
+                    Acquired::Held => 0,
+                    Acquired::Full => 1,
+                    Acquired::Closed(_) => 2,
+                }] += 1;
+            }
+            Said::Answer(None) => {}
+            Said::Heard(all) => {
+                for heard in all.iter().flatten() {
+                    self.0[3] += heard.found.put_back;
+                    self.0[4] += heard.found.freed;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn permits_are_asked_for_and_told_as_the_kernel_does() {
+    let (redis, seed) = (Redis::start(), seed());
+    println!("SLUICEGATE_SEED={seed}");
+    let mut scripted = Scripted::new(&redis);
+    let mut tally = Tally::default();
+    for number in 0..TRACES {
+        let mut world = World::new(Dice::new(seed ^ number << 32));
+        let prefix = format!("{number}:");
+        let trace: Vec<_> = (0..STEPS).map(|_| world.step()).collect();
+        for (act, store, now, _) in &trace {
+            scripted.put(act, letter(&prefix, store, Some(*now)));
+        }
+        scripted.client.flush();
+        for (step, (act, store, now, wanted)) in trace.iter().enumerate() {
+            let place = format!("SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+            assert_eq!(scripted.take(act), *wanted, "{place}: {act:?} to {store} at {now}");
+            tally.count(wanted);
+        }
+    }
+    println!("{tally:?}");
+    assert!(tally.0.iter().all(|count| 500 < *count), "{tally:?}");
+}
+
+fn acquire(number: u64, keep: Nanos) -> Act {
+    let ask = Ask { id: Id(1, number), limit: Share(2), keep, times: TIMES };
+    Act::Acquire(Acquire { bucket: bucket(0), ask })
+}
+
+fn tell(held: &[(Id, Nanos)], over: &[Id]) -> Act {
+    let told = Told { bucket: bucket(0), held: held.to_vec(), over: over.to_vec() };
+    Act::Tell(Round { grace: GRACE, everywhere: false, told: vec![told] })
+}
+
+#[test]
+fn a_new_store_admits_nobody_and_counts_what_it_is_told() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let Said::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
+    assert_eq!((first.acquired, first.held), (Acquired::Closed(GRACE), Share(0)));
+    let heard = scripted.ask(&tell(&[(Id(1, 7), GRACE)], &[Id(1, 8)]));
+    let found = Found { put_back: 1, freed: 0 };
+    assert_eq!(heard, Said::Heard(vec![Ok(Heard { found, held: Share(1) })]));
+    let Said::Answer(Some(again)) = scripted.ask(&acquire(7, GRACE)) else { panic!() };
+    assert_eq!(again.acquired, Acquired::Held, "it is held already");
+}
+
+#[test]
+fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let long = Nanos::from_secs(30);
+    let before = micros(&scripted.client.call(&["TIME"])) / 1_000;
+    scripted.ask(&tell(&[(Id(1, 0), long), (Id(1, 1), GRACE)], &[]));
+    let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
+    let mut expires = |key: Vec<u8>| {
+        let reply = scripted.client.call(&[b"PEXPIRETIME".to_vec(), key]);
+        u64::try_from(reply.int()).unwrap()
+    };
+    let ceiling = expires(Place::One.ceiling(b"test:", &bucket(0)));
+    assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
+    let month = 30 * 86_400 * 1_000;
+    let life = expires(Place::One.life(b"test:"));
+    assert!(before + month <= life && life <= after + month + 3, "{life}");
+    scripted.ask(&tell(&[], &[Id(1, 0), Id(1, 1)]));
+    assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1), "the life alone");
+}
+
+#[test]
+fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_others_are_answered() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let key = Place::One.ceiling(b"test:", &bucket(0));
+    scripted.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
+    assert_eq!(scripted.ask(&acquire(0, GRACE)), Said::Answer(None));
+    let held = vec![(Id(1, 0), GRACE)];
+    let told =
+        [0, 1].map(|number| Told { bucket: bucket(number), held: held.clone(), over: vec![] });
+    let round = Round { grace: GRACE, everywhere: false, told: told.to_vec() };
+    let Said::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
+    assert!(matches!(heard[..], [Err(Cause::WrongType), Ok(_)]), "{heard:?}");
+    assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "x");
+}
+
+#[test]
+fn a_stranger_where_the_life_should_be_is_an_error_and_nothing_is_changed() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let key = Place::One.life(b"test:");
+    scripted.client.call(&[b"SET".to_vec(), key.clone(), b"a stranger of some length".to_vec()]);
+    for act in [acquire(0, GRACE), tell(&[(Id(1, 0), GRACE)], &[])] {
+        scripted.put(&act, letter("test:", "a", None));
+        scripted.client.flush();
+        let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
+        assert!(error.contains("WRONGTYPE"), "{error}");
+    }
+    assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "a stranger of some length");
+    assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1));
+}
+
+#[test]
+fn a_ceiling_shares_its_slot_with_the_life_of_its_place_and_places_spread() {
+    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
+    let mut client = redis.connect();
+    let mut slot =
+        |key: Vec<u8>| client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), key]).int();
+    let mut slots = std::collections::HashSet::new();
+    for number in 0..200 {
+        let place = Place::of(&bucket(number));
+        let its = slot(place.life(b"p:"));
+        assert_eq!(slot(place.ceiling(b"p:", &bucket(number))), its);
+        slots.insert(its);
+    }
+    assert_eq!(slots.len() as u64, PLACES);
+    let long = [7; 4_000];
+    assert!(Place::One.ceiling(b"p:", &long).len() < 100);
+}
+
+#[test]
+fn a_reply_that_the_scripts_do_not_give_is_refused() {
+    for reply in [[0, 1, 0], [1, 2, 0], [2, 0, 5], [3, 0, 0]] {
+        assert!(read_acquire(&reply).is_ok(), "{reply:?}");
+    }
+    for reply in [
+        &[][..],
+        &[0, 1],
+        &[0, 0, 0],
+        &[0, 1, 1],
+        &[0, -1, 0],
+        &[1, 0, 0],
+        &[1, 1, 1],
+        &[2, 0, 0],
+        &[2, 0, 1 << 60],
+        &[3, 1, 0],
+        &[4, 0, 0],
+        &[0, 1, 0, 0],
+    ] {
+        assert!(read_acquire(reply).is_err(), "{reply:?}");
+    }
+    let (held, over) = (vec![(Id(1, 0), GRACE)], vec![Id(1, 1)]);
+    let told = [Told { bucket: bucket(0), held, over }];
+    for reply in [[0, 0, 1, 1, 9], [5, 1, 0, 0, 0]] {
+        assert!(read_tell(told.iter(), &reply).is_ok(), "{reply:?}");
+    }
+    for reply in [
+        &[][..],
+        &[0],
+        &[0, 0, 1, 1],
+        &[0, 0, 2, 0, 9],
+        &[0, 0, 0, 2, 9],
+        &[0, 0, 0, 0, -1],
+        &[0, 1, 0, 0, 1],
+        &[0, 2, 0, 0, 0],
+        &[0, 0, 0, 0, 1, 0, 0, 0, 1],
+    ] {
+        assert!(read_tell(told.iter(), reply).is_err(), "{reply:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! `docs/words.md`: every word of the YAML, made of the schema, which is made of the types that files are read into.
+//!
+//! Guarantees: the page is that (`UPDATE=1` writes it anew), and names every word that the reader knows.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+
+use serde_json::Value;
+use sluicegate::config::schema::limits;
+
+use super::root;
+
+/// The blocks in the order of a reader, the words that lead to them, and where there is more to read.
+const BLOCKS: [(&str, &str, &str); 9] = [
+    ("", "A file", "limits.md"),
+    ("Defaults", "`defaults`", "limits.md"),
+    ("Descriptor", "`descriptors`", "limits.md"),
+    ("RateLimit", "`rate_limit`", "limits.md"),
+    ("Calendar", "`calendar`", "limits.md"),
+    ("Concurrency", "`concurrency`", "fleet.md"),
+    ("Adaptive", "`adaptive`", "tuning.md"),
+    ("Queue", "`queue`", "limits.md"),
+    ("Reject", "`reject`", "limits.md"),
+];
+
+const HEAD: &str = "\
+# Every word
+
+Of the file of one domain, made of the types that it is read into; the same as the JSON Schema that `sluicegate schema` prints. `*` marks what must be there.
+What each strategy and mode guarantees and costs is in [limits](limits.md), [leases](leases.md) and [reliability](reliability.md).
+";
+
+fn made() -> String {
+    let schema = limits();
+    let mut page = HEAD.to_owned();
+    for (name, title, more) in BLOCKS {
+        let block = if name.is_empty() { &schema } else { &schema["$defs"][name] };
+        let what = block["description"].as_str().unwrap();
+        write!(page, "\n## {title}\n\n{what} More: [{more}]({more}).\n\n| word | takes | what |\n|---|---|---|\n")
+            .unwrap();
+        let must = required(block);
+        for (word, said) in block["properties"].as_object().unwrap() {
+            let mark = if must.contains(word.as_str()) { "*" } else { "" };
+            let what = said["description"].as_str().unwrap().replace('\n', " ");
+            writeln!(page, "| `{word}`{mark} | {} | {what} |", takes(said)).unwrap();
+        }
+    }
+    page
+}
+
+fn required(block: &Value) -> BTreeSet<&str> {
+    block["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// What a person may write, in words.
+fn takes(said: &Value) -> String {
+    if let Some(words) = said["enum"].as_array() {
+        let words: Vec<_> =
+            words.iter().map(|word| format!("`{}`", word.as_str().unwrap())).collect();
+        return words.join(", ");
+    }
+    if let Some(examples) = said["examples"].as_array() {
+        let examples: Vec<_> =
+            examples.iter().map(|one| format!("`{}`", one.as_str().unwrap())).collect();
+        return format!("such as {}", examples.join(", "));
+    }
+    if let Some(name) = said["$ref"].as_str() {
+        let name = name.rsplit('/').next().unwrap();
+        return BLOCKS.iter().find(|(block, ..)| *block == name).unwrap().1.to_owned();
+    }
+    if let Some(any) = said["anyOf"].as_array() {
+        let all: Vec<_> = any
+            .iter()
+            .filter(|one| one["type"] != "null" && !is_spelling(one))
+            .map(takes)
+            .collect();
+        return all.join("; or ");
+    }
+    let kinds = kinds(&said["type"]);
+    match (said["minimum"].as_u64(), said["maximum"].as_u64()) {
+        (Some(least), Some(most)) if most == u64::from(u32::MAX) => {
+            format!("whole number from {least}")
+        }
+        (Some(least), Some(most)) => format!("whole number from {least} to {most}"),
+        _ if kinds.contains("array") => "list".to_owned(),
+        _ if kinds.contains("object") => "mapping".to_owned(),
+        _ if kinds.contains("string") => "text".to_owned(),
+        _ if kinds.contains("boolean") => "`true`, `false`".to_owned(),
+        _ => panic!("{said}"),
+    }
+}
+
+/// A pattern beside the words that it is about.
+fn is_spelling(one: &Value) -> bool {
+    one["pattern"].as_str().is_some_and(|pattern| pattern.starts_with("^([Ss]"))
+}
+
+fn kinds(of: &Value) -> BTreeSet<&str> {
+    match of {
+        Value::String(one) => [&**one].into(),
+        Value::Array(several) => several.iter().filter_map(Value::as_str).collect(),
+        _ => BTreeSet::new(),
+    }
+}
+
+#[test]
+fn the_page_of_words_is_made_of_the_types() {
+    let (path, wanted) = (root().join("docs/words.md"), made());
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &wanted).unwrap();
+    }
+    let kept = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(kept, wanted, "stale: write it with UPDATE=1");
+}
+
+#[test]
+fn no_block_of_the_schema_is_left_out() {
+    let schema = limits();
+    let known: BTreeSet<_> =
+        schema["$defs"].as_object().unwrap().keys().map(String::as_str).collect();
+    let told: BTreeSet<_> =
+        BLOCKS.iter().map(|(name, ..)| *name).filter(|name| !name.is_empty()).collect();
+    assert_eq!(told, known);
+}

@@ -1,0 +1,106 @@
+//! Who may sign the certificates of Redis and of the management server: under the name `ratelimit` the file that is named
+//! adds to whom the system trusts; under our own it stands for itself.
+
+use std::fs;
+
+use sluicegate::edge::grpc::tls::Files;
+use sluicegate::source::xds::message::RateLimitConfig;
+
+use super::process;
+use crate::service::Service;
+use crate::support::certificates::Authority;
+use crate::support::process::Process;
+use crate::support::xds::Xds;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+/// A Redis that speaks TLS alone, with a certificate that `by` signed.
+fn redis(by: &Authority) -> Process {
+    let (ca, own) = (by.ca(), by.sign(&["127.0.0.1"]));
+    let files = ["--tls-ca-cert-file", &*ca, "--tls-cert-file", &own.certificate];
+    let more = ["--tls-key-file", &own.key, "--tls-auth-clients", "no"];
+    Process::redis(&[&files[..], &more].concat())
+}
+
+/// The reference's process, told that `named` signs, on a system that trusts `system`.
+fn told(redis: &Process, named: &str, system: &str) -> (tempfile::TempDir, Service) {
+    let at = redis.address();
+    process::start(&[
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", &at),
+        ("REDIS_TLS", "true"),
+        ("REDIS_TLS_CACERT", named),
+        ("SSL_CERT_FILE", system),
+    ])
+}
+
+fn answers(service: &Service) {
+    until("Redis is believed", || match process::ask(service) {
+        200 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    })
+    .unwrap();
+}
+
+fn says(service: &Service, what: &str) {
+    let said = || service.log().contains(what).then_some(()).ok_or_else(|| service.log());
+    until(what, said).unwrap();
+}
+
+#[test]
+fn redis_is_believed_whether_the_named_authority_signed_or_one_of_the_systems() {
+    for_a_day_with_a_minute_left();
+    let (named, system, other) = (Authority::new(), Authority::new(), Authority::new());
+    for by in [&named, &system] {
+        let redis = redis(by);
+        let (_root, service) = told(&redis, &named.ca(), &system.ca());
+        answers(&service);
+    }
+    let redis = redis(&other);
+    let (_root, service) = told(&redis, &named.ca(), &system.ca());
+    says(&service, "nobody signed the certificate of redis whom we trust");
+}
+
+#[test]
+fn under_our_own_name_a_named_authority_is_the_only_one() {
+    let (named, system) = (Authority::new(), Authority::new());
+    let redis = redis(&system);
+    let limits = tempfile::tempdir().unwrap();
+    fs::write(limits.path().join("a.yaml"), "domain: d\n").unwrap();
+    let (ca, url) = (named.ca(), format!("rediss://{}", redis.address()));
+    let flags = ["--backend", &*url, "--backend-tls-ca-file", &*ca].map(str::to_owned);
+    let system = system.ca();
+    let service =
+        Service::start_under(limits.path(), &flags, &[("SSL_CERT_FILE", &*system)]).unwrap();
+    says(&service, "nobody signed the certificate of redis whom we trust");
+}
+
+#[test]
+fn the_management_server_is_believed_by_the_systems_authorities_as_well() {
+    let (named, system) = (Authority::new(), Authority::new());
+    for by in [&named, &system] {
+        let own = by.sign(&["management.test"]);
+        let xds = Xds::start_with_tls(Files {
+            certificate: own.certificate.into(),
+            key: own.key.into(),
+            client_ca: None,
+            client_name: None,
+        });
+        let domain = "d".to_owned();
+        xds.tell("1", &[RateLimitConfig { name: domain.clone(), domain, descriptors: Vec::new() }]);
+        let (url, ca, trusted) = (xds.address.to_string(), named.ca(), system.ca());
+        let _service = Service::start_as_ratelimit(&[
+            ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+            ("CONFIG_GRPC_XDS_SERVER_URL", &*url),
+            ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+            ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &*ca),
+            ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "management.test"),
+            ("SSL_CERT_FILE", &*trusted),
+            ("USE_STATSD", "false"),
+            ("SLUICEGATE_BACKEND", "memory"),
+            ("SLUICEGATE_COUNTER_KEYS", "injective"),
+            ("SLUICEGATE_EXPIRY_JITTER", "300s"),
+        ])
+        .unwrap();
+        assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+    }
+}

@@ -1,0 +1,150 @@
+//! Two replicas behind one Envoy or one NGINX: a place that one of them gave comes back, whichever of them is told of the
+//! end.
+#![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::envoy::{Envoy, Shipped, WhenDown, configured};
+use super::in_flight::{HOOKS, gauge, over_all, shows};
+use super::nginx::{Nginx, Shipped as Conf};
+use super::upstream;
+use crate::http1;
+use crate::service::Service;
+use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
+use crate::waiting::{now, until};
+
+const CLIENTS: usize = 16;
+const EACH: usize = 60;
+
+/// Two replicas over one store.
+struct Fleet {
+    _store: Redis,
+    _limits: TempDir,
+    services: [Service; 2],
+}
+
+impl Fleet {
+    fn start(flags: &[&str]) -> Self {
+        let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
+        // Shared, it would wait for what a store that is new may have forgotten.
+        let ceiling = over_all("limit: 1000, mode: local, max_duration: 300s");
+        let text = format!("domain: edge\ndescriptors:\n{ceiling}");
+        std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+        let url = format!("redis+unix://{}", store.socket().display());
+        let services = ["a", "b"].map(|node| {
+            let own =
+                ["--backend", &url, "--node-id", node, "--hooks", HOOKS, "--syslog-port", "0"];
+            let late = ["--backend-deadline", "500ms"];
+            let all = own.iter().chain(&late).chain(flags).map(|&flag| flag.to_owned());
+            Service::start(limits.path(), &all.collect::<Vec<_>>()).unwrap()
+        });
+        let fleet = Self { _store: store, _limits: limits, services };
+        fleet.services.iter().for_each(see_two);
+        fleet
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.services.iter().map(|one| gauge(one.metrics, "sluicegate_requests_in_flight")).sum()
+    }
+
+    fn count(&self, series: &str) -> u64 {
+        self.services.iter().map(|one| gauge(one.metrics, series)).sum()
+    }
+}
+
+fn see_two(service: &Service) {
+    until("both are seen", || {
+        let shown = http1::get(service.admin, "/fleet", &[]).unwrap().text();
+        if shown.matches("\"silent_ms\"").count() == 2 { Ok(()) } else { Err(shown) }
+    })
+    .unwrap();
+}
+
+/// Many clients, of whom every third leaves within 3 ms.
+fn crowd(ingress: SocketAddr) {
+    let seed = seed();
+    println!("SLUICEGATE_SEED={seed}");
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            scope.spawn(move || {
+                let mut dice = Dice::new(seed.wrapping_add(u64::try_from(client).unwrap()));
+                for _ in 0..EACH {
+                    if dice.once_in(3) {
+                        let mut stream = TcpStream::connect(ingress).unwrap();
+                        stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
+                        std::thread::sleep(Duration::from_micros(dice.up_to(3_000)));
+                    } else {
+                        assert_eq!(http1::get(ingress, "/", &[]).unwrap().status, 200);
+                    }
+                }
+            });
+        }
+    });
+}
+
+const PASSED_ON: &str = r#"sluicegate_peer_letters_total{event="passed_on"}"#;
+const SEARCHED: &str = r#"sluicegate_peer_letters_total{event="searched"}"#;
+const DROPPED: &str = r#"sluicegate_peer_letters_total{event="dropped"}"#;
+const LATE: &str = r#"sluicegate_peer_letters_total{event="late"}"#;
+
+fn nothing_leaks(shipped: Shipped) {
+    let fleet = Fleet::start(&[]);
+    let replicas = fleet.services.each_ref().map(|one| one.grpc);
+    let text = configured(shipped, upstream::start(), &replicas, WhenDown::Deny);
+    let envoy = Envoy::start_with(text, 2);
+    crowd(envoy.ingress);
+    let began = now();
+    until("all places are back", || match fleet.in_flight() {
+        0 => Ok(()),
+        left => Err(format!("{left} left")),
+    })
+    .unwrap();
+    let took = began.elapsed();
+    let [passed, searched, dropped, late] =
+        [PASSED_ON, SEARCHED, DROPPED, LATE].map(|s| fleet.count(s));
+    println!(
+        "{shipped:?}: {passed} passed on, {searched} searched, {dropped} dropped, {late} late, {took:?}"
+    );
+    assert!(0 < passed, "none went the long way");
+    assert_eq!(dropped, 0);
+}
+
+#[test]
+fn two_rate_limit_filters_before_two_replicas_leak_nothing() {
+    nothing_leaks(Shipped::RlsConcurrency);
+}
+
+#[test]
+fn ext_authz_and_its_access_log_before_two_replicas_leak_nothing() {
+    nothing_leaks(Shipped::ExtAuthzConcurrency);
+}
+
+/// What this is for: without it about half of the places would be held until `max_duration`.
+#[test]
+fn replicas_that_do_not_speak_to_each_other_leak_in_the_same_crowd() {
+    let fleet = Fleet::start(&["--peer-port", ""]);
+    let replicas = fleet.services.each_ref().map(|one| one.grpc);
+    let text = configured(Shipped::RlsConcurrency, upstream::start(), &replicas, WhenDown::Deny);
+    let envoy = Envoy::start_with(text, 2);
+    crowd(envoy.ingress);
+    let leaked = fleet.in_flight();
+    println!("without peers: {leaked} of {} leaked", CLIENTS * EACH);
+    assert!(10 <= leaked, "{leaked}");
+}
+
+#[test]
+fn nginx_that_asks_one_replica_and_tells_another_leaks_nothing() {
+    let fleet = Fleet::start(&[]);
+    let [asked, told] = &fleet.services;
+    let shipped = Conf::Concurrency(told.syslog().unwrap());
+    let nginx = Nginx::start_as(shipped, upstream::start(), asked.http, WhenDown::Allow);
+    crowd(nginx.ingress);
+    shows(asked.metrics, "sluicegate_requests_in_flight", 0);
+    assert!(0 < gauge(told.metrics, PASSED_ON));
+    println!("nginx: {} passed on, {} searched", fleet.count(PASSED_ON), fleet.count(SEARCHED));
+}

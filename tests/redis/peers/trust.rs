@@ -1,0 +1,170 @@
+//! Whom replicas believe: the fleet's secret, its certificates, and nobody else.
+
+use prost::Message as _;
+use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
+use sluicegate::edge::grpc::peer::api::{About, Answer, Letter, Letters, Outcome, Parcel};
+use sluicegate::edge::grpc::peer::{MOST, Seal};
+use sluicegate::engine::peers::name;
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use super::{By, Scene, counts, id, letters};
+use crate::service::Service;
+use crate::support::certificates::Authority;
+
+const SECRET: &str = "the-secret-of-this-fleet-1";
+
+fn letter(id: &str) -> Letter {
+    let (about, outcome) = (About::Ended.into(), Outcome::Success.into());
+    Letter { id: id.to_owned(), about, outcome, rtt_ns: None, source: Vec::new() }
+}
+
+fn parcel(from: &str, to: &str, sequence: u64, letters: Vec<Letter>) -> Parcel {
+    let letters = Letters { letters }.encode_to_vec();
+    Parcel { from: from.to_owned(), to: to.to_owned(), sequence, letters, seal: Vec::new() }
+}
+
+fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
+    Seal::new(secret).put(&mut parcel);
+    parcel
+}
+
+impl Scene {
+    /// Delivers it to the first replica, as anybody could who reaches its port.
+    fn deliver(&self, parcel: Parcel) -> Result<Vec<i32>, Code> {
+        let _inside = self.runtime.enter();
+        let desk = Endpoint::from_shared(format!("http://{}", self.desk(0))).unwrap();
+        let mut client = PeersClient::new(desk.connect_lazy());
+        let delivered = self.runtime.block_on(client.deliver(parcel));
+        delivered.map(|receipt| receipt.into_inner().answers).map_err(|status| status.code())
+    }
+}
+
+#[test]
+fn only_a_parcel_that_the_fleet_sealed_is_heeded_and_only_once() {
+    let scene = Scene::with(2, &["--peer-secret", SECRET]);
+    let [first, second, third] = [1, 2, 3].map(id);
+    let a = scene.acquire(By::Rls, 0, &first);
+    scene.acquire(By::Rls, 0, &second);
+    let b = scene.acquire(By::Rls, 1, &third);
+    let ends = |id: &str| vec![letter(id)];
+
+    let good = parcel(&b, &a, 1_000, ends(&first));
+    assert_eq!(scene.deliver(good.clone()), Err(Code::PermissionDenied), "no seal");
+    let forged = sealed(good.clone(), "the-secret-of-this-fleet-2");
+    assert_eq!(scene.deliver(forged), Err(Code::PermissionDenied), "another's seal");
+    let mut changed = sealed(good.clone(), SECRET);
+    changed.letters = Letters { letters: ends(&second) }.encode_to_vec();
+    assert_eq!(scene.deliver(changed), Err(Code::PermissionDenied), "the seal of another parcel");
+    assert_eq!(letters(&scene.fleet[0], "refused"), 3);
+    assert_eq!(scene.in_flight(0), 2, "nothing was heeded");
+
+    let good = sealed(good, SECRET);
+    assert_eq!(scene.deliver(good.clone()), Ok(vec![Answer::Held.into()]));
+    assert_eq!(scene.in_flight(0), 1);
+    assert_eq!(scene.deliver(good), Err(Code::PermissionDenied), "it came before");
+    let old = sealed(parcel(&b, &a, 936, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(old), Err(Code::PermissionDenied), "64 before the last");
+
+    let former = sealed(parcel(&name("b", 1), &a, 1, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(former), Err(Code::FailedPrecondition), "a life that is over");
+    let own = sealed(parcel(&a, &a, 1, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(own), Err(Code::FailedPrecondition), "nobody writes to itself");
+    let elsewhere = sealed(parcel(&b, &name("a", 1), 1_001, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(elsewhere), Err(Code::NotFound), "for a life that is over");
+
+    let mut garbage = parcel(&b, &a, 1_002, Vec::new());
+    garbage.letters = vec![0xff; 100];
+    assert_eq!(scene.deliver(sealed(garbage, SECRET)), Err(Code::InvalidArgument));
+    let many = sealed(parcel(&b, &a, 1_003, vec![letter(&second); MOST + 1]), SECRET);
+    assert_eq!(scene.deliver(many), Err(Code::InvalidArgument), "one letter too many");
+    assert_eq!(scene.in_flight(0), 1, "nothing was heeded");
+    let mixed = vec![letter("!"), letter(&third), letter(&second)];
+    let want = [Answer::Malformed, Answer::Unknown, Answer::Held].map(i32::from);
+    assert_eq!(scene.deliver(sealed(parcel(&b, &a, 1_004, mixed), SECRET)), Ok(want.to_vec()));
+    scene.is_free(0);
+    assert_eq!(scene.remembered(), [0, 0]);
+    for service in &scene.fleet {
+        assert!(!service.log().contains(SECRET) && !service.said.contains(SECRET));
+    }
+}
+
+#[test]
+fn a_fleet_with_a_secret_passes_ends_on_and_one_with_another_is_not_heard() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{SECRET}\n")).unwrap();
+    let file = file.path().display().to_string();
+    let known = vec!["--peer-secret", SECRET];
+    let scene = Scene::each(&[
+        known,
+        vec!["--peer-secret-file", &file],
+        vec!["--peer-secret", "the-secret-of-another-fleet"],
+    ]);
+    let (first, second) = (id(1), id(2));
+    let owner = scene.acquire(By::Rls, 0, &first);
+    scene.acquire(By::Rls, 0, &second);
+    scene.release(By::Rls, 2, &first, &owner);
+    counts(&scene.fleet[2], "late", 1);
+    assert_eq!(scene.in_flight(0), 2);
+    assert!(scene.fleet[2].log().contains("is `peer_secret` the same everywhere?"));
+    scene.release(By::Rls, 1, &first, &owner);
+    scene.release(By::Rls, 1, &second, "");
+    scene.is_free(0);
+}
+
+#[test]
+fn a_fleet_with_certificates_passes_ends_on_and_strangers_are_not_heard() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let (ours, theirs) = (authority.sign(&["peers.sluicegate"]), other.sign(&["peers.sluicegate"]));
+    let misnamed = authority.sign(&["somebody.else"]);
+    let (ca, their_ca) = (authority.ca(), other.ca());
+    let of = |files: &crate::support::certificates::Files, ca: &str| {
+        let pairs = [
+            ("--peer-tls-cert-file", files.certificate.clone()),
+            ("--peer-tls-key-file", files.key.clone()),
+            ("--peer-tls-ca-file", ca.to_owned()),
+            ("--peer-tls-name", "peers.sluicegate".to_owned()),
+        ];
+        pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect::<Vec<_>>()
+    };
+    for stranger in [of(&theirs, &their_ca), of(&theirs, &ca), of(&misnamed, &ca), Vec::new()] {
+        let members = [of(&ours, &ca), of(&ours, &ca), stranger];
+        let members = members.each_ref().map(|flags| flags.iter().map(|flag| &**flag).collect());
+        let scene = Scene::each(&members);
+        let id = id(1);
+        let owner = scene.acquire(By::Rls, 0, &id);
+        scene.release(By::Rls, 2, &id, &owner);
+        counts(&scene.fleet[2], "late", 1);
+        assert_eq!((scene.in_flight(0), letters(&scene.fleet[0], "received")), (1, 0));
+        scene.release(By::Rls, 1, &id, &owner);
+        scene.is_free(0);
+        let plain = parcel(&owner, &owner, 1, Vec::new());
+        assert!(scene.deliver(plain).is_err(), "plain text");
+    }
+}
+
+#[test]
+fn who_would_be_open_to_strangers_does_not_start_and_says_what_would_do() {
+    let scene = Scene::of(0);
+    let url = scene.store.url();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "short\n").unwrap();
+    let path = file.path().display().to_string();
+    for (flags, said) in [
+        (&["--peer-host", "0.0.0.0"][..], "set peer_secret_file"),
+        (&["--peer-host", "0.0.0.0", "--peer-secret", SECRET], "set peer_address"),
+        (&["--peer-secret", "short"], "shorter than 16"),
+        (&["--peer-secret", SECRET, "--peer-secret-file", "/x"], "keep one of them"),
+        (&["--peer-secret-file", "/nowhere"], "/nowhere"),
+        (&["--peer-secret-file", &path], "at least 16"),
+        (&["--peer-tls-cert-file", "/x"], "set all four"),
+        (&["--peer-networks", "10.0.0.0/8"], "lies outside `peer_networks`"),
+        (&["--peer-port", "", "--peer-secret", SECRET], "no other replica is spoken to"),
+    ] {
+        let all: Vec<_> = ["--backend", &url].iter().chain(flags).map(|&f| f.to_owned()).collect();
+        let refused = Service::start(scene.limits.path(), &all);
+        let why = refused.err().expect("it must not start");
+        assert!(why.contains(said), "{flags:?}: {why}");
+        assert!(!why.contains(SECRET) && !why.contains("short\n"), "{why}");
+    }
+}

@@ -1,0 +1,166 @@
+//! The ways to a collector: gRPC and HTTP, plain text and TLS; and who it is that tells.
+
+use super::{json, limits, spans};
+use crate::service::Service;
+use crate::support::certificates::Authority;
+use crate::support::collector::Collector;
+use crate::waiting::until;
+
+fn serve(limits: &tempfile::TempDir, environment: &[(&str, &str)]) -> Service {
+    let quick = [("OTEL_BSP_SCHEDULE_DELAY", "50"), ("OTEL_METRIC_EXPORT_INTERVAL", "100")];
+    Service::start_under(limits.path(), &[], &[&quick, environment].concat()).unwrap()
+}
+
+fn counts_come(collector: &Collector) {
+    let told = || match collector.metrics("sluicegate_questions_answered_total").len() {
+        0 => Err("none".to_owned()),
+        _ => Ok(()),
+    };
+    until("counts", told).unwrap();
+}
+
+#[test]
+fn over_http_spans_and_counts_go_to_paths_of_their_own() {
+    let (collector, limits) = (Collector::start(), limits());
+    let endpoint = collector.endpoint();
+    let service = serve(
+        &limits,
+        &[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ],
+    );
+    assert_eq!(json(&service, &[]), 200);
+    assert_eq!(spans(&collector, 2).iter().filter(|span| span.name == "POST /json").count(), 1);
+    counts_come(&collector);
+    let paths = collector.paths();
+    assert!(paths.contains(&"/v1/traces") && paths.contains(&"/v1/metrics"), "{paths:?}");
+}
+
+#[test]
+fn one_signal_may_go_another_way_than_the_other() {
+    let (grpc, http, limits) = (Collector::start(), Collector::start(), limits());
+    let traces = format!("{}/v1/traces", http.endpoint());
+    let counts = grpc.endpoint();
+    let service = serve(
+        &limits,
+        &[
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &traces),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", &counts),
+        ],
+    );
+    json(&service, &[]);
+    spans(&http, 2);
+    counts_come(&grpc);
+    assert!(grpc.spans().is_empty() && grpc.paths().is_empty());
+    assert!(http.paths().iter().all(|path| *path == "/v1/traces"));
+}
+
+#[test]
+fn in_tls_a_collector_is_told_if_who_was_named_signed_it_and_sees_our_certificate() {
+    let authority = Authority::new();
+    let (own, us) = (authority.sign(&["127.0.0.1"]), authority.sign(&["sluicegate"]));
+    let (ca, limits) = (authority.ca(), limits());
+    for protocol in ["grpc", "http/protobuf"] {
+        let collector = Collector::start_with_tls(&own, Some(ca.clone()));
+        let endpoint = collector.endpoint();
+        let service = serve(
+            &limits,
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca),
+                ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &us.certificate),
+                ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &us.key),
+            ],
+        );
+        json(&service, &[]);
+        spans(&collector, 2);
+        counts_come(&collector);
+    }
+}
+
+#[test]
+fn in_tls_nobody_else_is_told_and_the_systems_authorities_hold_where_none_is_named() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let (own, limits) = (authority.sign(&["127.0.0.1"]), limits());
+    let (ca, others) = (authority.ca(), other.ca());
+    for protocol in ["grpc", "http/protobuf"] {
+        let untold = Collector::start_with_tls(&own, None);
+        let told = Collector::start_with_tls(&own, None);
+        let signals = [untold.endpoint(), told.endpoint()];
+        // The one signal believes the wrong authority, the other the system's, which is the right one.
+        let paths = if protocol == "grpc" { ["", ""] } else { ["/v1/traces", "/v1/metrics"] };
+        let [traces, counts] = [0, 1].map(|at: usize| format!("{}{}", signals[at], paths[at]));
+        let service = serve(
+            &limits,
+            &[
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+                ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &traces),
+                ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", &others),
+                ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", &counts),
+                ("SSL_CERT_FILE", &ca),
+            ],
+        );
+        assert_eq!(json(&service, &[]), 200);
+        counts_come(&told);
+        assert!(untold.spans().is_empty());
+    }
+}
+
+#[test]
+fn who_tells_is_named_by_the_environment_else_by_the_settings_and_every_process_is_another() {
+    let (collector, limits) = (Collector::start(), limits());
+    let endpoint = collector.endpoint();
+    let service = serve(
+        &limits,
+        &[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+            ("OTEL_RESOURCE_ATTRIBUTES", "team=edge,zone=a"),
+            ("SLUICEGATE_OTLP_SERVICE", "limits"),
+            ("SLUICEGATE_OTLP_ATTRIBUTES", "zone=b,cell=7"),
+        ],
+    );
+    json(&service, &[]);
+    spans(&collector, 2);
+    let named = ["service.name", "team", "zone", "cell"].map(|name| collector.resource(name));
+    assert_eq!(named, ["limits", "edge", "a", "7"].map(|text| Some(text.to_owned())));
+    let id = collector.resource("service.instance.id").unwrap();
+    let parts: Vec<_> = id.split('-').map(str::len).collect();
+    assert!(parts == [8, 4, 4, 4, 12] && id.as_bytes()[14] == b'4', "{id}");
+}
+
+/// What Envoy Gateway sets where tracing is configured.
+#[test]
+fn under_the_name_ratelimit_its_variables_say_how_and_only_spans_are_told() {
+    let collector = Collector::start();
+    let endpoint = collector.endpoint();
+    let traced = |rate: &str| {
+        crate::drop_in::process::start(&[
+            ("SLUICEGATE_BACKEND", "memory"),
+            ("TRACING_ENABLED", "true"),
+            ("TRACING_SERVICE_NAME", "envoy-ratelimit"),
+            ("TRACING_SERVICE_NAMESPACE", "envoy-gateway-system"),
+            ("TRACING_SERVICE_INSTANCE_ID", "pod-1"),
+            ("TRACING_SAMPLING_RATE", rate),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+            ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "10"),
+        ])
+    };
+    let (_root, never) = traced("0.0");
+    assert_eq!(crate::drop_in::process::ask(&never), 200);
+    let (_root, always) = traced("1.0");
+    assert_eq!(crate::drop_in::process::ask(&always), 200);
+    let told = spans(&collector, 2);
+    assert_eq!(told.iter().filter(|span| span.name == "POST /json").count(), 1);
+    let named = ["service.name", "service.namespace", "service.instance.id"];
+    let wanted = ["envoy-ratelimit", "envoy-gateway-system", "pod-1"];
+    assert_eq!(
+        named.map(|name| collector.resource(name)),
+        wanted.map(|text| Some(text.to_owned()))
+    );
+    let paths = collector.paths();
+    assert!(!paths.is_empty() && paths.iter().all(|path| *path == "/v1/traces"), "{paths:?}");
+}
