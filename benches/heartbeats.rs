@@ -98,9 +98,9 @@ impl Fleet {
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
         let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
-        let heard = read(&round, &self.client.call(&parts).ints()).unwrap();
-        self.life = Some(heard.life);
-        for (at, reply) in ceilings.iter().zip(heard.replies) {
+        let answer = read(&round, &self.client.call(&parts).ints()).unwrap();
+        self.life = Some(answer.life);
+        for (at, reply) in ceilings.iter().zip(answer.replies) {
             let Some(Reply::Grant(grant)) = reply else { panic!("{reply:?}") };
             self.holds.insert((replica, *at), grant.into());
         }
