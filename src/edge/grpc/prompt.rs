@@ -12,8 +12,8 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::codegen::StdError;
 
-/// How long a message may be on its way.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a message may be on its way: that of a client which has thousands to send at one time takes seconds.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What a client sends.
 #[derive(Debug)]
