@@ -17,6 +17,14 @@
 //! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
 //! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
+//! | strict: one too many, a deadline late, asked twice counted twice, nothing put back, open too soon | the tests of `permits.rs`, one or more each |
+//! | strict: silence is not doubt | `a_store_that_stood_still_admits_nobody_for_what_ended_unseen` |
+//! | strict: what was not answered is not given back, or is told as held | `one_that_is_dropped_while_the_store_is_asked_leaks_nothing` |
+//! | strict: given back once where a call may come late | `one_whose_answer_is_lost_is_given_back_and_again_for_three_beats` |
+//! | strict: an answer of a beat ago is believed | `an_answer_that_took_a_beat_admits_nobody_because_what_it_granted_may_be_over` |
+//! | strict: a release that was not heard is forgotten | `a_release_that_the_store_did_not_hear_is_told_again` |
+//! | strict: an id kept as a stream is, or beyond its time | `an_id_whose_replica_is_gone_is_free_at_its_max_duration_and_no_sooner`, `an_id_that_is_never_released_is_over_at_its_max_duration` |
+//! | strict: a place in line given up twice | `who_waits_is_let_pass_when_one_of_this_replica_leaves_and_in_the_order_of_coming` |
 //! | ids: one that was turned away is not noted | `the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer` |
 //! | permits: a renewal renews nothing | `a_place_that_is_renewed_is_kept_for_max_duration_from_then` |
 //! | engine: a reload puts nothing in force | `a_reload_wakes_at_once_whom_a_higher_ceiling_or_none_lets_pass` |

@@ -472,6 +472,23 @@ fn who_waits_asks_again_for_what_another_replica_gave_back() {
 }
 
 #[test]
+fn who_comes_later_does_not_overtake_those_in_line() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 1h}";
+    let [a, mut b] = two(&store, ceiling);
+    assert!(b.asks());
+    block_on(async {
+        let (first, second) = (question(), question());
+        let mut waits = pin!(a.engine.admit(&first, None));
+        assert!(poll_immediate(&mut waits).await.is_none());
+        b.ends(1);
+        b.engine.speak_once().await;
+        assert!(passed(a.engine.admit(&second, None).await.unwrap()).is_none());
+        assert!(passed(waits.await.unwrap()).is_some());
+    });
+}
+
+#[test]
 fn one_that_waits_no_longer_holds_nothing_and_its_place_in_line_is_free() {
     let store = Store::new();
     let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 30ms}";

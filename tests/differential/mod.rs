@@ -16,6 +16,7 @@
 //! | leases: a converted debt not written | `leases_of_gcra_are_lent_as_the_kernel_does` |
 //! | leases: an entry's totals left, the newest part joined over instants | `leases_of_a_sliding_log_are_lent_as_the_kernel_does`, `what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was` |
 //! | leases: given back before it is listed; no expiry | `a_store_without_memory_takes_nothing_back_and_lends_nothing`, `the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later` |
+//! | permits: one too many, a deadline a microsecond late, open too soon, the future's deadlines left, a grace beyond its length, another store believed, nothing taken back, asked twice counted twice | `permits_are_asked_for_and_told_as_the_kernel_does` |
 //! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
 //! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |

@@ -125,10 +125,10 @@ impl World {
             0..=9 => 0,
             10..=16 => self.dice.up_to(300),
             17..=18 => self.dice.up_to(1_500),
-            19 => self.dice.pick(&[1_000, 3_000, 60_000]),
+            19 => self.dice.pick(&[1_000, 3_000, 20_000, 60_000]),
             _ => self.dice.up_to(5_000),
         };
-        let micros = if self.dice.once_in(2) { 0 } else { self.dice.up_to(9) };
+        let micros = if 1_000 <= millis || self.dice.once_in(2) { 0 } else { self.dice.up_to(9) };
         self.now = self.now.plus(Nanos(millis * Nanos::MILLI.0 + micros * 1_000));
         if self.dice.once_in(60) {
             let back = self.dice.pick(&[1, 700, 4_000, 100_000]);
