@@ -50,7 +50,9 @@
 //!
 //! A ceiling that a fleet shares is the same path with a share as its limit: [`engine::admit::fleet`] speaks for
 //! all of them ([`kernel::coordinator`], [`Backend::heartbeat`](backend::Backend::heartbeat)), and no request
-//! waits for it but the first.
+//! waits for it but the first. Of one that is strict the store counts the permits:
+//! [`Backend::acquire`](backend::Backend::acquire) is asked for each ([`kernel::concurrency::permits`]), and
+//! [`Backend::tell`](backend::Backend::tell) told what is held and what is over.
 //!
 //! Leased limits are asked of [`engine::leases`] where others are charged: it spends from a balance that it
 //! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]). A question that balances

@@ -34,8 +34,8 @@ pub struct Answer {
 /// What a replica tells at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// For how long a store that may have forgotten admits nobody.
-    pub grace: Nanos,
+    /// What all agree on.
+    pub times: Times,
     /// Whether it is told everywhere that ceilings live, so that a place which has forgotten knows as soon
     /// as it can.
     pub everywhere: bool,

@@ -130,7 +130,7 @@ impl Replica {
     }
 }
 
-fn question() -> Question<'static> {
+pub(super) fn question() -> Question<'static> {
     let entries = [("k", "v")].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Question { domain: "d", descriptors: [descriptor].into_iter().collect() }

@@ -10,7 +10,11 @@ use crate::support::dice::{Dice, seed};
 const START: Nanos = Nanos::from_secs(1_000_000);
 const BEATS: Nanos = Nanos::from_secs(3);
 const OPEN: Nanos = Nanos(0);
-const TIMES: Times = Times { grace: BEATS, longest: Nanos::from_secs(60) };
+const TIMES: Times = Times {
+    grace: Nanos::from_secs(4),
+    silence: Nanos::from_secs(2),
+    longest: Nanos::from_secs(60),
+};
 
 fn ask(number: u64, limit: u64) -> Ask {
     Ask { id: Id(1, number), limit: Share(limit), keep: BEATS, times: TIMES }
@@ -100,24 +104,40 @@ fn one_that_is_held_and_over_in_one_telling_is_over() {
 
 #[test]
 fn a_store_that_may_have_forgotten_admits_nobody_until_all_had_the_time_to_tell() {
-    let mut life = Life::begin(START, BEATS);
+    let mut life = Life::begin(START, TIMES.grace);
     let mut permits = Permits::default();
     let mut now = START;
-    while now < START.plus(BEATS) {
-        let left = life.closed_for(now, BEATS);
-        assert_eq!(left, START.plus(BEATS).since(now));
+    while now < START.plus(TIMES.grace) {
+        let left = life.closed_for(now, &TIMES);
+        assert_eq!(left, START.plus(TIMES.grace).since(now));
         assert_eq!(permits.acquire(now, left, &ask(0, 1)), Acquired::Closed(left));
+        life.told(now);
         now = now.plus(Nanos(500 * Nanos::MILLI.0));
     }
-    assert_eq!(life.closed_for(now, BEATS), OPEN);
+    assert_eq!(life.closed_for(now, &TIMES), OPEN);
+}
+
+#[test]
+fn a_store_that_nobody_told_of_anything_doubts_before_a_permit_can_have_ended_unseen() {
+    let mut life = Life::begin(START, OPEN);
+    life.told(START);
+    assert_eq!(life.closed_for(START.plus(Nanos(TIMES.silence.0 - 1)), &TIMES), OPEN);
+    // One told it a beat before that, and its permit ends three beats after.
+    let ends = Nanos(START.0 - Nanos::SECOND.0).plus(BEATS);
+    assert_eq!(life.closed_for(ends, &TIMES), TIMES.grace);
+    life.told(ends.plus(Nanos::SECOND));
+    let later = ends.plus(Nanos::SECOND);
+    assert_eq!(life.closed_for(later, &TIMES), Nanos(TIMES.grace.0 - Nanos::SECOND.0));
+    let mut settled = Life::settled();
+    assert_eq!(settled.closed_for(START, &TIMES), OPEN);
 }
 
 #[test]
 fn a_clock_that_is_set_back_neither_closes_a_store_for_longer_nor_keeps_a_permit_for_longer() {
-    let mut life = Life::begin(START, BEATS);
+    let mut life = Life::begin(START, TIMES.grace);
     let back = Nanos(START.0 - Nanos::from_secs(3_600).0);
-    assert_eq!(life.closed_for(back, BEATS), BEATS);
-    assert_eq!(life.closed_for(back.plus(BEATS), BEATS), OPEN);
+    assert_eq!(life.closed_for(back, &TIMES), TIMES.grace);
+    assert_eq!(life.closed_for(back.plus(TIMES.grace), &TIMES), OPEN);
     let mut permits = Permits::default();
     permits.acquire(START, OPEN, &ask(0, 1));
     assert_eq!(permits.acquire(back, OPEN, &ask(1, 1)), Acquired::Full);

@@ -25,7 +25,8 @@ const STEPS: usize = 400;
 const CEILINGS: u64 = 3;
 const REPLICAS: u64 = 4;
 const GRACE: Nanos = Nanos::from_secs(3);
-const TIMES: Times = Times { grace: GRACE, longest: Nanos::from_secs(60) };
+const TIMES: Times =
+    Times { grace: GRACE, silence: Nanos::from_secs(20), longest: Nanos::from_secs(60) };
 
 /// A connection that has the scripts.
 struct Scripted {
@@ -81,7 +82,7 @@ impl Scripted {
 }
 
 fn letter<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> Letter<'a> {
-    Letter { prefix: prefix.as_bytes(), place: Place::One, store, grace: GRACE, at }
+    Letter { prefix: prefix.as_bytes(), place: Place::One, store, times: &TIMES, at }
 }
 
 #[derive(Clone, Debug)]
@@ -176,7 +177,7 @@ impl World {
             let held = self.ids(5).into_iter().map(|id| (id, self.keep())).collect();
             Told { bucket: bucket((ceiling + at) % CEILINGS), held, over: self.ids(9) }
         });
-        Act::Tell(Round { grace: GRACE, everywhere: true, told: told.collect() })
+        Act::Tell(Round { times: TIMES, everywhere: true, told: told.collect() })
     }
 
     fn step(&mut self) -> (Act, &'static str, Nanos, Said) {
@@ -251,7 +252,7 @@ fn acquire(number: u64, keep: Nanos) -> Act {
 
 fn tell(held: &[(Id, Nanos)], over: &[Id]) -> Act {
     let told = Told { bucket: bucket(0), held: held.to_vec(), over: over.to_vec() };
-    Act::Tell(Round { grace: GRACE, everywhere: false, told: vec![told] })
+    Act::Tell(Round { times: TIMES, everywhere: false, told: vec![told] })
 }
 
 #[test]
@@ -298,7 +299,7 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
     let held = vec![(Id(1, 0), GRACE)];
     let told =
         [0, 1].map(|number| Told { bucket: bucket(number), held: held.clone(), over: vec![] });
-    let round = Round { grace: GRACE, everywhere: false, told: told.to_vec() };
+    let round = Round { times: TIMES, everywhere: false, told: told.to_vec() };
     let Said::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
     assert!(matches!(heard[..], [Err(Cause::WrongType), Ok(_)]), "{heard:?}");
     assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "x");

@@ -36,19 +36,24 @@ const WATCHED: Duration = Duration::from_secs(5);
 
 /// Who is inside, as the backend sees it.
 #[derive(Debug, Default)]
-struct Inside {
-    now: AtomicI64,
-    most: AtomicI64,
+pub(super) struct Inside {
+    ceiling: i64,
+    pub(super) now: AtomicI64,
+    pub(super) most: AtomicI64,
     /// Those whose permission was so long under way that it may have been given before a stop.
     late: AtomicI64,
     allowed_for: AtomicI64,
     above: AtomicI64,
-    entered: AtomicU64,
-    stops: AtomicBool,
+    pub(super) entered: AtomicU64,
+    pub(super) stops: AtomicBool,
 }
 
 impl Inside {
-    fn enters(&self, late: bool) {
+    pub(super) fn of(ceiling: i64) -> Arc<Self> {
+        Arc::new(Self { ceiling, ..Self::default() })
+    }
+
+    pub(super) fn enters(&self, late: bool) {
         if late {
             self.late.fetch_add(1, SeqCst);
         }
@@ -56,11 +61,11 @@ impl Inside {
         let allowance = self.late.load(SeqCst);
         self.most.fetch_max(inside, SeqCst);
         self.allowed_for.fetch_max(allowance, SeqCst);
-        self.above.fetch_max(inside - allowance - CEILING, SeqCst);
+        self.above.fetch_max(inside - allowance - self.ceiling, SeqCst);
         self.entered.fetch_add(1, SeqCst);
     }
 
-    fn leaves(&self, late: bool) {
+    pub(super) fn leaves(&self, late: bool) {
         self.now.fetch_sub(1, SeqCst);
         if late {
             self.late.fetch_sub(1, SeqCst);
@@ -100,7 +105,7 @@ impl Scene {
             fleet: Vec::new(),
             lives: 0,
             doors: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
-            inside: Arc::default(),
+            inside: Inside::of(CEILING),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -287,10 +292,15 @@ async fn work(
 }
 
 /// What is answered to one descriptor and this reserved word.
-async fn call(door: Channel, word: &str, id: &str) -> Option<Code> {
+pub(super) async fn call(door: Channel, word: &str, id: &str) -> Option<Code> {
+    call_of(door, "all", word, id).await
+}
+
+/// The same for a descriptor of that value.
+pub(super) async fn call_of(door: Channel, value: &str, word: &str, id: &str) -> Option<Code> {
     let entry = |key: &str, value: &str| Entry { key: key.to_owned(), value: value.to_owned() };
     let descriptor = RateLimitDescriptor {
-        entries: vec![entry("upstream", "all"), entry(word, id)],
+        entries: vec![entry("upstream", value), entry(word, id)],
         ..RateLimitDescriptor::default()
     };
     let request =
@@ -334,7 +344,7 @@ fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_ha
     holds(inside);
 }
 
-fn holds(inside: &Inside) {
+pub(super) fn holds(inside: &Inside) {
     let (above, most) = (inside.above.load(SeqCst), inside.most.load(SeqCst));
     assert!(above <= 0, "{above} too many inside, {most} at most");
 }

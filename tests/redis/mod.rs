@@ -24,6 +24,7 @@ mod reference;
 mod remembered;
 mod sentinel;
 mod stale;
+mod strict;
 mod tls;
 mod together;
 

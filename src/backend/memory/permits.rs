@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::backend::heartbeat::Name;
-use crate::backend::permits::{Acquire, Answer, Heard, Life, Permits, Round};
+use crate::backend::permits::{Acquire, Answer, Heard, Life, Permits, Round, Times};
 use crate::kernel::units::Nanos;
 
 /// All strict ceilings of one store.
@@ -24,13 +24,15 @@ impl Strict {
     /// A store that nobody can hold anything of: it began with the process that asks it.
     #[must_use]
     pub fn settled() -> Self {
-        Self { life: Some(Life::begin(Nanos(0), Nanos(0))), ..Self::default() }
+        Self { life: Some(Life::settled()), ..Self::default() }
     }
 
     /// Asks for a permit at `now`, in the store that is called `store`: another name is another store, or
     /// the same after a restart.
     pub fn acquire(&mut self, now: Nanos, store: &str, asked: &Acquire) -> Answer {
-        let closed_for = self.closed_for(now, store, asked.ask.times.grace);
+        let mut life = self.life(now, store, &asked.ask.times);
+        let closed_for = life.closed_for(now, &asked.ask.times);
+        self.life = Some(life);
         let permits = self.states.entry(asked.bucket.clone()).or_default();
         let acquired = permits.acquire(now, closed_for, &asked.ask);
         let held = permits.held();
@@ -40,7 +42,10 @@ impl Strict {
 
     /// Hears `round`; one answer for each ceiling.
     pub fn tell(&mut self, now: Nanos, store: &str, round: &Round) -> Vec<Heard> {
-        self.closed_for(now, store, round.grace);
+        let mut life = self.life(now, store, &round.times);
+        life.closed_for(now, &round.times);
+        life.told(now);
+        self.life = Some(life);
         let mut heard = Vec::new();
         for told in &round.told {
             let permits = self.states.entry(told.bucket.clone()).or_default();
@@ -51,11 +56,10 @@ impl Strict {
         heard
     }
 
-    fn closed_for(&mut self, now: Nanos, store: &str, grace: Nanos) -> Nanos {
+    fn life(&mut self, now: Nanos, store: &str, times: &Times) -> Life {
         let known = self.life.filter(|_| self.store == store);
         store.clone_into(&mut self.store);
-        let life = self.life.insert(known.unwrap_or_else(|| Life::begin(now, grace)));
-        life.closed_for(now, grace)
+        known.unwrap_or_else(|| Life::begin(now, times.grace))
     }
 
     fn drop_if_rested(&mut self, bucket: &Name) {

@@ -12,8 +12,7 @@ use super::codec::permits::{Letter, Place, pack_acquire, pack_tell, read_acquire
 use super::connection::Live;
 use super::{Cause, Redis, not_understood};
 use crate::backend::Reply;
-use crate::backend::permits::{Acquire, AllHeard, Answer, Round, Told};
-use crate::kernel::units::Nanos;
+use crate::backend::permits::{Acquire, AllHeard, Answer, Round, Times, Told};
 
 impl Redis {
     /// Sends the question, once, and waits for the answer until the deadline.
@@ -36,7 +35,7 @@ impl Redis {
         place: Place,
         asked: &Acquire,
     ) -> Result<Answer, Cause> {
-        let call = pack_acquire(asked, self.letter(place, &live, asked.ask.times.grace));
+        let call = pack_acquire(asked, self.letter(place, &live, &asked.ask.times));
         let reply = self.within(self.deadline, slot, live.acquire(call.keys, call.args)).await?;
         let answer = read_acquire(&reply).map_err(|refused| not_understood(&refused))?;
         answer.ok_or(Cause::WrongType)
@@ -57,7 +56,7 @@ impl Redis {
         let asked = to.into_iter().map(|place| async move {
             let its = its(place);
             let told: Vec<&Told> = its.iter().map(|at| &round.told[*at]).collect();
-            let heard = self.tell_place(place, &told, round.grace).await;
+            let heard = self.tell_place(place, &told, &round.times).await;
             (its, heard.unwrap_or_else(|cause| vec![Err(cause); told.len()]))
         });
         for (its, answers) in join_all(asked).await {
@@ -72,18 +71,18 @@ impl Redis {
         &self,
         place: Place,
         told: &[&Told],
-        grace: Nanos,
+        times: &Times,
     ) -> Result<AllHeard, Cause> {
         let slot = self.route.slot_of(&place.life(self.key_prefix.as_bytes()));
         let live = self.route.live(slot)?;
-        let call = pack_tell(told.iter().copied(), self.letter(place, &live, grace));
+        let call = pack_tell(told.iter().copied(), self.letter(place, &live, times));
         let reply = self.within(self.deadline, slot, live.tell(call.keys, call.args)).await?;
         read_tell(told.iter().copied(), &reply).map_err(|refused| not_understood(&refused))
     }
 
-    fn letter<'a>(&'a self, place: Place, live: &'a Live, grace: Nanos) -> Letter<'a> {
+    fn letter<'a>(&'a self, place: Place, live: &'a Live, times: &'a Times) -> Letter<'a> {
         let (prefix, store) = (self.key_prefix.as_bytes(), live.run_id());
-        Letter { prefix, place, store, grace, at: None }
+        Letter { prefix, place, store, times, at: None }
     }
 
     fn place_of(&self, bucket: &[u8]) -> Place {

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::bucket::{Bucket, Spoken};
 use super::fleet::Fleet;
 use super::{Admission, Ask, Denied, Held};
-use crate::backend::permits::{Acquire, Ask as Wanted, Times};
+use crate::backend::permits::{Acquire, Ask as Wanted};
 use crate::backend::{Backend, Reply};
 use crate::kernel::concurrency::limiter::Waiting;
 use crate::kernel::units::{Nanos, Share};
@@ -172,7 +172,7 @@ impl Admission {
         let (permit, id, limit) = begun.map_err(|_| Denied::Full)?;
         // Dropped from here on, it is told over.
         let held = self.held(Arc::clone(bucket), permit, ask.keep);
-        let times = Times { grace: deadline, longest: strictly.max_duration.max(deadline) };
+        let times = fleet.teller().times(strictly.max_duration);
         let wanted = Wanted { id, limit, keep: ask.keep.unwrap_or(deadline), times };
         let asked = Acquire { bucket: ask.bucket.into(), ask: wanted };
         let sent = self.clock.now();

@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::bucket::Bucket;
 use super::strict::{Line, Seen};
 use super::{Admission, Name};
-use crate::backend::permits::{AllHeard, Heard, Id, MOST_TOLD, Round, Told};
+use crate::backend::permits::{AllHeard, Heard, Id, MOST_TOLD, Round, Times, Told};
 use crate::backend::{Backend, Reply};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
@@ -26,6 +26,11 @@ use crate::telemetry::event::StrictEvent;
 
 /// Beats after which a store takes back what it is not told of.
 const BEATS: u64 = 3;
+/// Beats without a word of anybody after which a store doubts: one less than a permit lasts, because replicas tell
+/// at different times in a beat.
+const SILENT_BEATS: u64 = 2;
+/// What it takes at most to be connected to a store again that is back, over and above the beats.
+const CONNECTING: Nanos = Nanos::SECOND;
 /// The most permits that wait to be told over; the deadlines take back what is above.
 const MOST_ENDED: usize = 65_536;
 
@@ -91,6 +96,15 @@ impl Teller {
     /// For how long the store keeps a permit that it is not told of.
     pub(super) const fn deadline(&self) -> Nanos {
         Nanos(self.beat.0.saturating_mul(BEATS))
+    }
+
+    /// What all replicas of one pace agree on, of a ceiling whose permits are kept for so long.
+    pub(super) fn times(&self, max_duration: Nanos) -> Times {
+        Times {
+            grace: self.deadline().plus(CONNECTING),
+            silence: Nanos(self.beat.0.saturating_mul(SILENT_BEATS)),
+            longest: max_duration.max(self.deadline()),
+        }
     }
 
     /// Another one each time.
@@ -200,7 +214,7 @@ impl Admission {
         }
         said.ended(teller.due(now));
         let everywhere = is_beat && teller.expects.load(Relaxed);
-        for round in rounds(std::mem::take(&mut said.told), teller.deadline(), everywhere) {
+        for round in rounds(std::mem::take(&mut said.told), teller.times(Nanos(0)), everywhere) {
             let heard = match backend.tell(now, &round) {
                 Reply::Now(heard) => heard,
                 Reply::Later(heard) => heard.await,
@@ -240,8 +254,8 @@ impl Said {
 }
 
 /// As few rounds as carry it. A beat that goes everywhere is one even where there is nothing to tell.
-fn rounds(told: BTreeMap<Name, Told>, grace: Nanos, everywhere: bool) -> Vec<Round> {
-    let empty = |everywhere| Round { grace, everywhere, told: Vec::new() };
+fn rounds(told: BTreeMap<Name, Told>, times: Times, everywhere: bool) -> Vec<Round> {
+    let empty = |everywhere| Round { times, everywhere, told: Vec::new() };
     let mut rounds: Vec<Round> = everywhere.then(|| empty(true)).into_iter().collect();
     for piece in told.into_values().flat_map(pieces) {
         let size = piece.held.len() + piece.over.len();
@@ -298,6 +312,9 @@ impl Teller {
         let mut last = self.told.lock();
         match heard.iter().find_map(|heard| heard.err()) {
             Some(cause) => {
+                // The next beat comes sooner: the store may be back, and must not doubt for long.
+                let sooner = Nanos(now.0.saturating_sub(self.beat.0 / 4 * 3));
+                last.beat = last.beat.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {
                     let cause = cause.as_str();
                     tracing::warn!(cause, "permits could not be told to the store");

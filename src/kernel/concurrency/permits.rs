@@ -4,7 +4,8 @@
 //! use sluicegate::kernel::concurrency::permits::{Acquired, Ask, Id, Permits, Times};
 //! use sluicegate::kernel::units::{Nanos, Share};
 //!
-//! let times = Times { grace: Nanos::from_secs(3), longest: Nanos::from_secs(60) };
+//! let [silence, grace, longest] = [2, 4, 60].map(Nanos::from_secs);
+//! let times = Times { silence, grace, longest };
 //! let ask = |number| Ask { id: Id(7, number), limit: Share(1), keep: Nanos::from_secs(3), times };
 //! let (mut permits, now, open) = (Permits::default(), Nanos::from_secs(1_000), Nanos(0));
 //! assert_eq!(permits.acquire(now, open, &ask(0)), Acquired::Held);
@@ -34,6 +35,9 @@ pub struct Times {
     /// For how long a store that may have forgotten admits nobody: until every replica has told what it
     /// holds.
     pub grace: Nanos,
+    /// After how long without a word of anybody a store must doubt: less than a permit is held without being
+    /// told, by as much as tellings of replicas lie apart.
+    pub silence: Nanos,
     /// The longest time for which a permit is ever told. A deadline beyond it was set by another clock.
     pub longest: Nanos,
 }
@@ -155,25 +159,43 @@ impl Permits {
     }
 }
 
-/// One life of a store, as far as it knows: from when on it knows who holds what.
+/// One life of a store: from when on it knows who holds what, and when it was last told.
 ///
 /// Guarantees: every replica that tells once within the grace what it holds is counted before anybody is
 /// admitted. Leaves out: permits whose replica is gone, which nobody tells again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
     opens_at: Nanos,
+    told_at: Nanos,
 }
 
 impl Life {
     /// A store that has forgotten, or is new: it cannot tell which.
     #[must_use]
     pub const fn begin(now: Nanos, grace: Nanos) -> Self {
-        Self { opens_at: now.plus(grace) }
+        Self { opens_at: now.plus(grace), told_at: now }
+    }
+
+    /// A store that nobody can hold anything of, and that doubts nothing before it is told of something.
+    #[must_use]
+    pub const fn settled() -> Self {
+        Self { opens_at: Nanos(0), told_at: Nanos(u64::MAX) }
     }
 
     /// For how long nobody is admitted still. Never for longer than the grace, whatever the clock did.
-    pub fn closed_for(&mut self, now: Nanos, grace: Nanos) -> Nanos {
-        self.opens_at = self.opens_at.min(now.plus(grace));
+    ///
+    /// Silence is as forgetting: of a store that stood still, that nobody could reach, or whose clock leapt,
+    /// permits may have ended that nobody could tell.
+    pub fn closed_for(&mut self, now: Nanos, times: &Times) -> Nanos {
+        if self.told_at.plus(times.silence) <= now {
+            *self = Self::begin(now, times.grace);
+        }
+        self.opens_at = self.opens_at.min(now.plus(times.grace));
         self.opens_at.since(now)
+    }
+
+    /// Somebody told what it holds, if only that it holds nothing.
+    pub const fn told(&mut self, now: Nanos) {
+        self.told_at = now;
     }
 }

@@ -10,7 +10,7 @@ use siphasher::sip::SipHasher24;
 
 use super::{LONGEST_KEY, NotUnderstood};
 use crate::backend::Cause;
-use crate::backend::permits::{Acquire, Acquired, Answer, Found, Heard, Id, Told};
+use crate::backend::permits::{Acquire, Acquired, Answer, Found, Heard, Id, Times, Told};
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::{Nanos, Share};
 
@@ -48,8 +48,8 @@ pub struct Letter<'a> {
     pub place: Place,
     /// What the store is called.
     pub store: &'a str,
-    /// For how long a life that begins admits nobody.
-    pub grace: Nanos,
+    /// What all who ask and tell agree on.
+    pub times: &'a Times,
     /// The instant, where it is not the store's own.
     pub at: Option<Nanos>,
 }
@@ -179,9 +179,11 @@ fn heard(told: &Told, answer: &[u64; 4]) -> Option<Result<Heard, Cause>> {
 
 fn packed(letter: Letter<'_>) -> Packed {
     let now = letter.at.map_or_else(Vec::new, |at| text(at.0 / Nanos::MICRO.0));
+    let times = [letter.times.grace, letter.times.silence].map(micros);
+    let times = times.into_iter().flat_map(super::double).collect();
     Packed {
         keys: vec![letter.place.life(letter.prefix)],
-        args: vec![now, letter.store.as_bytes().to_vec(), text(micros(letter.grace))],
+        args: vec![now, letter.store.as_bytes().to_vec(), times],
     }
 }
 

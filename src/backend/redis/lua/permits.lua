@@ -1,12 +1,13 @@
 -- What the scripts of strict ceilings have in common: kernel/concurrency/permits.rs and
 -- backend/memory/permits.rs, line for line, in microseconds.
 --
--- KEYS[1]  the life of the place that the ceilings live in: 'permits1', the instant from which somebody is
---          admitted, packed, and the name of the store it began in
+-- KEYS[1]  the life of the place that the ceilings live in: 'permits1', packed the instant from which somebody
+--          is admitted and the one at which it was last told, and the name of the store it began in
 -- KEYS[n]  from 2 on: of one ceiling each, a sorted set of the permits that are held, by their deadlines
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[2]  the name of the store
--- ARGV[3]  microseconds for which a life that begins admits nobody
+-- ARGV[3]  packed: microseconds for which a life that begins admits nobody, and after how many without a telling
+--          one begins
 --
 -- Exact: all numbers are integers below 2^53. A set expires with its last deadline, at most 2 ms late; the life
 -- thirty days after it was last told of. What is no sorted set under a ceiling's key stays as it is, and its
@@ -30,24 +31,39 @@ if ARGV[1] ~= '' then
   -- The clock that expires keys is not the one given, and must not end what that one has not ended.
   real_millis = real_millis + 86400000
 end
-local grace = tonumber(ARGV[3])
+local grace, silence = unpack('<dd', ARGV[3])
 
 local function digits(number) return format('%.0f', number) end
 
--- kernel/concurrency/permits.rs, `Life`. Nothing where it is not understood.
+-- kernel/concurrency/permits.rs, `Life`.
+local opens_at, told_at
+
+local function write_life()
+  call('SET', KEYS[1], TAG .. pack('<dd', opens_at, told_at) .. ARGV[2])
+  call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
+end
+
+-- Nothing where it is not understood.
 local function closed_for()
-  local known = call('GET', KEYS[1])
-  if known and sub(known, 1, 8) ~= TAG then return nil end
-  local opens_at, store = nil, nil
-  if known then opens_at, store = (unpack('<d', known, 9)), sub(known, 17) end
-  local is_another = store ~= ARGV[2]
-  if is_another or now + grace < opens_at then
+  local known, store = call('GET', KEYS[1]), nil
+  if known then
+    if sub(known, 1, 8) ~= TAG or #known < 24 then return nil end
+    opens_at, told_at = unpack('<dd', known, 9)
+    store = sub(known, 25)
+  end
+  local begins = store ~= ARGV[2] or told_at + silence <= now
+  if begins then opens_at, told_at = now + grace, now end
+  if begins or now + grace < opens_at then
     opens_at = now + grace
-    call('SET', KEYS[1], TAG .. pack('<d', opens_at) .. ARGV[2])
-    call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
+    write_life()
   end
   if opens_at < now then return 0 end
   return opens_at - now
+end
+
+local function told()
+  told_at = now
+  write_life()
 end
 
 local function is_ours(key)

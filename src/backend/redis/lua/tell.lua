@@ -10,7 +10,7 @@ local HEARD, NOT_UNDERSTOOD = 0, 1
 
 local closed = closed_for()
 if not closed then return redis.error_reply('WRONGTYPE another thing lives where the permits\' life should') end
-call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
+told()
 
 local function tell(key, said)
   expire(key)
