@@ -266,6 +266,8 @@ impl Asked for lending::Packed {
             });
             match said {
                 Ok(said) => shares.extend(said.into_iter().map(Ok)),
+                // Nobody was answered: whoever keeps the connection has to hear why.
+                Err(cause) if shares.is_empty() => return Err(cause),
                 Err(cause) => shares.resize(messages.len(), Err(cause)),
             }
         }
