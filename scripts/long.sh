@@ -47,6 +47,11 @@ check_fleet() {
         five_replicas_never_have_more_inside
 }
 
+# Five adaptive replicas, together and each alone, before a backend whose capacity moves.
+check_capacity() {
+    SLUICEGATE_FLEET_TABLE=1 run capacity cargo test --locked --release --test all -- --nocapture fleet_backend
+}
+
 # What Envoy Gateway's Deployment probes, for a minute without Redis.
 check_gateway() {
     SLUICEGATE_GATEWAY_SECONDS=60 run gateway cargo test --locked --test all -- drop_in::gateway
@@ -62,7 +67,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases fleet gateway walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases capacity fleet gateway walk)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -2,13 +2,14 @@
 //!
 //! A server that leases from a Redis against one that counts in its own memory; 1,000 keys, 128 in flight. A
 //! row is one limit and one kind of hits: the server's CPU a question against memory's, measured before and
-//! after it, the Redis' script calls and CPU a decision, and how many of the hits that a strict limit
-//! admits are admitted. Leases learn from demand, so a server is warmed up for as long as it is measured.
+//! after it, the Redis' script calls, the messages in them and its CPU a decision less what it takes idle, and the
+//! share of what the law admitted and was asked for that was admitted. Leases learn from demand, so a server is warmed up for as long as it is measured.
 //! Of 10,000 and more the budget is above a hundred hits, and the bounds of the head hold; of 100 it is 10,
 //! and a decision takes one call at most.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
@@ -34,17 +35,21 @@ enum Cost {
 struct Turn {
     cpu: f64,
     calls: f64,
+    messages: f64,
     redis: f64,
+    took: f64,
+    /// Hits in all.
+    asked: f64,
     admitted: f64,
 }
 
 pub(crate) fn run(store: &Store) {
     let client = tokio(1);
     println!(
-        "{:<26} {:>7} {:>7} {:>6} {:>8} {:>9} {:>9}",
-        "leased", "memory", "leased", "ratio", "calls", "Redis us", "admitted"
+        "{:<28} {:>7} {:>7} {:>6} {:>8} {:>9} {:>9} {:>6}",
+        "leased", "memory", "leased", "ratio", "calls", "messages", "Redis us", "used"
     );
-    println!("{:<26} {:>22} {:>8} {:>9}", "bound", "1.10", "0.02", "0.1");
+    println!("{:<28} {:>22} {:>8} {:>19}", "bound", "1.10", "0.02", "0.1");
     for unit in ["second", "minute"] {
         for requests in [100, 10_000, 1_000_000] {
             for cost in [Cost::One, Cost::HeavyTailed] {
@@ -76,31 +81,40 @@ fn row(store: &Store, client: &Runtime, unit: &str, requests: u64, cost: Cost) {
     // In one go, so that what was learned is not forgotten meanwhile; and memory before and after, so that
     // what else the machine does falls on both.
     let before = turns(&memory, TURNS);
-    turns(&leased, TURNS);
+    // What it does once a second whoever asks.
+    let (idle, began) = (store.cpu_micros(), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let idle = (store.cpu_micros() - idle) / began.elapsed().as_secs_f64();
+    let warm = turns(&leased, TURNS);
     let its = turns(&leased, TURNS);
     let after = turns(&memory, TURNS);
     let of = |turns: &[Turn], what: fn(&Turn) -> f64| median(turns.iter().map(what));
     let both = median(before.iter().chain(&after).map(|turn| turn.cpu));
+    let all = || warm.iter().chain(&its);
+    let sum = |what: fn(&Turn) -> f64| all().map(what).sum::<f64>();
+    let period = if unit == "second" { 1.0 } else { 60.0 };
+    let earned = (KEYS * requests) as f64 * (1.0 + sum(|turn| turn.took) / period);
     println!(
-        "{:<26} {both:>7.2} {:>7.2} {:>6.2} {:>8.4} {:>9.3} {:>9.3}",
+        "{:<28} {both:>7.2} {:>7.2} {:>6.2} {:>8.4} {:>9.4} {:>9.3} {:>6.3}",
         format!("{requests} a {unit}, {}", cost.name()),
         of(&its, |turn| turn.cpu),
         of(&its, |turn| turn.cpu) / both,
         of(&its, |turn| turn.calls),
-        of(&its, |turn| turn.redis),
-        of(&its, |turn| turn.admitted) / of(&after, |turn| turn.admitted),
+        of(&its, |turn| turn.messages),
+        median(its.iter().map(|turn| turn.redis - idle * turn.took / ASKED as f64)),
+        sum(|turn| turn.admitted) / earned.min(sum(|turn| turn.asked)),
     );
 }
 
-/// Script calls since the Redis began.
-fn scripts(store: &Store) -> f64 {
+/// Script calls since the Redis began, and messages: each reads one list of holders.
+fn scripts(store: &Store) -> (f64, f64) {
     let mut client = resp::Client::connect(&store.socket()).unwrap();
     let stats = client.call(&["INFO", "commandstats"]).text();
     let of = |name: &str| {
         let rest = stats.split(&format!("cmdstat_{name}:calls=")).nth(1);
         rest.map_or(0.0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     };
-    of("evalsha") + of("eval")
+    (of("evalsha") + of("eval"), of("hgetall"))
 }
 
 impl Cost {
@@ -122,27 +136,35 @@ impl Cost {
 }
 
 fn turn(store: &Store, client: &Runtime, server: &Server, cost: Cost) -> Turn {
-    let before = (server.cpu_ticks(), scripts(store), store.cpu_micros());
-    let admitted = client.block_on(ask_all(server, cost));
+    let (cpu, redis, (calls, messages)) = (server.cpu_ticks(), store.cpu_micros(), scripts(store));
+    let began = Instant::now();
+    let (asked, admitted) = client.block_on(ask_all(server, cost));
+    let took = began.elapsed().as_secs_f64();
+    let (calls_after, messages_after) = scripts(store);
     let each = |all: f64| all / ASKED as f64;
     Turn {
-        cpu: each((server.cpu_ticks() - before.0) as f64 * 10_000.0),
-        calls: each(scripts(store) - before.1),
-        redis: each(store.cpu_micros() - before.2),
-        admitted: each(admitted as f64),
+        cpu: each((server.cpu_ticks() - cpu) as f64 * 10_000.0),
+        calls: each(calls_after - calls),
+        messages: each(messages_after - messages),
+        redis: each(store.cpu_micros() - redis),
+        took,
+        asked: asked as f64,
+        admitted: admitted as f64,
     }
 }
 
-/// Hits that were admitted of [`ASKED`] questions, many asked at one time.
-async fn ask_all(server: &Server, cost: Cost) -> u64 {
-    let (left, admitted) = (Arc::new(AtomicU64::new(ASKED)), Arc::new(AtomicU64::new(0)));
+/// Hits of [`ASKED`] questions, many asked at one time, and how many of them were admitted.
+async fn ask_all(server: &Server, cost: Cost) -> (u64, u64) {
+    let counter = || Arc::new(AtomicU64::new(0));
+    let (left, all, admitted) = (Arc::new(AtomicU64::new(ASKED)), counter(), counter());
     let ask = |mut client: RateLimitServiceClient<Channel>| {
-        let (left, admitted) = (Arc::clone(&left), Arc::clone(&admitted));
+        let (left, all, admitted) = (Arc::clone(&left), Arc::clone(&all), Arc::clone(&admitted));
         ::tokio::spawn(async move {
             while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
                 let mut asked = question(number.wrapping_mul(2_654_435_761) % KEYS);
                 asked.hits_addend = cost.hits(number);
                 let hits = u64::from(asked.hits_addend);
+                all.fetch_add(hits, Relaxed);
                 let answer = client.should_rate_limit(asked).await.unwrap().into_inner();
                 let passed = answer.overall_code == Code::Ok as i32;
                 admitted.fetch_add(if passed { hits } else { 0 }, Relaxed);
@@ -157,5 +179,5 @@ async fn ask_all(server: &Server, cost: Cost) -> u64 {
     for asked in asking {
         asked.await.unwrap();
     }
-    admitted.load(Relaxed)
+    (all.load(Relaxed), admitted.load(Relaxed))
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use super::calendar::Starts;
 use super::resolve::words;
 use super::{Calendar, Limit, Mode, OnBackendFailure, Rule, Unit, Window};
+use crate::kernel::lease::sizer::Size;
 use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
@@ -76,12 +77,16 @@ impl fmt::Display for Mode {
         match self {
             Self::Strict => words::ModeWord::Strict.fmt(f),
             Self::CachedDeny => words::ModeWord::CachedDeny.fmt(f),
-            Self::Leased(Terms { overshoot, .. }) => {
+            Self::Leased(Terms { overshoot, size, .. }) => {
                 let hits = match overshoot {
                     Overshoot::AtMost(hits) => *hits,
                     Overshoot::InWindow => Hits(0),
                 };
-                write!(f, "{}, max_overshoot {}", words::ModeWord::Leased, hits.0)
+                write!(f, "{}, max_overshoot {}", words::ModeWord::Leased, hits.0)?;
+                match size {
+                    Size::Learned => Ok(()),
+                    Size::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
+                }
             }
         }
     }

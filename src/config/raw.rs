@@ -170,6 +170,9 @@ pub struct RateLimit {
     /// limit as in `2%`; 0 is for `fixed_window`, and never passes the limit of a window.
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
+    /// Hits that a replica borrows at a time, for `leased`; learned from demand where it is absent.
+    #[schemars(schema_with = "schema::burst")]
+    pub lease_hits: Option<Spanned<u32>>,
     /// What the caller gets when the store does not answer; by default an error.
     #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,

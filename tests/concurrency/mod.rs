@@ -33,6 +33,7 @@
 mod admit;
 mod engine;
 mod fleet;
+mod fleet_backend;
 mod latent;
 mod limiter;
 mod model;

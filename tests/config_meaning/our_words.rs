@@ -2,6 +2,7 @@
 
 use sluicegate::config::calendar::Starts;
 use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -148,7 +149,7 @@ fn out(strategy: &str, overshoot: &str) -> Overshoot {
         "unit: minute, requests_per_unit: 600, strategy: {strategy}, mode: leased, max_overshoot: {overshoot}"
     );
     match limit(&text).mode {
-        Mode::Leased(Terms { overshoot, term }) => {
+        Mode::Leased(Terms { overshoot, term, .. }) => {
             assert_eq!(term, Nanos::from_secs(10));
             overshoot
         }
@@ -202,7 +203,9 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
                 - {key: f, rate_limit: {per: 100ms, requests_per_unit: 50}}\n";
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
-    let leased = |overshoot, secs| Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs) });
+    let leased = |overshoot, secs| {
+        Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs), size: Size::Learned })
+    };
     assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 10), "ten periods");
     assert_eq!(limit("e=").mode, leased(Overshoot::InWindow, 1), "no longer than its window");
     assert_eq!(limit("f=").mode, leased(Overshoot::AtMost(Hits(5)), 1), "ten periods");
@@ -215,8 +218,36 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
     assert_eq!(limit("c=").to_string(), "50 per day, fixed_window, mode leased, max_overshoot 0");
 }
 
-/// 60,000 a minute are 10,000 in the 10 s of a lease. A fleet of 2 sees 5,000 each and borrows a quarter
-/// of that, one of 8 a quarter of 1,250, one of 64 no less than 64; of a budget of 600 each has at most 300, 75 and 9.
+#[test]
+fn how_much_is_borrowed_at_a_time_may_be_said() {
+    let limit = |words: &str| {
+        let text = format!(
+            "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: day, requests_per_unit: 500, {words}}}}}\n"
+        );
+        let found = load(&[("a.yaml", &text)], false);
+        found.map(|(config, _)| find(&config, "a=").unwrap().rule.limit.clone().unwrap())
+    };
+    let leased = limit("mode: leased, max_overshoot: 20%, lease_hits: 50").unwrap();
+    let Mode::Leased(terms) = leased.mode else { panic!("{leased:?}") };
+    assert_eq!(terms.size, Size::Fixed(Hits(50)), "a tenth of 500 at most");
+    assert!(
+        leased.to_string().ends_with("mode leased, max_overshoot 100, lease_hits 50"),
+        "{leased}"
+    );
+    for (words, code, said) in [
+        ("mode: leased, max_overshoot: 20%, lease_hits: 51", "E38", "leases of 51 hits"),
+        ("mode: leased, max_overshoot: 20%, lease_hits: 0", "E38", "leases of 0 hits"),
+        ("lease_hits: 5", "E32", "`lease_hits` with `mode: strict`"),
+    ] {
+        let refused = limit(words).unwrap_err();
+        let [one] = &refused[..] else { panic!("{refused:?}") };
+        assert_eq!(one.code.name(), code);
+        assert!(one.message.contains(said), "{}", one.message);
+    }
+}
+
+/// 60,000 a minute are 10,000 in the 10 s of a lease. A fleet of 2 sees 5,000 each and borrows half
+/// of that, one of 8 half of 1,250, one of 64 half of 156; of a budget of 600 each has at most 300, 75 and 9.
 #[test]
 fn check_says_how_many_decisions_a_call_is_expected_for() {
     let said = |overshoot: &str| {
@@ -235,7 +266,7 @@ fn check_says_how_many_decisions_a_call_is_expected_for() {
              8 replicas, 1 in {many} on 64 replicas"
         )
     };
-    assert_eq!(said("0"), all(1250, 313, 64));
+    assert_eq!(said("0"), all(2500, 625, 78));
     assert_eq!(said("1%"), all(300, 75, 9));
     assert_eq!(said("1"), all(1, 1, 1));
 }

@@ -7,6 +7,7 @@ use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::{Backend, Charge, Charges, Outcomes, Reply};
 use sluicegate::clock::Clock;
 use sluicegate::engine::leases::{AllTerms, Leases};
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::Nanos;
@@ -45,7 +46,11 @@ impl Leasing {
 
 fn terms(charge: &Charge) -> Option<Terms> {
     let is_coupled = matches!(charge.strategy, Strategy::FixedWindow(_));
-    is_coupled.then_some(Terms { overshoot: Overshoot::InWindow, term: Nanos::from_secs(10) })
+    is_coupled.then_some(Terms {
+        overshoot: Overshoot::InWindow,
+        term: Nanos::from_secs(10),
+        size: Size::Learned,
+    })
 }
 
 impl Backend for Leasing {

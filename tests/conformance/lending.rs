@@ -4,6 +4,7 @@ use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::{Backend, Reply};
 use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -15,7 +16,7 @@ const B: Member = Member(u64::MAX);
 const TERM: Nanos = Nanos::from_secs(60);
 
 fn at_most(budget: u64) -> Terms {
-    Terms { overshoot: Overshoot::AtMost(Hits(budget)), term: TERM }
+    Terms { overshoot: Overshoot::AtMost(Hits(budget)), term: TERM, size: Size::Learned }
 }
 
 fn message(strategy: Strategy, member: Member, number: u64, hits: u64, want: u64) -> Message {

@@ -297,6 +297,24 @@ fn a_new_store_is_in_doubt_and_grants_nothing_that_nobody_proves_to_hold() {
     assert_eq!(grant.coordinator, heard.life);
 }
 
+/// `docs/fleet.md` has it.
+#[test]
+fn an_operator_who_knows_that_nothing_is_in_flight_can_end_the_doubt_about_a_new_store() {
+    let docs = include_str!("../../docs/fleet.md");
+    let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let lives = lives(b"test:");
+    let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
+    assert_eq!(speaker.client.call(&eval).text(), "nobody has spoken yet");
+    speaker.say(&joins(1));
+    assert_eq!(speaker.client.call(&eval).text(), "settled");
+    let heard = speaker.say(&joins(2));
+    let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+    // Half of it: each wants one, and what is left over is spread.
+    assert_eq!((grant.share, grant.recovering), (Share(4), false));
+}
+
 #[test]
 fn a_state_is_kept_ten_minutes_longer_than_it_is_in_use_and_the_life_for_thirty_days() {
     let redis = Redis::start();

@@ -6,6 +6,7 @@ use sluicegate::backend::redis::codec::lending::{call, pack, read, share_out};
 use sluicegate::kernel::decision::{Cause, Cost};
 use sluicegate::kernel::lease::book::Book;
 use sluicegate::kernel::lease::counter::Counter;
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::limit::Tick;
@@ -207,7 +208,7 @@ fn terms(dice: &mut Dice, limit: &Strategy) -> Terms {
     let term = (span(limit).0 / dice.pick(&[1, 2, 10, 100])).min(1 << 56) / 1_000 * 1_000;
     let overshoot =
         if dice.once_in(3) { Overshoot::InWindow } else { Overshoot::AtMost(Hits(budget)) };
-    Terms { overshoot, term: Nanos(term.max(1_000)) }
+    Terms { overshoot, term: Nanos(term.max(1_000)), size: Size::Learned }
 }
 
 fn same_answers(kind: Kind) {
@@ -282,7 +283,14 @@ fn hour(kind: Kind) -> (Strategy, Terms) {
         Kind::Gcra => Strategy::Gcra(Gcra::new(100, period, 100).unwrap()),
         _ => Strategy::SlidingLog(SlidingLog::new(100, period).unwrap()),
     };
-    (limit, Terms { overshoot: Overshoot::AtMost(Hits(50)), term: Nanos::from_secs(60) })
+    (
+        limit,
+        Terms {
+            overshoot: Overshoot::AtMost(Hits(50)),
+            term: Nanos::from_secs(60),
+            size: Size::Learned,
+        },
+    )
 }
 
 fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> Message {

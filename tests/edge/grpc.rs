@@ -307,3 +307,16 @@ async fn a_thousand_calls_go_on_at_one_time_on_one_connection() {
     };
     tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
 }
+
+/// It takes the fifteen seconds that a message has.
+#[tokio::test]
+async fn a_message_that_never_comes_ends_its_call() {
+    let served = limited().await;
+    let mut client = tonic::client::Grpc::new(served.channel.clone());
+    client.ready().await.unwrap();
+    let (never, path) = (tokio_stream::pending::<Vec<u8>>(), PathAndQuery::from_static(METHOD));
+    let call = client.streaming(Request::new(never), path, Bytes);
+    let ended = tokio::time::timeout(2 * PATIENCE, call).await.expect("it has to end");
+    let refused = ended.map(|_| ()).unwrap_err();
+    assert!(refused.message().contains("in time"), "{refused}");
+}

@@ -17,8 +17,12 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use super::grpc::{AUTHORIZATION, SERVICE, Served, limited};
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/ratelimit.binpb");
-const ROOTS: [&str; 2] =
-    ["envoy/service/ratelimit/v3/rls.proto", "envoy/service/auth/v3/external_auth.proto"];
+const ROOTS: [&str; 4] = [
+    "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/service/auth/v3/external_auth.proto",
+    "envoy/service/accesslog/v3/als.proto",
+    "envoy/service/ext_proc/v3/external_processor.proto",
+];
 
 /// The descriptors of everything in `envoy-types`, as that crate was published.
 fn published() -> FileDescriptorSet {
@@ -92,7 +96,9 @@ async fn the_services_can_be_listed() {
     assert_eq!(
         names,
         [
+            "envoy.service.accesslog.v3.AccessLogService",
             AUTHORIZATION,
+            "envoy.service.ext_proc.v3.ExternalProcessor",
             SERVICE,
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",

@@ -1,5 +1,6 @@
 //! The laws of the book, one by one.
 
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
 use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
@@ -42,11 +43,14 @@ fn every() -> [Counted; 4] {
 }
 
 fn store(counted: Counted, budget: u64) -> Store {
-    Store::new(counted, Terms { overshoot: Overshoot::AtMost(Hits(budget)), term: TERM })
+    Store::new(
+        counted,
+        Terms { overshoot: Overshoot::AtMost(Hits(budget)), term: TERM, size: Size::Learned },
+    )
 }
 
 fn coupled() -> Store {
-    Store::new(fixed(), Terms { overshoot: Overshoot::InWindow, term: MINUTE })
+    Store::new(fixed(), Terms { overshoot: Overshoot::InWindow, term: MINUTE, size: Size::Learned })
 }
 
 fn want(number: u64, want: u64) -> Borrow {
@@ -226,7 +230,8 @@ fn only_the_last_lease_is_taken_back() {
 fn a_window_takes_back_only_its_own() {
     // The window of NOW ends after 40 s.
     for (counted, expected) in [(fixed(), 80), (sliding(), 50)] {
-        let terms = Terms { overshoot: Overshoot::AtMost(Hits(50)), term: MINUTE };
+        let terms =
+            Terms { overshoot: Overshoot::AtMost(Hits(50)), term: MINUTE, size: Size::Learned };
         let mut store = Store::new(counted, terms);
         store.step(NOW, A, &want(1, 30));
         store.charge(after(40_000), Hits(20));
@@ -238,7 +243,7 @@ fn a_window_takes_back_only_its_own() {
 
 #[test]
 fn a_window_takes_back_what_the_last_lease_in_it_brought_and_no_older() {
-    let terms = Terms { overshoot: Overshoot::AtMost(Hits(50)), term: MINUTE };
+    let terms = Terms { overshoot: Overshoot::AtMost(Hits(50)), term: MINUTE, size: Size::Learned };
     let mut store = Store::new(fixed(), terms);
     store.step(NOW, A, &want(1, 30));
     let next = after(40_000);
@@ -280,7 +285,7 @@ fn what_was_held_in_another_window_is_not_kept() {
 #[test]
 fn without_a_window_to_end_with_nothing_is_lent() {
     for counted in [gcra(), sliding(), log()] {
-        let terms = Terms { overshoot: Overshoot::InWindow, term: TERM };
+        let terms = Terms { overshoot: Overshoot::InWindow, term: TERM, size: Size::Learned };
         assert_eq!(lent(&mut Store::new(counted, terms), NOW, A, &want(1, 10)), 0);
     }
 }

@@ -15,18 +15,18 @@ fn sizer(most: u64) -> Sizer {
 }
 
 #[test]
-fn a_lease_is_a_quarter_of_a_terms_demand_less_the_part_that_is_stranded() {
+fn a_lease_is_half_of_a_terms_demand_less_the_part_that_is_stranded() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(400));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(100));
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(200));
     sizer.stranded(NOW, Hits(50));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(88), "⌊100·400/450⌋");
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(177), "⌊200·400/450⌋");
 }
 
 #[test]
 fn a_small_demand_is_lent_whole_and_the_question_at_hand_is_none() {
     let mut sizer = sizer(1_000);
-    for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 64), (152, 64), (4, 65)] {
+    for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 64), (152, 128), (4, 130)] {
         sizer.asked(NOW, Hits(asked));
         assert_eq!(sizer.want(NOW, Hits(1)), Hits(want));
     }

@@ -182,7 +182,7 @@ impl World {
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
         let mut world = Self {
-            store: Store::new(counted, Terms { overshoot, term }),
+            store: Store::new(counted, Terms { overshoot, term, size: Size::Learned }),
             now,
             nodes: Vec::new(),
             mail: Vec::new(),

@@ -1,12 +1,14 @@
 //! How much of a limit a demand that exceeds it uses, and what it calls, in fleets of any size.
 //!
 //! Real engines on clocks set by hand: 6,000 a minute, of which a tenth may be out, asked for half as
-//! much again. `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md.
+//! much again. `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md, and with
+//! `SLUICEGATE_PICTURES=docs/pictures` draws its pictures.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
+use super::plot::{Point, svg};
 use super::{Far, engine, pass, question};
 use crate::support::dice::{Dice, seed};
 
@@ -32,6 +34,15 @@ enum Demand {
 const DEMANDS: [Demand; 4] = [Demand::Uniform, Demand::Skewed, Demand::Bursty, Demand::Drifting];
 
 impl Demand {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "everybody alike",
+            Self::Skewed => "skewed",
+            Self::Bursty => "in bursts",
+            Self::Drifting => "drifting",
+        }
+    }
+
     /// Who asks next, of `members`, in this tenth of a second.
     fn who(self, members: usize, tenth: u64, dice: &mut Dice) -> usize {
         let members = members as u64;
@@ -93,19 +104,25 @@ async fn a_demand_that_exceeds_it_uses_nearly_all_of_a_rate_in_a_fleet_of_any_si
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 async fn uses_nearly_all(strategy: &str) {
     let seed = seed();
-    let (mut dice, mut wrong) = (Dice::new(seed), Vec::new());
+    let (mut dice, mut wrong, mut points) = (Dice::new(seed), Vec::new(), Vec::new());
     let law = LIMIT * MINUTES + if strategy == "gcra" { 100 } else { 0 };
     println!("SLUICEGATE_SEED={seed}");
     for demand in DEMANDS {
         for members in FLEETS {
             let (admitted, calls) = run(strategy, members, demand, &mut dice).await;
             let share = admitted * 1_000 / law;
+            let used = f64::from(u32::try_from(share).unwrap()) / 1_000.0;
+            points.push(Point { demand: demand.name(), members, share: used, calls });
             let shown = format!("{}.{:03}", share / 1_000, share % 1_000);
             println!("| `{strategy}` | {demand:?} | {members} | {shown} | {calls:.3} |");
             if share < 950 || law + LIMIT / 10 < admitted {
                 wrong.push((demand, members, share));
             }
         }
+    }
+    if let Ok(pictures) = std::env::var("SLUICEGATE_PICTURES") {
+        std::fs::write(format!("{pictures}/leases_{strategy}.svg"), svg(strategy, &points, 0.95))
+            .unwrap();
     }
     assert!(wrong.is_empty(), "SLUICEGATE_SEED={seed}: {wrong:?}");
 }

@@ -17,6 +17,7 @@ use sluicegate::backend::{
 };
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Borrow, Member, Number, Overshoot, Terms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
@@ -162,7 +163,11 @@ fn what_comes_while_a_call_is_under_way_travels_together_in_the_next() {
 /// A message of this member about the counter of `name`, for a hit and nine more.
 fn message(name: &str, member: u64) -> Message {
     let charge = charges(name, window(), Rule::Each).list.remove(0);
-    let terms = Terms { overshoot: Overshoot::AtMost(Hits(100_000)), term: Nanos::from_secs(600) };
+    let terms = Terms {
+        overshoot: Overshoot::AtMost(Hits(100_000)),
+        term: Nanos::from_secs(600),
+        size: Size::Learned,
+    };
     let (number, none) = (Number(1), Hits(0));
     let borrow = Borrow {
         number,

@@ -11,6 +11,7 @@ use sluicegate::clock::Clock;
 use sluicegate::engine::leases::{Leased, Leases};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
@@ -67,7 +68,7 @@ fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Count
         standing: Standing::default(),
         per_second: false,
     };
-    Counter(charge, Terms { overshoot, term: Nanos::from_secs(20) })
+    Counter(charge, Terms { overshoot, term: Nanos::from_secs(20), size: Size::Learned })
 }
 
 fn fixed_window(overshoot: Overshoot) -> Counter {

@@ -4,7 +4,7 @@ mod faults;
 mod trust;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
@@ -424,10 +424,19 @@ fn a_denial_names_an_owner_as_well_and_its_end_is_looked_for_nowhere() {
 fn a_replica_that_is_told_to_go_passes_on_what_it_was_told() {
     let mut scene = Scene::of(2);
     let owners: Vec<_> = (0..50).map(|number| scene.acquire(By::Nginx, 0, &id(number))).collect();
+    // The first is under way for as long as its owner stands still, and the others wait.
+    scene.fleet[0].signal("STOP");
     for (number, owner) in owners.iter().enumerate() {
         scene.release(By::ExtAuthz, 1, &id(number), owner);
     }
     scene.fleet[1].terminate();
+    let door = scene.fleet[1].http;
+    let is_shut = || match TcpStream::connect(door) {
+        Ok(_) => Err("open".to_owned()),
+        Err(_) => Ok(()),
+    };
+    until("it asks nobody in any more", is_shut).unwrap();
+    scene.fleet[0].signal("CONT");
     scene.is_free(0);
     assert!(scene.fleet[1].ended().unwrap().success());
 }

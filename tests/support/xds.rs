@@ -71,7 +71,7 @@ impl Xds {
         let (stop, stopped) = oneshot::channel();
         let service = AggregatedDiscoveryServiceServer::new(state.clone());
         runtime.spawn(async move {
-            let incoming = Incoming::new(Listener::Tcp(listener), tls, None);
+            let incoming = Incoming::new(Listener::Tcp(listener), tls, None, 64);
             let server = tonic::transport::Server::builder().add_service(service);
             tokio::select! {
                 ended = server.serve_with_incoming(incoming) => ended.unwrap(),

@@ -275,7 +275,11 @@ impl Model for Twin {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let terms = Terms { overshoot: self.overshoot, term: Nanos(self.term * TICK.0) };
+        let terms = Terms {
+            overshoot: self.overshoot,
+            term: Nanos(self.term * TICK.0),
+            size: Size::Learned,
+        };
         let node = |(member, left): (u64, &u64)| Node {
             member: Member(member),
             ledger: self.ledger(),

@@ -185,6 +185,7 @@ impl<'a, 's> Reader<'a, 's> {
             Word::Burst => self.optional(field, &mut limit.burst, Self::count),
             Word::Mode => self.optional(field, &mut limit.mode, Self::text),
             Word::MaxOvershoot => self.optional(field, &mut limit.max_overshoot, Self::text),
+            Word::LeaseHits => self.optional(field, &mut limit.lease_hits, Self::count),
             Word::OnBackendFailure => {
                 self.optional(field, &mut limit.on_backend_failure, Self::text);
             }

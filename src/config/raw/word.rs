@@ -31,6 +31,7 @@ pub(super) enum Word {
     Burst,
     Mode,
     MaxOvershoot,
+    LeaseHits,
     OnBackendFailure,
     Calendar,
     TimeZone,
@@ -54,7 +55,7 @@ use Word as W;
 
 impl Word {
     /// Every word, each at the index that it is as a number.
-    pub(super) const ALL: [Self; 42] = [
+    pub(super) const ALL: [Self; 43] = [
         W::Domain,
         W::Descriptors,
         W::Charge,
@@ -80,6 +81,7 @@ impl Word {
         W::Burst,
         W::Mode,
         W::MaxOvershoot,
+        W::LeaseHits,
         W::OnBackendFailure,
         W::Calendar,
         W::TimeZone,
@@ -127,6 +129,7 @@ impl Word {
             W::Burst => "burst",
             W::Mode => "mode",
             W::MaxOvershoot => "max_overshoot",
+            W::LeaseHits => "lease_hits",
             W::OnBackendFailure => "on_backend_failure",
             W::Calendar => "calendar",
             W::TimeZone => "time_zone",
@@ -167,6 +170,7 @@ impl Word {
                 | W::Burst
                 | W::Mode
                 | W::MaxOvershoot
+                | W::LeaseHits
                 | W::OnBackendFailure
                 | W::Calendar
                 | W::TimeZone
@@ -313,6 +317,7 @@ impl Block {
                 W::Burst,
                 W::Mode,
                 W::MaxOvershoot,
+                W::LeaseHits,
                 W::OnBackendFailure,
                 W::Calendar,
             ],

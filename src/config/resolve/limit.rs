@@ -14,13 +14,14 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::config::{Calendar, Limit, OnBackendFailure, Unit, Window};
 use crate::kernel::lease::Overshoot;
+use crate::kernel::lease::sizer::{self, Size};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::rate::limit::LimitError;
 use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
-use crate::kernel::units::Nanos;
+use crate::kernel::units::{Hits, Nanos};
 
 /// More than this many units' worth of hits at once is probably a slip.
 const LARGE_BURST: u32 = 10;
@@ -84,7 +85,8 @@ impl Block<'_, '_, '_> {
         let (window, burst, overshoot) = (window?, burst?, overshoot.ok()?);
         let requests = raw.requests_per_unit.value;
         let strategy = self.strategy(strategy, &window, burst)?;
-        let mode = overshoot::mode(mode, overshoot, window.length());
+        let size = self.size(mode, &strategy).ok()?;
+        let mode = overshoot::mode(mode, overshoot, window.length(), size);
         Some(Limit { requests, window, strategy, mode, on_backend_failure })
     }
 
@@ -102,6 +104,7 @@ impl Block<'_, '_, '_> {
             ("burst", raw.burst.as_ref().map(|word| word.span)),
             ("mode", raw.mode.as_ref().map(|word| word.span)),
             ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
+            ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
             ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
         ];
@@ -259,6 +262,32 @@ impl Block<'_, '_, '_> {
             self.error(code, at, message, &cure);
             Wrong
         })
+    }
+
+    /// How much is borrowed at a time.
+    fn size(&mut self, mode: ModeWord, strategy: &Strategy) -> Result<Size, Wrong> {
+        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(Size::Learned) };
+        let most = sizer::most(strategy.most());
+        if mode != ModeWord::Leased {
+            let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
+            self.error(
+                Code::Contradiction,
+                hits.span,
+                message,
+                "say `mode: leased`, or leave it out",
+            );
+            return Err(Wrong);
+        }
+        if hits.value == 0 || most < Hits(hits.value.into()) {
+            let message = format!("leases of {} hits", hits.value);
+            let cure = format!(
+                "1 to {}, a tenth of what passes at one instant; left out, it is learned",
+                most.0
+            );
+            self.error(Code::OutOfRange, hits.span, message, &cure);
+            return Err(Wrong);
+        }
+        Ok(Size::Fixed(Hits(hits.value.into())))
     }
 
     fn strategy(&mut self, word: StrategyWord, window: &Window, burst: u32) -> Option<Strategy> {

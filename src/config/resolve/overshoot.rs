@@ -118,12 +118,17 @@ pub(super) fn refusal(
 }
 
 /// The mode that a word means; `overshoot` is there where the word is `leased`.
-pub(super) fn mode(word: ModeWord, overshoot: Option<Overshoot>, period: Nanos) -> Mode {
+pub(super) fn mode(
+    word: ModeWord,
+    overshoot: Option<Overshoot>,
+    period: Nanos,
+    size: Size,
+) -> Mode {
     match (word, overshoot) {
         (ModeWord::Leased, Some(overshoot)) => {
             let periods = if overshoot == Overshoot::InWindow { 1 } else { PERIODS };
             let term = Nanos(period.0.saturating_mul(periods)).min(LONGEST_TERM);
-            Mode::Leased(Terms { overshoot, term })
+            Mode::Leased(Terms { overshoot, term, size })
         }
         (ModeWord::CachedDeny, _) => Mode::CachedDeny,
         (ModeWord::Strict | ModeWord::Leased, _) => Mode::Strict,
@@ -150,7 +155,7 @@ fn decisions_a_call(limit: &Limit, terms: Terms, fleet: u64) -> u64 {
     let product = u128::from(requests).saturating_mul(u128::from(terms.term.0));
     let a_term = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
     let asked = u64::try_from(a_term).unwrap_or(u64::MAX) / fleet;
-    let mut sizer = Sizer::new(Size::Learned, terms.term, sizer::most(limit.strategy.most()));
+    let mut sizer = Sizer::new(terms.size, terms.term, sizer::most(limit.strategy.most()));
     sizer.asked(Nanos(0), Hits(asked));
     let share = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => hits / fleet,

@@ -1,17 +1,16 @@
 //! Connections of the gRPC port, served until they end or all are told to go.
 //!
-//! Guarantees: at most [`MOST_CONNECTIONS`] at one time, the next wait in the kernel's queue, and [`MOST_CALLS`] on each; proxies that vanish
+//! Guarantees: at most [`MOST_CALLS`] at one time on each; proxies that vanish
 //! are noticed ([`KEEPALIVE`](super::KEEPALIVE)); a connection that is old enough is told to go (GOAWAY), and at
 //! shutdown all are, after the listener has closed; the calls under way are finished.
 //! Leaves out: any limit on how long the finishing may take, but the grace that [`Incoming`] gives the old ones.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
@@ -21,9 +20,6 @@ use super::KEEPALIVE;
 use super::doors::Doors;
 use super::incoming::{Connection, Incoming};
 use super::rls::RateLimits;
-
-/// Most connections at one time: a proxy has one for each of its threads.
-const MOST_CONNECTIONS: usize = 65_536;
 
 /// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
 const MOST_CALLS: u32 = 10_000;
@@ -37,21 +33,17 @@ pub(super) async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     let (leave, leaving) = watch::channel(());
-    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let mut shutdown = pin!(shutdown);
     loop {
-        let next = async { (Arc::clone(&slots).acquire_owned().await, incoming.next().await) };
-        let (slot, connection) = tokio::select! {
+        let connection = tokio::select! {
             () = &mut shutdown => break,
-            next = next => next,
+            connection = incoming.next() => connection,
         };
-        let Some(Ok(connection)) = connection else { continue };
+        // Without whoever accepts, what was accepted is finished, and the process ends with its port.
+        let Some(connection) = connection else { break };
+        let Ok(connection) = connection else { continue };
         let doors = Doors::new(&limits, &others, connection.connect_info());
-        let leaving = leaving.clone();
-        tokio::spawn(async move {
-            attend(connection, doors, most, leaving).await;
-            drop(slot);
-        });
+        tokio::spawn(attend(connection, doors, most, leaving.clone()));
     }
     drop(incoming);
     leave.send_replace(());

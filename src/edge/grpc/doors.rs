@@ -1,6 +1,6 @@
 //! The calls of one connection, each to its service: rate limits by the short way, all others by a router.
 //!
-//! Guarantees: another service or method is `UNIMPLEMENTED`.
+//! Guarantees: another service or method is `UNIMPLEMENTED`; a message comes whole within a time ([`Prompt`]).
 //! Leaves out: a caller's `grpc-timeout`, which each service that waits keeps itself. Cost: the short way spares
 //! a call the router's boxes and the map that the peer's address would be put in.
 
@@ -19,9 +19,19 @@ use tonic::codegen::{BoxFuture, Service as _};
 use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
+use super::prompt::Prompt;
 use super::rls::RateLimits;
 use super::surface::{Recoded, Surface};
 use crate::telemetry::event::Protocol;
+
+/// Where a client may be silent between its messages.
+const STREAMS: [&str; 5] = [
+    "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+    "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
+    "/sluicegate.v1.Permits/Hold",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
 
 /// The services of one connection.
 #[derive(Clone, Debug)]
@@ -41,7 +51,9 @@ impl Doors {
 
     fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
         request.extensions_mut().insert(self.peer.clone());
-        Box::pin(self.others.clone().call(request))
+        let is_stream = STREAMS.contains(&request.uri().path());
+        let body = if is_stream { Prompt::stream } else { Prompt::message };
+        Box::pin(self.others.clone().call(request.map(body)))
     }
 }
 
@@ -53,7 +65,7 @@ impl hyper::service::Service<Request<Incoming>> for Doors {
     fn call(&self, request: Request<Incoming>) -> Answer {
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
         if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
-            return Answer::Limits(self.limits.clone().call(request));
+            return Answer::Limits(self.limits.clone().call(request.map(Prompt::message)));
         }
         Answer::Other(self.other(request))
     }

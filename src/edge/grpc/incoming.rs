@@ -1,7 +1,8 @@
 //! Connections of the gRPC port: TCP or a Unix socket, in plain text or TLS, until their time is over.
 //!
 //! Guarantees: a client that is slow to shake hands, or to say that it speaks HTTP/2, delays nobody else and is
-//! dropped after [`HANDSHAKE`]; a connection that was told to go is closed after its grace, calls or not; with the stream the
+//! dropped after [`HANDSHAKE`]; no more connections at one time than are allowed, the next wait in the kernel's queue;
+//! a connection that was told to go is closed after its grace, calls or not; with the stream the
 //! listener goes.
 //! Leaves out: telling a connection to go, which the server does.
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -64,11 +65,16 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Accepts from `listener`. Each connection lasts for `life` at most, where one is given.
+    /// Accepts at most `most` at one time from `listener`. Each connection lasts for `life` at most, where one is given.
     #[must_use]
-    pub fn new(listener: Listener, tls: Option<Arc<Tls>>, life: Option<Duration>) -> Self {
+    pub fn new(
+        listener: Listener,
+        tls: Option<Arc<Tls>>,
+        life: Option<Duration>,
+        most: usize,
+    ) -> Self {
         let (sender, ready) = mpsc::channel(WAITING);
-        let accepting = tokio::spawn(accept(listener, tls, life, sender));
+        let accepting = tokio::spawn(accept(listener, tls, (life, most), sender));
         Self { ready, accepting }
     }
 }
@@ -90,13 +96,15 @@ impl Stream for Incoming {
 async fn accept(
     listener: Listener,
     tls: Option<Arc<Tls>>,
-    life: Option<Duration>,
+    (life, most): (Option<Duration>, usize),
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
+    let (slots, handshakes) = (Arc::new(Semaphore::new(most)), Semaphore::new(MOST_HANDSHAKES));
+    let handshakes = Arc::new(handshakes);
     loop {
         // Never closed, so never refused.
-        let slot = Arc::clone(&handshakes).acquire_owned().await.ok();
+        let slot = Arc::clone(&slots).acquire_owned().await.ok();
+        let shaking = Arc::clone(&handshakes).acquire_owned().await.ok();
         let raw = match listener.accept().await {
             Ok(raw) => raw,
             Err(error) => {
@@ -107,7 +115,7 @@ async fn accept(
         };
         let life = life.map(|life| Box::pin(sleep(life)));
         let Some(tls) = tls.clone() else {
-            if ready.send(Ok(Connection::new(Io::Plain(raw), life))).await.is_err() {
+            if ready.send(Ok(Connection::new(Io::Plain(raw), life, slot))).await.is_err() {
                 return;
             }
             continue;
@@ -115,11 +123,11 @@ async fn accept(
         let ready = ready.clone();
         tokio::spawn(async move {
             match timeout(HANDSHAKE, shake(&tls, raw)).await {
-                Ok(Ok(io)) => drop(ready.send(Ok(Connection::new(io, life))).await),
+                Ok(Ok(io)) => drop(ready.send(Ok(Connection::new(io, life, slot))).await),
                 Ok(Err(error)) => tracing::debug!(%error, "a client did not come to terms on TLS"),
                 Err(_) => tracing::debug!("a client took too long to come to terms on TLS"),
             }
-            drop(slot);
+            drop(shaking);
         });
     }
 }
@@ -135,6 +143,8 @@ pub struct Connection {
     io: Io,
     life: Option<Pin<Box<Sleep>>>,
     silence: Option<Silence>,
+    /// Another connection's, once this one is gone.
+    _slot: Option<OwnedSemaphorePermit>,
 }
 
 /// What a client has not sent of the preface, and until when it may.
@@ -157,9 +167,9 @@ enum Raw {
 }
 
 impl Connection {
-    fn new(io: Io, life: Option<Pin<Box<Sleep>>>) -> Self {
+    fn new(io: Io, life: Option<Pin<Box<Sleep>>>, slot: Option<OwnedSemaphorePermit>) -> Self {
         let silence = Silence { missing: PREFACE, ends: Box::pin(sleep(HANDSHAKE)) };
-        Self { io, life, silence: Some(silence) }
+        Self { io, life, silence: Some(silence), _slot: slot }
     }
 
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {

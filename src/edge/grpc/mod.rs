@@ -14,6 +14,7 @@ pub mod incoming;
 pub mod metadata;
 pub mod peer;
 pub mod permits;
+mod prompt;
 mod reserved;
 pub mod rls;
 pub mod surface;
@@ -57,6 +58,9 @@ use tls::Tls;
 /// whose machine died keeps its connection here for as long as the kernel likes, hours, and with it
 /// the permits of its requests: they are free again after twice this.
 pub const KEEPALIVE: Duration = Duration::from_secs(2);
+
+/// Most connections at one time: a proxy has one for each of its threads.
+const MOST_CONNECTIONS: usize = 65_536;
 
 /// Health's name for the whole process, as the reference spells it.
 const PROCESS: &str = "ratelimit";
@@ -122,7 +126,7 @@ pub async fn serve(
     let whose = Arc::clone(&grpc.engine);
     let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
     let life = grpc.age.and_then(|age| Some(age.most.saturating_add(age.grace?)));
-    let incoming = Incoming::new(listener, grpc.tls, life);
+    let incoming = Incoming::new(listener, grpc.tls, life, MOST_CONNECTIONS);
     let mut others = Routes::new(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
         .add_service(AccessLogServiceServer::new(ended))

@@ -14,6 +14,7 @@ mod trust;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 
@@ -42,6 +43,12 @@ const LONGEST: usize = 512 * 1024;
 /// the first up.
 const AT_ONCE: usize = 8;
 
+/// Most connections at one time: each other replica has one, and strangers must not take all files of the process.
+const MOST_CONNECTIONS: usize = 2_048;
+
+/// How long a parcel may take to come and be heeded, whoever sends it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Hears other replicas on `listener` until `shutdown`, then finishes what is under way.
 ///
 /// # Errors
@@ -52,12 +59,13 @@ pub async fn serve(
     trust: Arc<Trust>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = Incoming::new(Listener::Tcp(listener), trust.tls(), None);
+    let incoming = Incoming::new(Listener::Tcp(listener), trust.tls(), None, MOST_CONNECTIONS);
     let desk = PeersServer::new(Desk::new(engine, trust)).max_decoding_message_size(LONGEST);
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .concurrency_limit_per_connection(AT_ONCE)
+        .timeout(PATIENCE)
         .add_service(desk)
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await

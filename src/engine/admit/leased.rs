@@ -59,6 +59,9 @@ pub(super) struct Leased {
     answers: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
+    /// Since when it has less than would be fair.
+    short: Option<Nanos>,
+    handoff_took: Option<Nanos>,
 }
 
 /// Whether a replica means to keep its seat.
@@ -98,6 +101,8 @@ pub struct Shown {
     pub fences: u64,
     /// How often the share grew by what another gave up.
     pub handoffs: u64,
+    /// How long the last one took: from the first grant below what would be fair to one that is not.
+    pub handoff_took: Option<Nanos>,
     /// The store does not answer, and `on_backend_failure` counts.
     pub outage: bool,
 }
@@ -120,6 +125,8 @@ impl Leased {
             answers: watch::Sender::new(()),
             fences: 0,
             handoffs: 0,
+            short: None,
+            handoff_took: None,
         }
     }
 
@@ -136,7 +143,7 @@ impl Leased {
         (self.life, self.joined) = (life, now);
         self.member = Some(Member::new(id, self.life, self.law.terms));
         (self.stay, self.local, self.outage) = (Stay::Stays, false, false);
-        (self.said, self.last, self.asked) = (None, None, 0);
+        (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
     }
 
     /// Whether it has a seat that it means to keep.
@@ -242,7 +249,7 @@ impl Leased {
         let share = match reply {
             Some(Reply::Grant(grant)) => match member.on_grant(now, grant) {
                 Applied::From(before) => {
-                    self.took(before, *grant);
+                    self.took(now, before, *grant);
                     Some(grant.share)
                 }
                 Applied::Late => None,
@@ -267,7 +274,7 @@ impl Leased {
         share.filter(|_| !self.local && !self.leaves())
     }
 
-    fn took(&mut self, before: Share, grant: Grant) {
+    fn took(&mut self, now: Nanos, before: Share, grant: Grant) {
         let others = self.last.is_some_and(|last| last.share < last.fair);
         match before.cmp(&grant.share) {
             Ordering::Less if others => {
@@ -277,6 +284,12 @@ impl Leased {
             Ordering::Less => ShareEvent::Grown.emit(),
             Ordering::Greater => ShareEvent::Shrunk.emit(),
             Ordering::Equal => {}
+        }
+        if grant.fair <= grant.share {
+            let took = self.short.take().map(|since| now.since(since));
+            self.handoff_took = took.or(self.handoff_took);
+        } else {
+            self.short = self.short.or(Some(now));
         }
         if before != grant.share {
             self.usage.allowed(grant.share);
@@ -310,6 +323,7 @@ impl Leased {
             wanted: self.said.map_or(Share(0), |(load, _)| load.wanted),
             fences: self.fences,
             handoffs: self.handoffs,
+            handoff_took: self.handoff_took,
             outage: self.outage,
         }
     }

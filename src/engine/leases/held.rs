@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::Leased;
 use crate::backend::{Cause, Charge, Outcome};
 use crate::kernel::lease::ledger::{Ledger, Spend};
-use crate::kernel::lease::sizer::{self, Size};
+use crate::kernel::lease::sizer;
 use crate::kernel::lease::{Answer, Borrow, Number, Terms};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
@@ -42,7 +42,7 @@ impl Held {
     pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
         let Leased { charge, terms } = leased;
         Self {
-            ledger: Ledger::new(Size::Learned, terms.term, sizer::most(charge.strategy.most())),
+            ledger: Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most())),
             charge: charge.clone(),
             terms,
             asked: now,
@@ -194,3 +194,6 @@ impl Held {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,6 +41,7 @@ pub mod sizer;
 
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
+use sizer::Size;
 
 /// What leases of one limit are granted under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +50,8 @@ pub struct Terms {
     pub overshoot: Overshoot,
     /// How long a lease is good for, on the store's clock; whole microseconds.
     pub term: Nanos,
+    /// How members find out how much to ask for; nothing to the store.
+    pub size: Size,
 }
 
 /// How much may be out at once, over all members.

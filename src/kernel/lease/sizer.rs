@@ -3,8 +3,8 @@
 //! | formula, for 400 hits asked in the last term, of which 50 were stranded; most 1,000 | worked row |
 //! |---|---|
 //! | demand = this term's hits + what the last term's weigh | 400 |
-//! | a quarter of it, or 64 if that is more, and no more than it | 100 |
-//! | of which the part that was not stranded: ·demand / (demand + stranded) | ⌊100·400/450⌋ = 88 |
+//! | half of it, or 64 if that is more, and no more than it | 200 |
+//! | of which the part that was not stranded: ·demand / (demand + stranded) | ⌊200·400/450⌋ = 177 |
 //!
 //! A term is counted in two buckets, of which the older fades: after two terms nothing is left of
 //! what was, whatever it was. The question at hand is not demand, only those before it: a key asked for
@@ -22,8 +22,8 @@ use crate::kernel::units::{Hits, Nanos};
 const WORTH_A_CALL: Hits = Hits(64);
 
 /// A lease is for one part in so many of a term's demand: the smaller, the less is stranded when
-/// demand turns.
-const LEASES_A_TERM: u64 = 4;
+/// demand turns, and the more calls it takes where questions are of several hits.
+const LEASES_A_TERM: u64 = 2;
 
 /// With a fixed size, what is left when the next lease is asked for: one part in so many.
 const LAST_PART: u64 = 4;

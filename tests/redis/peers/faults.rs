@@ -106,6 +106,40 @@ fn an_address_outside_the_networks_is_not_called() {
 }
 
 #[test]
+fn a_replica_that_was_lost_from_sight_for_a_while_is_heard_and_hears_as_before() {
+    let scene = Scene::of(2);
+    // More parcels than a replica that begins to count anew could send in a letter's time.
+    for number in 0..100 {
+        let owner = scene.acquire(By::Rls, 0, &id(number));
+        assert!(scene.tell(1, &id(number), &owner));
+    }
+    let owner = scene.acquire(By::Rls, 0, &id(100));
+    scene.fleet[0].signal("STOP");
+    until("it is lost from sight", || {
+        let seen = super::shown(&scene.fleet[1]);
+        if seen["members"].as_array().unwrap().len() == 1 { Ok(()) } else { Err(seen.to_string()) }
+    })
+    .unwrap();
+    scene.fleet[0].signal("CONT");
+    scene.see_each_other();
+    scene.release(By::Rls, 1, &id(100), &owner);
+    scene.is_free(0);
+    assert_eq!(letters(&scene.fleet[0], "refused"), 0);
+}
+
+/// It sees the others at once, and they see it at their next beat: until then they do not hear it.
+#[test]
+fn a_replica_that_has_just_begun_is_heard_as_soon_as_it_is_seen() {
+    let mut scene = Scene::of(1);
+    let id = id(1);
+    let owner = scene.acquire(By::Rls, 0, &id);
+    scene.fleet.push(scene.serve(NODES[1], &[]));
+    scene.release(By::Rls, 1, &id, &owner);
+    scene.is_free(0);
+    assert_eq!(letters(&scene.fleet[1], "late"), 0);
+}
+
+#[test]
 fn a_store_that_is_gone_does_not_part_replicas_that_know_each_other() {
     let mut scene = Scene::of(2);
     let id = id(1);

@@ -16,14 +16,16 @@
 -- Exact: all numbers are integers below 2^53; a level is below 2^34 and a ratio at most 2^17, so their
 -- product is below 2^52. A state expires ten minutes after the last seat can be in use, so that a ceiling
 -- that was inferred outlives a pause; the life is kept for thirty days after the last heartbeat.
+-- A state is the HEAD, then what every heartbeat reads of all seats, each as a run of numbers (M, U, HS, GS, F, W), then the
+-- REST of each seat, which is read of one seat alone unless a seat comes or goes, votes are counted, or the ceiling fell.
 -- Cost: O(seats) for each ceiling; O(lines) while the life is in doubt, and when a replica is new.
--- Commands: TIME, HGET, HSET, HDEL, HGETALL, GET, SET, PEXPIREAT.
+-- Commands: TIME, HGET, HSET, HDEL, HGETALL, GET, SET (PXAT: Redis 6.2), PEXPIREAT.
 
 local KEYS, ARGV = KEYS, ARGV
 local call = redis.call
-local pack, unpack = struct.pack, struct.unpack
+local spread, pack, unpack = unpack, struct.pack, struct.unpack
 local floor, format, sub = math.floor, string.format, string.sub
-local insert, sort, concat = table.insert, table.sort, table.concat
+local insert, sort, concat, rep = table.insert, table.sort, table.concat, string.rep
 
 local GRANTED, LEFT, LATE, SUPERSEDED, LOST, FULL, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5, 6
 local MOST_SEATS = 4096
@@ -31,8 +33,8 @@ local FINE, ONE, TWICE = 1024, 65536, 131072
 local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
 local SAID = '<dddI4I4I4BBdddBddI4I4I4I4I4B'
-local HEAD, HEAD_BYTES = '<dddddd', 48
-local SEAT, SEAT_BYTES = '<dddddddI4I4I4I4I4I4', 80
+local HEAD, HEAD_BYTES = '<ddddddd', 56
+local RUNS_BYTES, REST, REST_BYTES = 32, '<dddddI4I4', 48
 local LIFE, LINE = '<dddd', '<ddd'
 local KEPT_MILLIS, LIFE_KEPT_MILLIS = 600000, 2592000000
 
@@ -110,9 +112,20 @@ register()
 local heartbeat, term, max_duration, least, start, most, aggregate, split
 local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
-local now, incarnation, latest, generation, level, recovered, counted
+local now, incarnation, latest, generation, level, recovered, counted, votes
 local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0
-local said_vote, all_changed, grace
+local state, said_vote, all_changed, grace
+
+-- The rest of one seat, and of all: of one it costs little.
+local function load(i)
+  if L[i] then return end
+  L[i], N[i], HG[i], GG[i], S[i], T[i], V[i] =
+    unpack(REST, state, HEAD_BYTES + n * RUNS_BYTES + (i - 1) * REST_BYTES + 1)
+end
+
+local function load_all()
+  for i = 1, n do load(i) end
+end
 
 -- kernel/coordinator/life.rs, `is_in_grace`.
 local function is_in_grace()
@@ -125,25 +138,29 @@ local function exposure(i)
 end
 
 local function is_over(i)
-  local after = exposure(i) == 0 and 0 or max_duration
-  return U[i] + after <= now
+  if now < U[i] then return false end
+  return exposure(i) == 0 or U[i] + max_duration <= now
 end
 
 local function drop_seats_that_are_over()
-  local kept = 0
+  local first = 1
   for i = 1, n do
+    if now < U[i] or not is_over(i) then first = first + 1 else break end
+  end
+  if n < first then return end
+  load_all()
+  local kept = first - 1
+  for i = first, n do
     if is_over(i) then
-      all_changed = true
+      if V[i] ~= 0 then votes = votes - 1 end
     else
       kept = kept + 1
-      if kept < i then
-        M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] =
-          M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
-        HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
-      end
+      M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] =
+        M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
+      HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
     end
   end
-  n = kept
+  n, all_changed = kept, true
 end
 
 local function ceiling()
@@ -169,12 +186,17 @@ end
 -- kernel/coordinator/coordinator.rs, `place`: a code, or where the seat is or belongs and whether it is there.
 local function place()
   local at, found = n + 1, false
-  for i = n, 1, -1 do
-    if M[i] == member and life < L[i] then return SUPERSEDED end
-    if member < M[i] or M[i] == member and life <= L[i] then
-      at, found = i, M[i] == member and L[i] == life
-    end
+  for i = 1, n do
+    if member <= M[i] then at = i break end
   end
+  while at <= n and M[at] == member do
+    load(at)
+    if life < L[at] then return SUPERSEDED end
+    found = L[at] == life
+    if found then break end
+    at = at + 1
+  end
+  if found and M[at + 1] == member and at < n then return SUPERSEDED end
   if holds == 1 and h_coordinator == incarnation and generation < h_generation then return LOST end
   if found and number <= N[at] then return LATE end
   if not found and MOST_SEATS <= n then return FULL end
@@ -203,12 +225,17 @@ local function hear(at, found)
   if leaves == 0 then held_generation, held_share = held(at, found) end
   said_vote = vote_that_counts(at, found)
   if not found then
+    load_all()
+    for _, run in ipairs({M, U, HS, GS, F, W}) do
+      for i = #run, n + 1, -1 do run[i] = nil end
+    end
     insert(M, at, member); insert(L, at, life); insert(N, at, number); insert(HG, at, 0)
     insert(GG, at, held_generation); insert(U, at, 0); insert(S, at, now); insert(HS, at, 0)
     insert(GS, at, held_share); insert(T, at, 0); insert(F, at, 0); insert(W, at, 0); insert(V, at, 0)
     n, all_changed = n + 1, true
   end
   if leaves == 1 then GG[at], GS[at] = held_generation, held_share end
+  votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
   N[at], HG[at], HS[at], F[at], W[at], V[at] = number, held_generation, held_share, in_flight, wanted, said_vote
   U[at] = leaves == 1 and now or now + term
 end
@@ -218,13 +245,15 @@ local function is_live(i)
 end
 
 local function count()
-  local votes = {}
+  if votes == 0 then return end
+  load_all()
+  local of_the_living = {}
   for i = 1, n do
-    if V[i] ~= 0 and is_live(i) then votes[#votes + 1] = V[i] - 1 end
+    if V[i] ~= 0 and is_live(i) then of_the_living[#of_the_living + 1] = V[i] - 1 end
   end
-  local ratio = fold(votes)
+  local ratio = fold(of_the_living)
   if not ratio or level < 0 then return end
-  level, counted, all_changed = scaled(level, ratio), now, true
+  level, counted, votes, all_changed = scaled(level, ratio), now, 0, true
   for i = 1, n do V[i] = 0 end
 end
 
@@ -240,13 +269,12 @@ local function move_ceiling()
   if not grace and counted + heartbeat + heartbeat <= now then count() end
 end
 
--- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order.
+-- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks.
 local living, live, need, waits, since
+local me, total_need, hungry
 
 local function rule(whole)
   if living <= whole then return ALL end
-  local hungry = 0
-  for i = 1, living do if 0 < need[i] then hungry = hungry + 1 end end
   if split == DEMAND and 0 < hungry and hungry <= whole then return HUNGRY end
   return TURNS
 end
@@ -259,7 +287,7 @@ local function class(i, turned)
 end
 
 -- How many are before member `me` in the line for a permit, and how many of them wait.
-local function ahead(me, turned)
+local function ahead(turned)
   local mine, count_ahead, waiting = class(me, turned), 0, 0
   for i = 1, living do
     local its = class(i, turned)
@@ -278,67 +306,81 @@ local function even(total, among, place_from_0)
 end
 
 -- The highest level to which every need can be filled, rounded down.
-local function fills_to(whole, floor_of_need)
-  local filled = 0
+local function fills_to(whole)
+  local filled = hungry == 0 and 0 or floor(whole / hungry)
+  if filled == 0 then return 0 end
   while true do
     local rest, short = whole, 0
     for i = 1, living do
-      local its = max(need[i], floor_of_need)
-      if its <= filled then rest = less(rest, its) else short = short + 1 end
+      local its = need[i]
+      if filled < its then short = short + 1 else rest = rest - its end
     end
     if short == 0 then return filled end
-    local raised = floor(rest / short)
+    local raised = rest < 0 and 0 or floor(rest / short)
     if raised <= filled then return filled end
     filled = raised
   end
 end
 
-local function fill(whole, me, floor_of_need)
-  local mine = max(need[me], floor_of_need)
+-- The needs are at least the floor already.
+local function fill(whole)
+  local mine = need[me]
   if mine == 0 then return 0 end
-  local filled = fills_to(whole, floor_of_need)
-  local below, any_short = 0, false
-  for i = 1, living do
-    local its = max(need[i], floor_of_need)
-    below = below + min(its, filled)
-    any_short = any_short or filled < its
+  local among, before = 0, 0
+  if total_need <= whole then
+    -- Nobody is short.
+    for i = 1, living do
+      if 0 < need[i] then
+        among = among + 1
+        if i < me then before = before + 1 end
+      end
+    end
+    return mine + even(whole - total_need, among, before)
   end
-  local among, before, gets = 0, 0, false
+  local filled = fills_to(whole)
+  local below = 0
   for i = 1, living do
-    local its = max(need[i], floor_of_need)
-    if any_short and filled < its or not any_short and 0 < its then
-      among = among + 1
+    local its = need[i]
+    if filled < its then
+      below, among = below + filled, among + 1
       if i < me then before = before + 1 end
-      gets = gets or i == me
+    else
+      below = below + its
     end
   end
-  return min(mine, filled) + (gets and even(less(whole, below), among, before) or 0)
+  if mine <= filled then return mine end
+  return filled + even(less(whole, below), among, before)
 end
 
-local function part(whole, me, turned, by)
-  if by == TURNS then return (ahead(me, turned)) < whole and 1 or 0 end
+local function part(whole, turned, by)
+  if by == TURNS then return (ahead(turned)) < whole and 1 or 0 end
   if split == EQUAL then return even(whole, living, me - 1) end
-  return fill(whole, me, by == ALL and 1 or 0)
+  return fill(whole)
 end
 
-local function owed(me, turned, by)
+local function owed(turned, by)
   if by ~= TURNS then return 0 end
-  local _, waiting = ahead(me, turned)
+  local _, waiting = ahead(turned)
   return waiting
 end
 
 -- kernel/coordinator/coordinator.rs, `fair`.
-local function fair_part(at, whole)
-  for me = 1, living do
-    if live[me] == at then
-      local turned, by = less(now, heartbeat * 4), rule(whole)
-      return part(whole, me, turned, by), owed(me, turned, by)
+local function fair_part(whole, by)
+  if not me then return 0, 0 end
+  if by == TURNS then
+    load_all()
+    waits, since = {}, {}
+    for i = 1, living do
+      local its = live[i]
+      waits[i], since[i] = GS[its] == 0, S[its]
     end
   end
-  return 0, 0
+  local turned = less(now, heartbeat * 4)
+  return part(whole, turned, by), owed(turned, by)
 end
 
 local function left_by_the_lowered(at, whole)
+  load_all()
   local taken, place_in_live = 0, 1
   for i = 1, n do
     local alive = live[place_in_live] == i
@@ -354,84 +396,132 @@ local function left_by_the_lowered(at, whole)
   return less(whole, taken)
 end
 
-local function share(at, whole, fair, owed_first)
-  local others = 0
-  for i = 1, n do if i ~= at then others = others + exposure(i) end end
+local function share(at, whole, fair, owed_first, others, any_short)
   local free, own = less(whole, others), HS[at]
   if free < own then return min(min(fair, own), left_by_the_lowered(at, whole)) end
-  local floor_of_need, any_short = living <= whole and 1 or 0, false
-  for i = 1, living do
-    local other = live[i]
-    if other ~= at and GS[other] < max(need[i], floor_of_need) then any_short = true end
-  end
   local keeps = grace or split == DEMAND and not any_short
   local goal = keeps and max(fair, own) or fair
   return min(goal, grace and own or max(own, less(free, owed_first)))
 end
 
 local function grant(at)
-  local whole = ceiling()
-  living, live, need, waits, since = 0, {}, {}, {}, {}
+  local whole, others = ceiling(), 0
+  living, live, need, hungry, me = 0, {}, {}, 0, nil
   for i = 1, n do
-    if is_live(i) then
+    if now < U[i] and (i == n or M[i + 1] ~= M[i]) then
       living = living + 1
-      live[living], need[living], waits[living], since[living] = i, min(W[i], whole), GS[i] == 0, S[i]
+      local its = W[i]
+      if whole < its then its = whole end
+      if 0 < its then hungry = hungry + 1 end
+      live[living], need[living] = i, its
+    end
+    if i == at then
+      me = live[living] == at and living or nil
+    else
+      local most_of_it, its = HS[i], GS[i]
+      if most_of_it < its then most_of_it = its end
+      its = F[i]
+      if most_of_it < its then most_of_it = its end
+      others = others + most_of_it
     end
   end
-  local fair, owed_first = fair_part(at, whole)
-  local granted = share(at, whole, fair, owed_first)
+  local by = rule(whole)
+  local floor_of_need, any_short = by == ALL and 1 or 0, false
+  total_need = 0
+  for i = 1, living do
+    local its = need[i]
+    if its < floor_of_need then
+      its, hungry = floor_of_need, hungry + 1
+      need[i] = its
+    end
+    total_need = total_need + its
+    if i ~= me and GS[live[i]] < its then any_short = true end
+  end
+  local fair, owed_first = fair_part(whole, by)
+  local granted = share(at, whole, fair, owed_first, others, any_short)
   local same = HS[at] == granted and HG[at] ~= 0
   local its_generation = same and HG[at] or generation + 1
   generation = max(generation, its_generation)
   if (granted == 0) ~= (GS[at] == 0) then S[at] = now end
+  votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
   GG[at], GS[at], T[at], V[at] = its_generation, granted, whole, said_vote
   return its_generation, granted, fair, whole, living
 end
 
+-- The formats of so many doubles, and of so many shares.
+local doubles, shares = {}, {}
+
+local function formats(of)
+  if not doubles[of] then doubles[of], shares[of] = '<' .. rep('d', of), '<' .. rep('I4', of) end
+  return doubles[of], shares[of]
+end
+
 local function read(text)
-  M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
-  n = 0
+  L, N, HG, GG, S, T, V = {}, {}, {}, {}, {}, {}, {}
   if not text then
-    incarnation = -1
+    M, U, HS, GS, F, W = {}, {}, {}, {}, {}, {}
+    n, incarnation = 0, -1
     return true
   end
-  n = (#text - HEAD_BYTES) / SEAT_BYTES
+  n = (#text - HEAD_BYTES) / (RUNS_BYTES + REST_BYTES)
   if n < 0 or n ~= floor(n) then return false end
-  incarnation, latest, generation, level, recovered, counted = unpack(HEAD, text)
-  local from = HEAD_BYTES + 1
-  for i = 1, n do
-    M[i], L[i], N[i], HG[i], GG[i], U[i], S[i], HS[i], GS[i], T[i], F[i], W[i], V[i] =
-      unpack(SEAT, text, from)
-    from = from + SEAT_BYTES
-  end
+  state = text
+  incarnation, latest, generation, level, recovered, counted, votes = unpack(HEAD, text)
+  local double, share, from = formats(n)
+  -- The runs have one number too many at their end: where the next one begins.
+  M, from = {unpack(double, text, HEAD_BYTES + 1)}, HEAD_BYTES + 1 + 8 * n
+  U, from = {unpack(double, text, from)}, from + 8 * n
+  HS, from = {unpack(share, text, from)}, from + 4 * n
+  GS, from = {unpack(share, text, from)}, from + 4 * n
+  F, from = {unpack(share, text, from)}, from + 4 * n
+  W = {unpack(share, text, from)}
   return true
 end
 
-local function seat_text(i)
-  return pack(SEAT, M[i], L[i], N[i], HG[i], GG[i], U[i], S[i], HS[i], GS[i], T[i], F[i], W[i], V[i])
+local function rest(i)
+  return pack(REST, L[i], N[i], HG[i], GG[i], S[i], T[i], V[i])
+end
+
+local function whole_state()
+  load_all()
+  local double, share = formats(n)
+  local parts = {pack(HEAD, incarnation, latest, generation, level, recovered, counted, votes)}
+  for _, run in ipairs({M, U}) do parts[#parts + 1] = pack(double, spread(run, 1, n)) end
+  for _, run in ipairs({HS, GS, F, W}) do parts[#parts + 1] = pack(share, spread(run, 1, n)) end
+  for i = 1, n do parts[#parts + 1] = rest(i) end
+  return concat(parts)
+end
+
+-- What one heartbeat changes of a state: the head, and one seat's numbers where they stand.
+local function changed_state(text, at)
+  local head = pack(HEAD, incarnation, latest, generation, level, recovered, counted, votes)
+  if not at then return head .. sub(text, HEAD_BYTES + 1) end
+  local u = HEAD_BYTES + 8 * n + 8 * (at - 1)
+  local hs = HEAD_BYTES + 16 * n + 4 * (at - 1)
+  local gs, f, w = hs + 4 * n, hs + 8 * n, hs + 12 * n
+  local last = HEAD_BYTES + n * RUNS_BYTES + (at - 1) * REST_BYTES
+  return concat({
+    head, sub(text, HEAD_BYTES + 1, u), pack('<d', U[at]), sub(text, u + 9, hs), pack('<I4', HS[at]),
+    sub(text, hs + 5, gs), pack('<I4', GS[at]), sub(text, gs + 5, f), pack('<I4', F[at]),
+    sub(text, f + 5, w), pack('<I4', W[at]), sub(text, w + 5, last), rest(at), sub(text, last + REST_BYTES + 1),
+  })
 end
 
 local function write(key, text, at)
-  local parts = {pack(HEAD, incarnation, latest, generation, level, recovered, counted)}
-  if all_changed then
-    for i = 1, n do parts[i + 1] = seat_text(i) end
-  elseif at then
-    local from = HEAD_BYTES + (at - 1) * SEAT_BYTES
-    parts[2], parts[3], parts[4] =
-      sub(text, HEAD_BYTES + 1, from), seat_text(at), sub(text, from + SEAT_BYTES + 1)
-  else
-    parts[2] = text and sub(text, HEAD_BYTES + 1) or ''
-  end
-  call('SET', key, concat(parts))
   local rests = latest
-  for i = 1, n do rests = max(rests, U[i] + max_duration) end
-  call('PEXPIREAT', key, format('%.0f', real_millis + floor((rests - now) / 1000) + 1 + KEPT_MILLIS))
+  for i = 1, n do
+    local its = U[i] + max_duration
+    if rests < its then rests = its end
+  end
+  local until_millis = real_millis + floor((rests - now) / 1000) + 1 + KEPT_MILLIS
+  local changed = all_changed and whole_state() or changed_state(text, at)
+  call('SET', key, changed, 'PXAT', format('%.0f', until_millis))
 end
 
 -- kernel/coordinator/coordinator.rs.
 local function on_heartbeat()
   if incarnation ~= born_as then
-    incarnation, latest, generation, level, recovered, counted = born_as, 0, 0, -1, 0, told
+    incarnation, latest, generation, level, recovered, counted, votes = born_as, 0, 0, -1, 0, told, 0
     n, all_changed = 0, true
   end
   latest = max(latest, told)

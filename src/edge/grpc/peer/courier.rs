@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::route::{Answer, Item, Route};
+use super::route::{Answer, Item, Route, Sender};
 use super::trust::Trust;
 use crate::config::settings::Networks;
 use crate::engine::membership::{Peer, Seen};
@@ -42,8 +42,7 @@ type Searched = (Post, Found);
 
 /// Whoever brings them.
 pub struct Courier {
-    engine: Arc<Engine>,
-    trust: Arc<Trust>,
+    from: Sender,
     networks: Networks,
     posted: mpsc::Receiver<Post>,
     /// By the owner's name.
@@ -69,8 +68,7 @@ impl Courier {
         networks: Networks,
     ) -> Self {
         Self {
-            engine,
-            trust,
+            from: Sender { engine, trust, sequence: Arc::default() },
             networks,
             posted,
             routes: HashMap::new(),
@@ -100,7 +98,7 @@ impl Courier {
         if post.owner.is_none() {
             return self.search(post);
         }
-        let until = self.engine.clock().now().plus(KEEP);
+        let until = self.from.engine.clock().now().plus(KEEP);
         let Some(post) = self.hand_in(until, post) else { return };
         if self.waiting.len() < MOST {
             self.waiting.push_back((until, post));
@@ -114,7 +112,7 @@ impl Courier {
         let owner = post.owner.as_deref()?;
         if let Some(peer) = self.foreign.get(owner) {
             LetterEvent::Foreign.emit();
-            tell_foreign(&mut self.told_at, self.engine.clock().now(), peer);
+            tell_foreign(&mut self.told_at, self.from.engine.clock().now(), peer);
             return None;
         }
         let Some(route) = self.routes.get(owner) else { return Some(post) };
@@ -126,7 +124,7 @@ impl Courier {
     /// Tries those whose owners were not seen.
     fn look_again(&mut self) {
         self.follow();
-        let now = self.engine.clock().now();
+        let now = self.from.engine.clock().now();
         for (until, post) in std::mem::take(&mut self.waiting) {
             if until <= now {
                 LetterEvent::Late.emit();
@@ -146,7 +144,7 @@ impl Courier {
             return;
         }
         LetterEvent::Searched.emit();
-        let until = self.engine.clock().now().plus(SEARCH);
+        let until = self.from.engine.clock().now().plus(SEARCH);
         let asked: FuturesUnordered<_> =
             self.routes.values().map(|route| ask(route, &post, until)).collect();
         let search = async move {
@@ -164,10 +162,10 @@ impl Courier {
         if found == Found::Unknown {
             let told = told.unknown_everywhere();
             // Its acquire may have come while others were asked.
-            found = self.engine.hear(&told);
+            found = self.from.engine.hear(&told);
             if found == Found::Unknown {
                 LetterEvent::KnownNowhere.emit();
-                let until = self.engine.clock().now().plus(KEEP);
+                let until = self.from.engine.clock().now().plus(KEEP);
                 for route in self.routes.values() {
                     let (told, way) = (told.clone(), Arc::clone(&way));
                     let answer = Answer::Nobody;
@@ -183,7 +181,7 @@ impl Courier {
 
     /// Has a route to each replica that lives and may be called, and to no other.
     fn follow(&mut self) {
-        let seen = self.engine.membership().and_then(Membership::seen);
+        let seen = self.from.engine.membership().and_then(Membership::seen);
         let is_same = match (&seen, &self.seen) {
             (Some(new), Some(old)) => Arc::ptr_eq(new, old),
             (None, None) => true,
@@ -193,22 +191,22 @@ impl Courier {
             return;
         }
         let peers: Vec<_> = seen.iter().flat_map(|seen| seen.peers.clone()).collect();
-        let own = self.engine.membership().and_then(Membership::address);
+        let own = self.from.engine.membership().and_then(Membership::address);
         let (may, not): (Vec<_>, Vec<_>) =
             peers.into_iter().partition(|peer| self.may_call(peer) && Some(peer.address) != own);
         self.foreign = not.into_iter().map(|peer| (peer.name.clone(), peer)).collect();
         self.routes
             .retain(|name, route| !route.is_broken() && may.iter().any(|peer| peer.name == *name));
         for peer in may {
-            let (engine, trust) = (&self.engine, &self.trust);
-            self.routes.entry(peer.name.clone()).or_insert_with(|| Route::to(peer, engine, trust));
+            let from = &self.from;
+            self.routes.entry(peer.name.clone()).or_insert_with(|| Route::to(peer, from));
         }
         self.seen = seen;
     }
 
     fn may_call(&self, peer: &Peer) -> bool {
         let address = peer.address.ip();
-        self.networks.contain(address) && self.trust.reaches(address.to_canonical())
+        self.networks.contain(address) && self.from.trust.reaches(address.to_canonical())
     }
 }
 

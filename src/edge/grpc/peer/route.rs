@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use prost::Message as _;
@@ -77,17 +78,26 @@ impl Answer {
     }
 }
 
+/// This life of this replica.
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    pub(super) engine: Arc<Engine>,
+    pub(super) trust: Arc<Trust>,
+    /// Of the last parcel to anybody. Not one for each route: a replica that was lost from sight for a while has a new
+    /// route then, and remembers the old one's sequences.
+    pub(super) sequence: Arc<AtomicU64>,
+}
+
 /// Where letters for one replica are handed in.
 #[derive(Debug)]
 pub(super) struct Route(mpsc::Sender<Item>);
 
 impl Route {
     /// The route to `peer`.
-    pub(super) fn to(peer: Peer, engine: &Arc<Engine>, trust: &Arc<Trust>) -> Self {
+    pub(super) fn to(peer: Peer, from: &Sender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE);
-        let client = PeersClient::new(calling::channel(peer.address, Arc::clone(trust)));
-        let (engine, trust) = (Arc::clone(engine), Arc::clone(trust));
-        let carrier = Carrier { engine, trust, peer, client, queue, sequence: 0, told_at: None };
+        let client = PeersClient::new(calling::channel(peer.address, Arc::clone(&from.trust)));
+        let carrier = Carrier { from: from.clone(), peer, client, queue, told_at: None };
         // It ends by itself, soon after the sender; one that broke is found by its closed queue.
         drop(tokio::spawn(carrier.run()));
         Self(sender)
@@ -109,13 +119,10 @@ impl Route {
 
 /// Carries letters to one replica.
 struct Carrier {
-    engine: Arc<Engine>,
-    trust: Arc<Trust>,
+    from: Sender,
     peer: Peer,
     client: PeersClient<Channel>,
     queue: mpsc::Receiver<Item>,
-    /// Of the last parcel.
-    sequence: u64,
     /// When it was last told that parcels are not received.
     told_at: Option<Nanos>,
 }
@@ -153,7 +160,7 @@ impl Carrier {
     }
 
     fn forget_the_late(&self, waiting: &mut VecDeque<Item>) {
-        let (now, before) = (self.engine.clock().now(), waiting.len());
+        let (now, before) = (self.from.engine.clock().now(), waiting.len());
         waiting.retain(|item| now < item.until);
         let late = u64::try_from(before.saturating_sub(waiting.len())).unwrap_or(u64::MAX);
         Counted { event: LetterEvent::Late, letters: late }.emit();
@@ -162,16 +169,16 @@ impl Carrier {
     async fn send(&mut self, waiting: &VecDeque<Item>) -> Result<Receipt, Status> {
         let letters = waiting.iter().map(|item| letters::written(&item.told)).collect();
         // Each time another number: what is sent again is a parcel of its own.
-        self.sequence = self.sequence.saturating_add(1);
-        let from = self.engine.owner().unwrap_or_default().to_owned();
+        let sequence = self.from.sequence.fetch_add(1, Relaxed).saturating_add(1);
+        let from = self.from.engine.owner().unwrap_or_default().to_owned();
         let mut parcel = Parcel {
             from,
             to: self.peer.name.to_string(),
-            sequence: self.sequence,
+            sequence,
             letters: Letters { letters }.encode_to_vec(),
             seal: Vec::new(),
         };
-        if let Some(seal) = &self.trust.seal {
+        if let Some(seal) = &self.from.trust.seal {
             seal.put(&mut parcel);
         }
         let sent = timeout(PATIENCE, self.client.deliver(parcel)).await;
@@ -181,7 +188,7 @@ impl Carrier {
 
     /// Says once a minute that parcels are not received.
     fn tell(&mut self, error: &Status) {
-        let now = self.engine.clock().now();
+        let now = self.from.engine.clock().now();
         if self.told_at.is_some_and(|told| now.since(told) < TELL) {
             return;
         }
@@ -200,7 +207,8 @@ fn settle(waiting: &mut VecDeque<Item>, receipt: &Receipt) {
     let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
     Counted { event: LetterEvent::PassedOn, letters }.emit();
     let answers = receipt.answers.iter().copied().chain(std::iter::repeat(0));
-    for (item, answer) in waiting.drain(..).zip(answers) {
-        item.answer.hear(letters::found(answer));
+    for (Item { answer, way, .. }, said) in waiting.drain(..).zip(answers) {
+        answer.hear(letters::found(said));
+        drop(way);
     }
 }

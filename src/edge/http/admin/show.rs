@@ -115,6 +115,7 @@ pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
             "wanted": shown.wanted.0,
             "fences": shown.fences,
             "handoffs": shown.handoffs,
+            "handoff_took_ms": shown.handoff_took.map(|took| took.0 / Nanos::MILLI.0),
             "outage": shown.outage,
         })
     };
