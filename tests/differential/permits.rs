@@ -268,6 +268,11 @@ fn a_new_store_admits_nobody_and_counts_what_it_is_told() {
     assert_eq!(again.acquired, Acquired::Held, "it is held already");
 }
 
+fn expires_at(scripted: &mut Scripted, key: Vec<u8>) -> u64 {
+    let reply = scripted.client.call(&[b"PEXPIRETIME".to_vec(), key]);
+    u64::try_from(reply.int()).unwrap()
+}
+
 #[test]
 fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days() {
     let redis = Redis::start();
@@ -276,14 +281,14 @@ fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days
     let before = micros(&scripted.client.call(&["TIME"])) / 1_000;
     scripted.ask(&tell(&[(Id(1, 0), long), (Id(1, 1), GRACE)], &[]));
     let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    let mut expires = |key: Vec<u8>| {
-        let reply = scripted.client.call(&[b"PEXPIRETIME".to_vec(), key]);
-        u64::try_from(reply.int()).unwrap()
-    };
-    let ceiling = expires(Place::One.ceiling(b"test:", &bucket(0)));
+    let ceiling = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
     assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
+    // Asked for again, one of them is kept for longer.
+    scripted.ask(&acquire(0, Nanos::from_secs(50)));
+    let longer = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
+    assert!(before + 50_000 <= longer, "{longer}");
     let month = 30 * 86_400 * 1_000;
-    let life = expires(Place::One.life(b"test:"));
+    let life = expires_at(&mut scripted, Place::One.life(b"test:"));
     assert!(before + month <= life && life <= after + month + 3, "{life}");
     scripted.ask(&tell(&[], &[Id(1, 0), Id(1, 1)]));
     assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1), "the life alone");
