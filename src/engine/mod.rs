@@ -9,6 +9,7 @@ mod again;
 pub mod ceilings;
 mod decide;
 mod degrade;
+pub mod freezer;
 mod ids;
 pub mod leases;
 mod leasing;
