@@ -86,6 +86,7 @@ pub struct Check {
 
 /// `sluicegate ask`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own, as it is typed")]
 pub struct Ask {
     /// Where the service speaks gRPC.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
@@ -105,7 +106,19 @@ pub struct Ask {
     /// Instead of asking, give back everything that the counters of these descriptors hold now; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "hits"])]
     pub reset: bool,
-    /// The replica's admin port, for `--reset`, for example `http://127.0.0.1:6070`.
+    /// Instead of asking, give `--hits` back to the counter of the one descriptor; needs `--server`.
+    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset"])]
+    pub grant: bool,
+    /// Instead of asking, hold the limit of the one descriptor at this answer, at this replica; needs `--server`.
+    #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "grant"], value_name = "deny|allow")]
+    pub freeze: Option<String>,
+    /// How long `--freeze` holds, 1s to 24h.
+    #[arg(long = "for", id = "long", value_name = "DURATION", requires = "freeze")]
+    pub long: Option<String>,
+    /// Let a limit go that `--freeze` holds; needs `--server`.
+    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "grant", "freeze"])]
+    pub thaw: bool,
+    /// The replica's admin port, for example `http://127.0.0.1:6070`.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// Speak TLS.

@@ -24,9 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks, or empties counters.
 pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
-    let answered = match &args.server {
-        Some(server) if args.reset => {
-            remote::reset(server, &args.domain, &args.descriptors).map(|said| (said, Outcome::Yes))
+    let answered = match (&args.server, change(args)) {
+        (Some(server), Some((act, more))) => {
+            let more: Vec<_> = more.iter().map(|(name, text)| (*name, &**text)).collect();
+            let said = remote::change(server, act, &args.domain, &args.descriptors, &more);
+            said.map(|said| (said, Outcome::Yes))
         }
         _ => answer(args).map(|answer| shown(args, &answer)),
     };
@@ -39,6 +41,19 @@ pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome
             writeln!(terminal.err, "error: {sentence}")?;
             Ok(Outcome::CouldNotSay)
         }
+    }
+}
+
+/// What admin is to do instead, if anything, and what else it is told.
+fn change(args: &Ask) -> Option<(&'static str, Vec<(&'static str, String)>)> {
+    match (&args.freeze, &args.long) {
+        _ if args.reset => Some(("reset", Vec::new())),
+        _ if args.grant => Some(("grant", vec![("hits", args.hits.to_string())])),
+        _ if args.thaw => Some(("thaw", Vec::new())),
+        (Some(held), Some(long)) => {
+            Some(("freeze", vec![("as", held.clone()), ("for", long.clone())]))
+        }
+        _ => None,
     }
 }
 

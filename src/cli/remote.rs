@@ -39,14 +39,23 @@ pub(super) fn explain(
         .map_err(|error| format!("{server} answered what is no explanation: {error}"))
 }
 
-/// Has the replica at `server` empty the counters of these descriptors; what it says.
+/// Has the replica at `server` change what these descriptors meet; what it says.
 ///
 /// # Errors
 /// A sentence: what was asked, and what came instead of an answer.
-pub(super) fn reset(server: &str, domain: &str, descriptors: &[String]) -> Result<String, String> {
-    let url = url(server, "reset", domain, descriptors, &[]);
-    let body = wait(server, send(Method::POST, &url))?;
-    Ok(String::from_utf8_lossy(&body).into_owned())
+pub(super) fn change(
+    server: &str,
+    act: &str,
+    domain: &str,
+    descriptors: &[String],
+    more: &[(&str, &str)],
+) -> Result<String, String> {
+    let url = url(server, act, domain, descriptors, more);
+    let mut said = String::from_utf8_lossy(&wait(server, send(Method::POST, &url))?).into_owned();
+    if !said.ends_with('\n') {
+        said.push('\n');
+    }
+    Ok(said)
 }
 
 fn url(
@@ -58,7 +67,7 @@ fn url(
 ) -> String {
     let mut url = format!("{}/{path}?domain={}", server.trim_end_matches('/'), encoded(domain));
     for (name, value) in more {
-        url.extend(["&", name, "=", value]);
+        url.extend(["&", name, "=", &encoded(value)]);
     }
     for descriptor in descriptors {
         url.extend(["&descriptor=", &encoded(descriptor)]);

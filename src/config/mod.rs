@@ -10,6 +10,7 @@ mod describe;
 pub mod diagnostic;
 pub mod diff;
 pub mod explain;
+pub mod frozen;
 pub mod hooks;
 mod lint;
 mod load;
@@ -34,10 +35,11 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
+use frozen::Frozen;
 use tree::DescriptorTree;
 
 /// Everything the engine needs to know, immutable.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     /// The number of this configuration.
     pub revision: Revision,
@@ -46,7 +48,7 @@ pub struct Config {
 }
 
 /// One domain's rules.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Domain {
     /// The domain's name.
     pub name: Box<str>,
@@ -74,7 +76,7 @@ pub enum Charging {
 pub const NOT_FINITE: char = '\u{fdd0}';
 
 /// What a matching node imposes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rule {
     /// The limit; `None` is `unlimited`.
     pub limit: Option<Limit>,
@@ -94,6 +96,8 @@ pub struct Rule {
     pub path: Box<str>,
     /// Where it was written: file and line, for `explain`.
     pub place: Box<str>,
+    /// What an operator holds it at.
+    pub frozen: Option<Frozen>,
 }
 
 /// How much, per what, counted how.

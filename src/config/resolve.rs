@@ -381,6 +381,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             metadata: raw.metadata.as_ref().map(|metadata| Arc::new(metadata.value.clone())),
             path: self.builder.path(self.group.domain, node).into(),
             place: self.findings.line(self.origins[node.index()].key).into(),
+            frozen: None,
         }
     }
 }

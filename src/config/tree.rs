@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::Rule;
 use super::concurrency::Ceiling;
+use super::frozen::Frozen;
 use pattern::Composite;
 
 /// Shared positions that a [`Match`] holds without allocating.
@@ -30,7 +31,7 @@ pub const SHARED_INLINE: usize = 1;
 /// The rules of one domain.
 ///
 /// Cost: one table for all levels, one text for all names; 70 bytes a node besides its name and rule.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DescriptorTree {
     table: HashTable<NodeId>,
     nodes: Vec<Node>,
@@ -76,7 +77,7 @@ impl NodeId {
 }
 
 /// All of a node that a lookup reads, on one cache line: among many nodes each is far away.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) parent: NodeId,
@@ -197,6 +198,13 @@ impl DescriptorTree {
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
+    }
+
+    /// Holds the rules of this path.
+    pub(super) fn freeze(&mut self, path: &str, frozen: Frozen) {
+        for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
+            rule.frozen = Some(frozen);
+        }
     }
 
     fn step(&self, level: NodeId, key: &str, value: &str) -> Option<(NodeId, How)> {

@@ -11,6 +11,7 @@ use super::admit::Admission;
 use super::admit::fleet::Fleet;
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
+use super::freezer::Freezer;
 use super::ids::{BOUNDS, Ids};
 use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
@@ -21,7 +22,7 @@ use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tal
 use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, Rule};
 use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
     Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
@@ -53,6 +54,8 @@ pub struct Engine {
     stats: Option<Arc<Stats>>,
     /// The way to other replicas.
     pub(super) peers: Option<Peers>,
+    /// What operators hold.
+    pub(super) freezer: Freezer,
 }
 
 /// A question under way: what it lives under, and until when it waits.
@@ -91,7 +94,21 @@ impl Engine {
         let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
         let leases = (!backend.is_at_hand()).then(shared);
         let (local, ids, stats, peers) = (None, Ids::new(BOUNDS), None, None);
-        Self { clock, config, backend, policy, ledgers, leases, local, ceilings, ids, stats, peers }
+        let freezer = Freezer::default();
+        Self {
+            clock,
+            config,
+            backend,
+            policy,
+            ledgers,
+            leases,
+            local,
+            ceilings,
+            ids,
+            stats,
+            peers,
+            freezer,
+        }
     }
 
     /// The same engine over a backend that can fail: `on_backend_failure: local` is counted in
@@ -172,6 +189,10 @@ impl Engine {
     /// Puts `config` in force for every question that comes from now on, and its ceilings for those
     /// who wait already.
     pub fn publish(&self, config: Arc<Config>) {
+        self.freezer.load(config, self.clock.now(), |config| self.put_in_force(config));
+    }
+
+    pub(super) fn put_in_force(&self, config: Arc<Config>) {
         let before = self.config.swap(Some(config));
         let Some(now) = self.config() else { return };
         if let Some(leases) = &self.leases {
@@ -489,6 +510,7 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
         Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
         Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
         Part::Replaced => return none(Reason::Replaced, Group::Enforced),
+        Part::Frozen(rule, _, verdict) => return frozen(rule, part.shown(), *verdict),
         Part::Charged(rule, _) => rule.metadata.clone(),
         Part::Override(_) => None,
     };
@@ -505,6 +527,17 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
         }
     };
     Status { finding, metadata }
+}
+
+/// What an operator holds a rule at.
+fn frozen(rule: &Rule, shown: Option<Shown>, verdict: Verdict) -> Status {
+    let group = if rule.quota { Group::Quota } else { Group::Enforced };
+    let standing = Standing { group, shadow: rule.shadow };
+    let finding = match shown {
+        Some(shown) => ruled(verdict, Reason::Frozen, shown, standing),
+        None => Finding::settled(Reason::Frozen, group),
+    };
+    Status { finding, metadata: rule.metadata.clone() }
 }
 
 /// What a counter's outcome means.

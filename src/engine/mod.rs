@@ -10,6 +10,7 @@ pub mod ceilings;
 mod decide;
 mod decisions;
 mod degrade;
+pub mod freezer;
 mod ids;
 pub mod leases;
 mod leasing;

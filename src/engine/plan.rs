@@ -11,7 +11,9 @@ use super::tally::Counted;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
-use crate::kernel::decision::{Descriptor, Group, Override, Question, Shown, Standing};
+use crate::kernel::decision::{
+    Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict,
+};
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -71,6 +73,8 @@ pub(super) enum Part<'c> {
     Unlimited(&'c Rule),
     /// Another rule of the question replaces the one that matches.
     Replaced,
+    /// The rule is held at this answer.
+    Frozen(&'c Rule, &'c Limit, Verdict),
     /// The next charge in order answers it, under the rule's limit.
     Charged(&'c Rule, &'c Limit),
     /// The next charge in order answers it, under a limit that the question brought.
@@ -82,7 +86,7 @@ impl Part<'_> {
     pub(super) fn shown(&self) -> Option<Shown> {
         match self {
             Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
-            Self::Charged(rule, limit) => Some(Shown {
+            Self::Charged(rule, limit) | Self::Frozen(rule, limit, _) => Some(Shown {
                 requests: limit.requests,
                 unit: limit.window.unit(),
                 period: limit.window.length(),
@@ -100,7 +104,7 @@ impl Part<'_> {
     /// What the caller gets when the store does not answer the charge, if one is made.
     pub(super) fn on_failure(&self) -> Option<OnBackendFailure> {
         match self {
-            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
+            Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Frozen(..) => None,
             Self::Charged(_, limit) => Some(limit.on_backend_failure),
             Self::Override(_) => Some(OnBackendFailure::default()),
         }
@@ -110,14 +114,18 @@ impl Part<'_> {
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Charged(_, limit) => limit.mode,
-            Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Override(_) => Mode::Strict,
+            Self::Nothing
+            | Self::Unlimited(_)
+            | Self::Replaced
+            | Self::Frozen(..)
+            | Self::Override(_) => Mode::Strict,
         }
     }
 
     /// The rule that it is by, unless another took its place.
     pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
-            Self::Unlimited(rule) | Self::Charged(rule, _) => Some(rule),
+            Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Frozen(rule, ..) => Some(rule),
             Self::Nothing | Self::Replaced | Self::Override(_) => None,
         }
     }
@@ -179,6 +187,12 @@ impl<'c> Plan<'c> {
                     self.charge_override(domain, descriptor, limit, planning)
                 }
                 (Some(limit), _) => {
+                    // Hits are given back all the same: they are of the counter, not of the answer.
+                    if let (Some(verdict), Cost::Charge(_)) =
+                        (matched.rule.frozen_at(now), descriptor.cost)
+                    {
+                        return Part::Frozen(matched.rule, limit, verdict);
+                    }
                     self.charge_rule(domain, descriptor, &matched, limit, planning, now);
                     Part::Charged(matched.rule, limit)
                 }
@@ -193,7 +207,7 @@ impl<'c> Plan<'c> {
             return;
         }
         let is_replaced = |part: &Part<'_>| match part {
-            Part::Charged(rule, _) => is_replaced(rule, &self.parts),
+            Part::Charged(rule, _) | Part::Frozen(rule, ..) => is_replaced(rule, &self.parts),
             _ => false,
         };
         let spared: SmallVec<[bool; 2]> = self.parts.iter().map(is_replaced).collect();
@@ -273,10 +287,21 @@ impl<'c> Plan<'c> {
         Part::Override(limit)
     }
 
+    /// Whether a rule that is held denies the question by itself.
+    fn is_frozen_shut(&self, quota_for_all: bool) -> bool {
+        let denies = |part: &Part<'_>| match part {
+            Part::Frozen(rule, _, Verdict::Deny) => !rule.shadow && !rule.quota,
+            _ => false,
+        };
+        !quota_for_all && self.parts.iter().any(denies)
+    }
+
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
         let passes = |part: &Part<'_>| matches!(part, Part::Nothing | Part::Replaced);
         match charging {
             Charging::Each => ChargeRule::Each,
+            // As if a counter had denied: the others are spared.
+            Charging::AllOrNothing if self.is_frozen_shut(quota_for_all) => ChargeRule::Ask,
             Charging::AllOrNothing => ChargeRule::AllOrNothing {
                 quota_for_all,
                 rescued: quota_for_all && self.parts.iter().any(passes),

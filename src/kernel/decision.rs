@@ -67,6 +67,8 @@ pub enum Reason {
     Unlimited,
     /// Another rule of this question replaces this one.
     Replaced,
+    /// An operator holds the limit at one answer: neither asked nor charged.
+    Frozen,
     /// Counted and within the limit.
     WithinLimit,
     /// Hits were given back.
@@ -97,10 +99,11 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of their documentation.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NoLimit,
         Self::Unlimited,
         Self::Replaced,
+        Self::Frozen,
         Self::WithinLimit,
         Self::Refunded,
         Self::OverLimit,
@@ -123,6 +126,7 @@ impl Reason {
             Self::NoLimit => "no_limit",
             Self::Unlimited => "unlimited",
             Self::Replaced => "replaced",
+            Self::Frozen => "frozen",
             Self::WithinLimit => "within_limit",
             Self::Refunded => "refunded",
             Self::OverLimit => "over_limit",

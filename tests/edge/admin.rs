@@ -55,9 +55,17 @@ async fn nothing_is_shown_without_the_token() {
         Some("Bearer open-sesame!"),
         Some("bearer open-sesame"),
     ];
-    for path in
-        ["/", "/config", "/counter", "/rlconfig", "/explain", "/fleet", "/permits", "/nothing"]
-    {
+    for path in [
+        "/",
+        "/config",
+        "/counter",
+        "/rlconfig",
+        "/explain",
+        "/fleet",
+        "/frozen",
+        "/permits",
+        "/nothing",
+    ] {
         for authorization in wrong {
             assert_eq!(get(&router, path, authorization).await.0, 401, "{path} {authorization:?}");
         }
@@ -101,11 +109,14 @@ async fn every_other_path_lists_what_there_is() {
                 "/counter",
                 "/explain",
                 "/fleet",
+                "/freeze",
+                "/frozen",
                 "/grant",
                 "/permits",
                 "/reset",
                 "/rlconfig",
-                "/stats"
+                "/stats",
+                "/thaw"
             ]
         );
     }
@@ -219,7 +230,7 @@ async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
 const KEY: &str = "?domain=d&descriptor=k=me";
 
 /// Calls as who has the token; the status and, where it is JSON, the body.
-async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
+pub(super) async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
     let request = Request::builder().method(method).uri(path);
     let request = request.header("authorization", "Bearer open-sesame");
     let Ok(reply) = router.clone().call(request.body(Body::empty()).unwrap()).await;
@@ -229,7 +240,7 @@ async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
     (status, serde_json::from_slice(&body).unwrap_or(Value::String(text)))
 }
 
-async fn spend(engine: &Engine, hits: u64) -> Verdict {
+pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
     let descriptor = Descriptor {
         entries: smallvec::smallvec![("k", "me")],
         cost: Cost::Charge(Hits(hits)),
@@ -267,7 +278,7 @@ async fn a_counter_is_looked_at_granted_hits_and_reset() {
 
 #[tokio::test]
 async fn no_counter_is_changed_where_no_token_is_set() {
-    for path in ["grant", "reset"] {
+    for path in ["grant", "reset", "freeze", "thaw"] {
         let (status, body) = call(&admin(None), "POST", &format!("/{path}{KEY}&hits=1")).await;
         assert!(status == 403 && body.as_str().unwrap().contains("admin_token"), "{path}: {body}");
     }

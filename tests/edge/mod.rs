@@ -6,6 +6,7 @@ mod check;
 mod convert;
 mod ext_authz;
 mod ext_proc;
+mod freeze;
 mod grpc;
 mod headers;
 mod http;

@@ -1,12 +1,13 @@
 //! The admin port: what is loaded, and why a question would be answered as it would.
 //!
 //! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
-//! looking changes nothing and charges nothing; `/reset` and `/grant` alone do something, only to who posts, and
+//! looking changes nothing and charges nothing; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
 //! each time with a line of the log.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
 mod counter;
 mod explain;
+mod freeze;
 mod permits;
 mod show;
 
@@ -47,7 +48,7 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 10] = [
+const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
@@ -58,6 +59,12 @@ const PATHS: [(&str, &str); 10] = [
         "/grant",
         "POST, takes a token: gives &hits=n back to the counter of ?domain=d&descriptor=k=v",
     ),
+    (
+        "/freeze",
+        "POST, takes a token: holds the limit of ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
+    ),
+    ("/thaw", "POST, takes a token: lets the limit of ?domain=d&descriptor=k=v go"),
+    ("/frozen", "the limits that are held at one answer, as JSON"),
     ("/reset", "POST, takes a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
@@ -70,6 +77,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/counter", get(look))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
+        .route("/frozen", get(freeze::frozen))
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
@@ -81,8 +89,10 @@ pub fn router(admin: Admin) -> Router {
 
 fn changes(admin: &Admin) -> Router<Admin> {
     Router::new()
+        .route("/freeze", post(freeze::freeze))
         .route("/grant", post(grant))
         .route("/reset", post(reset))
+        .route("/thaw", post(freeze::thaw))
         .layer(from_fn_with_state(admin.clone(), trust))
 }
 

@@ -1,0 +1,124 @@
+//! `/freeze`, `/thaw`, `/frozen`: a limit held at one answer for a while.
+//!
+//! Guarantees: every change is one line of the log, which names the limit; what is not understood is said in words.
+//! Leaves out: other replicas.
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::explain::Explain;
+use super::{Admin, JSON, PLAIN};
+use crate::config::frozen::Held;
+use crate::config::resolve::duration;
+use crate::kernel::decision::Verdict;
+use crate::kernel::units::Nanos;
+
+/// How a limit is to be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hold {
+    verdict: Verdict,
+    long: Nanos,
+}
+
+type Pairs = Vec<(String, String)>;
+
+pub(super) async fn freeze(State(admin): State<Admin>, Query(query): Query<Pairs>) -> Response {
+    let (own, rest): (Pairs, Pairs) =
+        query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
+    let held = hold(&own).and_then(|hold| {
+        let asked = one(rest)?;
+        let entries = asked.entries();
+        let held = admin.engine.freeze((&asked.domain, &entries), hold.verdict, hold.long);
+        held.map_err(|why| why.to_string())
+    });
+    answer(held.map(|held| {
+        told("freeze", &held.domain, &held.path, Some(held.frozen.verdict));
+        shown(&held)
+    }))
+}
+
+pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<Pairs>) -> Response {
+    let thawed = one(query).and_then(|asked| {
+        let thawed = admin.engine.thaw(&asked.domain, &asked.entries());
+        thawed.map(|path| (asked.domain, path)).map_err(|why| why.to_string())
+    });
+    answer(thawed.map(|(domain, path)| {
+        told("thaw", &domain, &path, None);
+        json!({"domain": domain, "limit": path})
+    }))
+}
+
+pub(super) async fn frozen(State(admin): State<Admin>) -> Response {
+    let held: Vec<_> = admin.engine.frozen().iter().map(shown).collect();
+    (JSON, json!({ "frozen": held }).to_string()).into_response()
+}
+
+fn answer(done: Result<Value, String>) -> Response {
+    match done {
+        Ok(shown) => (JSON, shown.to_string()).into_response(),
+        Err(why) => (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
+    }
+}
+
+fn hold(query: &[(String, String)]) -> Result<Hold, String> {
+    let text = |name: &str| {
+        let found = query.iter().find(|(known, _)| known == name);
+        found
+            .map(|(_, text)| &**text)
+            .ok_or_else(|| format!("`{name}` is needed: &as=deny&for=10m"))
+    };
+    let verdict = match text("as")? {
+        "deny" => Verdict::Deny,
+        "allow" => Verdict::Admit,
+        other => return Err(format!("as `{other}` is neither deny nor allow")),
+    };
+    let long = text("for")?;
+    let long =
+        duration::parse(long).ok_or_else(|| format!("for `{long}` is no duration, as 10m is"))?;
+    Ok(Hold { verdict, long })
+}
+
+/// The one descriptor that is asked about.
+struct One {
+    domain: String,
+    entries: Pairs,
+}
+
+impl One {
+    fn entries(&self) -> Vec<(&str, &str)> {
+        self.entries.iter().map(|(key, value)| (&**key, &**value)).collect()
+    }
+}
+
+fn one(query: Pairs) -> Result<One, String> {
+    let Explain { domain, descriptors, .. } = Explain::read(query)?;
+    match <[Pairs; 1]>::try_from(descriptors) {
+        Ok([entries]) => Ok(One { domain, entries }),
+        Err(several) => Err(format!("one descriptor is needed, and {} are named", several.len())),
+    }
+}
+
+fn shown(held: &Held) -> Value {
+    json!({
+        "domain": held.domain,
+        "limit": held.path,
+        "as": word(held.frozen.verdict),
+        "until_unix_ms": held.frozen.until.0 / Nanos::MILLI.0,
+    })
+}
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Admit => "allow",
+        Verdict::Deny => "deny",
+    }
+}
+
+/// The line of the log for who asks later why a limit did not count.
+fn told(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
+    let held = verdict.map(word);
+    // As a warning, as all that admin changes.
+    tracing::warn!(act, domain, limit, held, "admin changed how a limit answers");
+}

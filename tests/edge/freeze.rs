@@ -1,0 +1,152 @@
+//! A limit that an operator holds at one answer: what it answers, for how long, and over reloads.
+
+use std::sync::Arc;
+
+use axum::Router;
+use serde_json::{Value, json};
+use sluicegate::clock::Clock;
+use sluicegate::config::frozen::{Frozen, Held};
+use sluicegate::config::load;
+use sluicegate::config::settings::Secret;
+use sluicegate::edge::http::admin::{Admin, Loads, router};
+use sluicegate::engine::Engine;
+use sluicegate::engine::freezer::{MOST, Refused};
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+
+use super::admin::{call, spend};
+use super::{engine, two_a_minute};
+
+const KEY: &str = "?domain=d&descriptor=k=me";
+const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
+
+fn admin(engine: &Arc<Engine>) -> Router {
+    let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
+    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), loads })
+}
+
+fn advance(engine: &Engine, by: Nanos) {
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(by);
+}
+
+#[tokio::test]
+async fn a_limit_that_is_held_shut_denies_and_open_admits_and_neither_is_counted() {
+    let engine = engine(two_a_minute());
+    let admin = admin(&engine);
+    let (status, said) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
+    assert_eq!((status, &said["limit"], &said["as"]), (200, &json!("d.k"), &json!("deny")));
+    assert_eq!(spend(&engine, 1).await, Verdict::Deny);
+    let (_, shown) = call(&admin, "GET", "/frozen").await;
+    assert_eq!(shown["frozen"], json!([said]));
+    // Held anew, not twice.
+    assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
+    assert_eq!(spend(&engine, 100).await, Verdict::Admit);
+    assert_eq!(engine.frozen().len(), 1);
+    assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 200);
+    assert_eq!(spend(&engine, 2).await, Verdict::Admit, "nothing was counted meanwhile");
+    assert_eq!(spend(&engine, 1).await, Verdict::Deny);
+    assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 400, "it is not held");
+    assert_eq!(call(&admin, "GET", &format!("/freeze{KEY}&as=deny&for=10m")).await.0, 405);
+}
+
+#[tokio::test]
+async fn it_is_held_until_its_time_is_over_and_not_a_tick_longer() {
+    let engine = engine(two_a_minute());
+    let held = engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    assert_eq!(held.frozen.until, engine.clock().now().plus(Nanos::from_secs(60)));
+    advance(&engine, Nanos(Nanos::from_secs(60).0 - 1));
+    assert_eq!(spend(&engine, 1).await, Verdict::Deny);
+    advance(&engine, Nanos(1));
+    assert_eq!(spend(&engine, 1).await, Verdict::Admit);
+    assert_eq!(engine.frozen(), []);
+}
+
+#[tokio::test]
+async fn a_reload_lets_nothing_go_and_a_rule_that_comes_back_is_held_still() {
+    let engine = engine(two_a_minute());
+    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    engine.publish(two_a_minute().into());
+    assert_eq!(spend(&engine, 1).await, Verdict::Deny);
+    let empty = load([("f", &b"domain: d"[..])], Revision(9), false).unwrap().0;
+    engine.publish(Arc::new(empty));
+    assert_eq!(spend(&engine, 100).await, Verdict::Admit, "there is no such rule");
+    engine.publish(two_a_minute().into());
+    assert_eq!(spend(&engine, 1).await, Verdict::Deny);
+}
+
+#[tokio::test]
+async fn hits_are_given_back_to_a_limit_that_is_held() {
+    let engine = engine(two_a_minute());
+    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    assert_eq!(call(&admin(&engine), "POST", &format!("/reset{KEY}")).await.0, 200);
+    engine.thaw(ME.0, ME.1).unwrap();
+    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+}
+
+/// Two limits under one domain that is charged as a whole, or each for itself.
+async fn second_after_a_held_first(charge: &str) -> (Vec<Reason>, u64) {
+    let text = format!(
+        "domain: d\ncharge: {charge}\ndescriptors:\n- key: k\n  rate_limit: {{unit: day, requests_per_unit: 9}}\n\
+         - key: other\n  rate_limit: {{unit: day, requests_per_unit: 9}}\n"
+    );
+    let engine = engine(two_a_minute());
+    engine.publish(Arc::new(load([("f", text.as_bytes())], Revision(2), false).unwrap().0));
+    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    let descriptor = |key: &'static str, hits| Descriptor {
+        entries: smallvec::smallvec![(key, "me")],
+        cost: Cost::Charge(Hits(hits)),
+        limit: None,
+    };
+    let asked = [descriptor("k", 1), descriptor("other", 4)].into();
+    let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
+    assert_eq!(answer.verdict, Verdict::Deny);
+    let reasons = answer.statuses.iter().map(|status| status.finding.reason).collect();
+    let peek = smallvec::smallvec![descriptor("other", 0)];
+    let look = engine.decide(&Question { domain: "d", descriptors: peek }).await.unwrap();
+    (reasons, look.statuses[0].finding.room.remaining.0)
+}
+
+#[tokio::test]
+async fn a_held_denial_spares_the_others_where_the_domain_is_charged_as_a_whole() {
+    assert_eq!(
+        second_after_a_held_first("each").await,
+        (vec![Reason::Frozen, Reason::WithinLimit], 5)
+    );
+    assert_eq!(second_after_a_held_first("all_or_nothing").await.1, 9);
+}
+
+#[tokio::test]
+async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
+    let engine = engine(two_a_minute());
+    let admin = admin(&engine);
+    for (query, words) in [
+        (format!("{KEY}&as=deny"), "`for` is needed"),
+        (format!("{KEY}&for=1m"), "`as` is needed"),
+        (format!("{KEY}&as=shut&for=1m"), "neither deny nor allow"),
+        (format!("{KEY}&as=deny&for=soon"), "no duration"),
+        (format!("{KEY}&as=deny&for=25h"), "1s to 24h"),
+        (format!("{KEY}&as=deny&for=1m&hats=1"), "hats"),
+        (format!("{KEY}&descriptor=k=you&as=deny&for=1m"), "one descriptor"),
+        ("?domain=d&descriptor=other=x&as=deny&for=1m".to_owned(), "no rate limit counts"),
+    ] {
+        let (status, body) = call(&admin, "POST", &format!("/freeze{query}")).await;
+        let said = matches!(&body, Value::String(text) if text.contains(words));
+        assert!(status == 400 && said, "{query}: {body}");
+    }
+    let one = |n| format!("- key: k{n}\n  rate_limit: {{unit: day, requests_per_unit: 1}}\n");
+    let many = (0..=MOST).map(one).collect::<Vec<_>>().concat();
+    let text = format!("domain: d\ndescriptors:\n{many}");
+    engine.publish(Arc::new(load([("f", text.as_bytes())], Revision(2), false).unwrap().0));
+    let freeze = |n: usize| {
+        let key = format!("k{n}");
+        engine
+            .freeze(("d", &[(&*key, "v")]), Verdict::Deny, Nanos::SECOND)
+            .map(|held: Held| held.frozen)
+    };
+    (0..MOST).for_each(|n| assert!(matches!(freeze(n), Ok(Frozen { .. }))));
+    assert_eq!(freeze(MOST), Err(Refused::Full));
+    advance(&engine, Nanos::SECOND);
+    assert!(freeze(MOST).is_ok(), "what is over makes room");
+}
