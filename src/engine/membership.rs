@@ -6,6 +6,7 @@
 //! was away for so long that all look dead, is not believed until each had the time to speak again.
 //! Leaves out: agreement: two replicas may see the fleet differently for about a second.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -231,13 +232,17 @@ impl Engine {
     fn shares(&self) -> Record {
         let Some(fleet) = self.ceilings.fleet() else { return Record::default() };
         let mut sum = Record::default();
-        for (_, shown) in fleet.shown(self.clock(), usize::MAX) {
+        let shown = fleet.shown(self.clock(), usize::MAX);
+        let counted: HashSet<_> = shown.iter().map(|(name, _)| name.clone()).collect();
+        for (_, shown) in shown {
             sum.share = sum.share.saturating_add(shown.share.0);
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
             sum.fences = sum.fences.saturating_add(shown.fences);
             sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
         }
-        for (_, seen) in fleet.seen(usize::MAX) {
+        // A ceiling whose mode has just changed is on both lists.
+        let others = fleet.seen(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
+        for (_, seen) in others {
             sum.in_flight = sum.in_flight.saturating_add(seen.here.into());
         }
         sum

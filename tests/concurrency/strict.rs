@@ -264,21 +264,35 @@ fn a_stream_whose_replica_is_gone_is_free_after_three_beats() {
 }
 
 #[test]
-fn an_id_whose_replica_is_gone_is_free_at_its_max_duration_and_no_sooner() {
+fn an_id_whose_replica_is_gone_is_free_a_beat_after_its_max_duration_and_no_sooner() {
     for told in [false, true] {
         let store = Store::new();
         let [mut a, mut b] = two(&store, "limit: 1, mode: strict, max_duration: 20s");
         assert!(a.asks_by_id());
         if told {
             later(&[&a, &b], BEAT);
-            b.lives_on(Nanos::from_secs(19).since(Nanos(1)));
+            b.lives_on(Nanos::from_secs(19).plus(BEAT).since(Nanos(1)));
         } else {
-            b.lives_on(Nanos::from_secs(20).since(Nanos(1)));
+            b.lives_on(Nanos::from_secs(20).plus(BEAT).since(Nanos(1)));
         }
         assert_eq!(b.fills(), 0);
         b.lives_on(Nanos(1));
         assert_eq!(b.fills(), 1);
     }
+}
+
+#[test]
+fn an_id_that_is_renewed_at_the_last_moment_is_nobody_elses_meanwhile() {
+    let store = Store::new();
+    let [mut a, mut b] = two(&store, "limit: 1, mode: strict, max_duration: 20s");
+    assert!(a.asks_by_id());
+    for _ in 0..19 {
+        later(&[&a, &b], Nanos::from_secs(1));
+    }
+    a.passes(Nanos(900_000_000));
+    assert!(a.held[0].renew());
+    b.passes(Nanos(1_500_000_000));
+    assert_eq!(b.fills(), 0);
 }
 
 #[test]

@@ -181,6 +181,26 @@ fn rights(ends: &str) -> Vec<String> {
 }
 
 #[test]
+fn the_rights_that_the_page_names_are_those_of_every_command_in_a_script() {
+    let (page, mut missing) = (rights("+cluster|info"), Vec::new());
+    for file in std::fs::read_dir("src/backend/redis/lua").unwrap() {
+        let file = file.unwrap().path();
+        // The page names its rights apart.
+        if file.ends_with("reference.lua") {
+            continue;
+        }
+        let script = std::fs::read_to_string(&file).unwrap();
+        let calls = script.split("call('").skip(1).chain(script.split("try('").skip(1));
+        let commands = calls.filter_map(|rest| rest.split('\'').next());
+        let rights = commands.map(|command| format!("+{}", command.to_lowercase()));
+        missing.extend(
+            rights.filter(|right| !page.contains(right)).map(|right| (file.clone(), right)),
+        );
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
 fn users_with_the_rights_that_the_page_names_and_no_more_are_enough() {
     for_a_day_with_a_minute_left();
     let (watched, limits) = (Watched::start(), limits(LIMIT));

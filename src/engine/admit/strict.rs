@@ -167,13 +167,13 @@ impl Admission {
     /// Asks once.
     async fn ask_store(&self, bucket: &Arc<Bucket>, asking: Asking<'_>) -> Result<Held, Denied> {
         let Asking { ask, strictly, fleet, backend } = asking;
-        let deadline = fleet.teller().deadline();
-        let begun = bucket.begins(&self.clock, ask.keep, deadline);
+        let keep = fleet.teller().kept(ask.keep);
+        let begun = bucket.begins(&self.clock, ask.keep, keep);
         let (permit, id, limit) = begun.map_err(|_| Denied::Full)?;
         // Dropped from here on, it is told over.
         let held = self.held(Arc::clone(bucket), permit, ask.keep);
         let times = fleet.teller().times(strictly.max_duration);
-        let wanted = Wanted { id, limit, keep: ask.keep.unwrap_or(deadline), times };
+        let wanted = Wanted { id, limit, keep, times };
         let asked = Acquire { bucket: ask.bucket.into(), ask: wanted };
         let sent = self.clock.now();
         let answer = match backend.acquire(sent, &asked) {

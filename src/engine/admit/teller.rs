@@ -103,8 +103,14 @@ impl Teller {
         Times {
             grace: self.deadline().plus(CONNECTING),
             silence: Nanos(self.beat.0.saturating_mul(SILENT_BEATS)),
-            longest: max_duration.max(self.deadline()),
+            longest: self.kept(Some(max_duration)).max(self.deadline()),
         }
+    }
+
+    /// For how long the store is told to keep a permit whose deadline here is in `keep`, if it has one. A beat longer,
+    /// because a renewal here is told with the next beat.
+    pub(super) fn kept(&self, keep: Option<Nanos>) -> Nanos {
+        keep.map_or(self.deadline(), |keep| keep.plus(self.beat))
     }
 
     /// Another one each time.
@@ -209,7 +215,7 @@ impl Admission {
         let mut said = Said::default();
         if is_beat {
             for (name, bucket) in teller.buckets() {
-                said.holds(name, bucket.tells(&self.clock, teller.deadline()), bucket);
+                said.holds(name, bucket.tells(&self.clock), bucket);
             }
         }
         said.ended(teller.due(now));

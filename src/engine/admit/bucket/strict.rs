@@ -76,12 +76,13 @@ impl Bucket {
         Some(Arc::clone(&strict.line))
     }
 
-    /// A place of this replica's own, and the name and the limit by which the store is to be asked for it.
+    /// A place of this replica's own, and the name and the limit by which the store is to be asked for it, which
+    /// keeps it for `kept` without another word.
     pub(in crate::engine::admit) fn begins(
         self: &Arc<Self>,
         clock: &Clock,
         keep: Option<Nanos>,
-        deadline: Nanos,
+        kept: Nanos,
     ) -> Result<(Permit, Id, Share), Refusal> {
         let mut state = self.0.lock();
         let now = clock.now();
@@ -93,7 +94,7 @@ impl Bucket {
         };
         let limit = Share(state.rules.limit.into());
         let strict = state.strict.as_mut().ok_or(Refusal::Full)?;
-        let id = strict.begins(permit, keep.unwrap_or(deadline));
+        let id = strict.begins(permit, kept);
         if !std::mem::replace(&mut strict.is_told, true) {
             strict.teller.activate(&strict.name, self);
         }
@@ -120,11 +121,7 @@ impl Bucket {
 
     /// What the store is to be told of: each permit that is held, for how long still. Nothing where none is,
     /// and then the teller's list has it no more.
-    pub(in crate::engine::admit) fn tells(
-        &self,
-        clock: &Clock,
-        deadline: Nanos,
-    ) -> Vec<(Id, Nanos)> {
+    pub(in crate::engine::admit) fn tells(&self, clock: &Clock) -> Vec<(Id, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.now();
         state.step(now, Event::Expire);
@@ -138,7 +135,8 @@ impl Bucket {
             if entry.known == Known::No {
                 entry.known = Known::Yes;
             }
-            (entry.id, limiter.until(*permit).map_or(deadline, |until| until.since(now)))
+            let keep = limiter.until(*permit).map(|until| until.since(now));
+            (entry.id, strict.teller.kept(keep))
         });
         told.collect()
     }
@@ -243,8 +241,11 @@ impl Strict {
     }
 
     fn over(&mut self, now: Nanos, permit: Permit) {
-        let Some(Entry { id, keep, known, .. }) = self.permits.remove(&permit) else { return };
+        let Some(Entry { id, keep, is_held, known }) = self.permits.remove(&permit) else { return };
         if known == Known::No {
+            if is_held {
+                self.line.moves();
+            }
             return;
         }
         let (bucket, line) = (self.name.clone(), Arc::clone(&self.line));
