@@ -206,6 +206,38 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
 }
 
 #[test]
+fn a_redis_that_may_not_write_is_left_where_every_limit_is_leased_too() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let leased = "domain: d\ndescriptors:\n- key: error\n  rate_limit: {unit: day, requests_per_unit: 1000, \
+                  mode: leased, max_overshoot: 0}\n";
+    std::fs::write(limits.path().join("d.yaml"), leased).unwrap();
+    let service = serve(limits.path(), &store.url(), &FLAGS);
+    let mut asked = 0;
+    // What is held of one counter says nothing of the store.
+    let mut asks = || {
+        asked += 1;
+        ask(&service, "error", &asked.to_string())
+    };
+    until("it counts", || if asks() == 200 { Ok(()) } else { Err(service.log()) }).unwrap();
+    let connected = || {
+        let all = store.tell(&["CLIENT", "LIST"]).text().to_owned();
+        // But the one that this is asked over.
+        let others = all.lines().filter(|line| !line.contains(" cmd=client"));
+        others.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let before = connected();
+    assert!(!before.is_empty());
+    store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+    until("it is connected anew", || {
+        asks();
+        let now = connected();
+        if before.iter().any(|one| now.contains(one)) { Err(format!("{now:?}")) } else { Ok(()) }
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_redis_that_loads_is_answered_for_and_goes_on_with_what_it_has() {
     for_a_day_with_a_minute_left();
     let (mut store, limits) = (Store::absent(), limits(LIMIT));
