@@ -221,7 +221,7 @@ fn a_redis_that_may_not_write_is_left_where_every_limit_is_leased_too() {
     };
     until("it counts", || if asks() == 200 { Ok(()) } else { Err(service.log()) }).unwrap();
     let connected = || {
-        let all = store.tell(&["CLIENT", "LIST"]).text().to_owned();
+        let all = store.tell(&["CLIENT", "LIST"]).text().clone();
         // But the one that this is asked over.
         let others = all.lines().filter(|line| !line.contains(" cmd=client"));
         others.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect::<Vec<_>>()
