@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::redis::{Batching, Options, Place, Redis};
+use sluicegate::backend::redis::{Address, Batching, Options, Place, Redis};
 use sluicegate::backend::{
     Backend as _, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule,
 };
@@ -28,6 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Store;
 use super::degrade::redis_at;
+use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
@@ -44,8 +45,12 @@ fn here() -> Runtime {
 }
 
 fn connected(store: &Store, batching: Batching) -> Redis {
+    connected_at(Place::Unix(store.socket()), Duration::from_secs(60), batching)
+}
+
+fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Redis {
     for_a_day_with_a_minute_left();
-    let options = redis_at(Place::Unix(store.socket()), Duration::from_secs(60));
+    let options = redis_at(place, deadline);
     let (redis, connection) = Redis::new(Options { batching, ..options });
     ELSEWHERE.spawn(connection);
     let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
@@ -182,17 +187,21 @@ fn message(name: &str, member: u64) -> Message {
     Message { key, home, per_second: false, strategy, terms, member: Member(member), borrow }
 }
 
+fn lend<'r>(
+    redis: &'r Redis,
+    message: &'r Message,
+) -> Pin<Box<dyn Future<Output = Lent> + Send + 'r>> {
+    match redis.borrow(Nanos(0), message) {
+        Reply::Later(reply) => reply,
+        Reply::Now(lent) => Box::pin(std::future::ready(lent)),
+    }
+}
+
 /// Sends all while the store is stopped; to how many anything was lent.
 fn lend_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usize {
-    let lend = |message| -> Pin<Box<dyn Future<Output = Lent> + Send + '_>> {
-        match redis.borrow(Nanos(0), message) {
-            Reply::Later(reply) => reply,
-            Reply::Now(lent) => Box::pin(std::future::ready(lent)),
-        }
-    };
     here().block_on(async {
         store.signal("STOP");
-        let all = join_all(messages.iter().map(lend));
+        let all = join_all(messages.iter().map(|message| lend(redis, message)));
         let mut all = std::pin::pin!(all);
         assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         store.signal("CONT");
@@ -225,6 +234,27 @@ fn messages_about_keys_that_many_hold_are_answered_in_as_many_calls_as_keep_each
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
     assert_eq!(lend_all_at_once(&store, &redis, &messages), 4);
     assert_eq!(calls(&store) - before, 4, "the first went alone, and each of the others after it");
+}
+
+/// Three of them travel together and take a call each, of which the third is too late.
+#[test]
+fn what_was_answered_stays_answered_where_the_rest_of_a_batch_is_late() {
+    let store = Store::running();
+    let (near, keys, members) = (connected(&store, Batching::On), ["a", "b", "c"], 1_100);
+    for key in keys {
+        let all: Vec<_> = (0..members).map(|member| message(key, member)).collect();
+        assert_eq!(lend_all_at_once(&store, &near, &all), all.len());
+    }
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let address = proxy.address();
+    let address = Address { host: address.ip().to_string(), port: address.port() };
+    let redis = connected_at(Place::Tcp(address), Duration::from_secs(2), Batching::On);
+    proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(800)));
+    let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
+    let lent = here().block_on(join_all(messages.iter().map(|one| lend(&redis, one))));
+    let said = lent.iter().map(|one| matches!(one, Lent::Answered(_)));
+    assert_eq!(said.collect::<Vec<_>>(), [true, true, true, false], "{lent:?}");
+    assert!(matches!(lent[3], Lent::Failed(Cause::Late)));
 }
 
 #[test]

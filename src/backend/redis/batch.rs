@@ -49,15 +49,19 @@ pub(super) trait Asked: Sized + Send + Sync + 'static {
     /// How long the script may take for it, in microseconds.
     fn micros(&self) -> usize;
 
-    /// One call for all of `questions`, whose answers are in their order.
+    /// One call for all of `questions`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no answer.
     fn call(
         live: &Live,
         questions: Vec<Self>,
-    ) -> impl Future<Output = Result<Vec<Self::Share>, Cause>> + Send;
+    ) -> impl Future<Output = Result<Come<Self>, Cause>> + Send;
 }
+
+/// What came of a call: an answer to each of the first questions, in their order and to one at least, and the rest,
+/// which is to be asked in a call of its own.
+pub(super) type Come<Q> = (Vec<<Q as Asked>::Share>, Vec<Q>);
 
 /// All questions of one kind that are asked of a Redis.
 #[derive(Debug)]
@@ -128,7 +132,7 @@ impl<Q: Asked> Calls<Q> {
             Arrival::Alone(question, turn) => {
                 let shares = turn.run(vec![question]).await;
                 self.route.saw(slot, shares.as_ref().err().copied());
-                shares.and_then(|mut shares| shares.pop().ok_or(Cause::NotUnderstood))
+                shares.and_then(|(mut shares, _)| shares.pop().ok_or(Cause::NotUnderstood))
             }
             Arrival::Waits(answer, full) => {
                 if let Some((batch, turn)) = full {
@@ -250,19 +254,23 @@ impl<Q: Asked> Turn<Q> {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|waiting| (waiting.question, waiting.answer)).unzip();
-            let shares = self.run(questions).await;
+            let come = self.run(questions).await;
             // Who is late says so.
-            if !matches!(shares, Err(Cause::Late)) {
-                self.calls.route.saw(self.slot, shares.as_ref().err().copied());
+            if !matches!(come, Err(Cause::Late)) {
+                self.calls.route.saw(self.slot, come.as_ref().err().copied());
             }
-            tell(askers, shares);
+            let rest = tell(askers, come);
+            if !rest.is_empty() {
+                batch = rest;
+                continue;
+            }
             let Some((next, number)) = self.end() else { return };
             (batch, self.number) = (next, Some(number));
         }
     }
 
     /// One call, given up at the deadline.
-    async fn run(&self, questions: Vec<Q>) -> Result<Vec<Q::Share>, Cause> {
+    async fn run(&self, questions: Vec<Q>) -> Result<Come<Q>, Cause> {
         let live = self.calls.route.live(self.slot)?;
         let mut called = pin!(Q::call(&live, questions));
         let deadline = self.calls.deadline;
@@ -302,19 +310,25 @@ impl<Q: Asked> Drop for Turn<Q> {
     }
 }
 
-/// Gives every asker its share, or the one failure of the call.
-fn tell<S>(askers: Vec<oneshot::Sender<Result<S, Cause>>>, shares: Result<Vec<S>, Cause>) {
-    match shares {
-        Ok(shares) => {
-            for (asker, share) in askers.into_iter().zip(shares) {
-                // Who is gone is not told.
-                drop(asker.send(Ok(share)));
-            }
+/// Gives every asker its share, or the one failure of the call; who is still to be answered.
+fn tell<Q: Asked>(
+    askers: Vec<oneshot::Sender<Result<Q::Share, Cause>>>,
+    come: Result<Come<Q>, Cause>,
+) -> Vec<Waiting<Q>> {
+    let mut askers = askers.into_iter();
+    // Who is gone is not told.
+    match come {
+        Ok((shares, rest)) => {
+            shares
+                .into_iter()
+                .zip(&mut askers)
+                .for_each(|(share, asker)| drop(asker.send(Ok(share))));
+            let rest = rest.into_iter().zip(askers).filter(|(_, asker)| !asker.is_closed());
+            rest.map(|(question, answer)| Waiting { question, answer }).collect()
         }
         Err(cause) => {
-            for asker in askers {
-                drop(asker.send(Err(cause)));
-            }
+            askers.for_each(|asker| drop(asker.send(Err(cause))));
+            Vec::new()
         }
     }
 }

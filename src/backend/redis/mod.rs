@@ -51,7 +51,7 @@ use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
 use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Called, LeaseCalled};
-use batch::{Asked, Calls};
+use batch::{Asked, Calls, Come};
 use call::{Call, Share};
 use codec::{Answer, NotUnderstood, heartbeat, lending};
 use connection::Live;
@@ -212,7 +212,7 @@ impl Redis {
 impl Redis {
     /// Sends a message, once, and waits for the answer until the deadline.
     async fn lend(&self, slot: u16, message: &Message, packed: lending::Packed) -> Lent {
-        let said = self.messages.ask(slot, packed).await.flatten();
+        let said = self.messages.ask(slot, packed).await;
         let lent = said.and_then(|said| {
             lending::read(message, &said).map_err(|refused| not_understood(&refused))
         });
@@ -239,39 +239,30 @@ impl Asked for codec::Packed {
         self.micros()
     }
 
-    async fn call(live: &Live, questions: Vec<Self>) -> Result<Vec<Share>, Cause> {
+    async fn call(live: &Live, questions: Vec<Self>) -> Result<Come<Self>, Cause> {
         let mut call = Call::of(questions, None);
         Called { questions: call.questions() }.emit();
         let reply = live.call(take(&mut call.keys), take(&mut call.args)).await?;
-        call.share_out(&reply).map_err(|refused| not_understood(&refused))
+        let shares = call.share_out(&reply).map_err(|refused| not_understood(&refused))?;
+        Ok((shares, Vec::new()))
     }
 }
 
 impl Asked for lending::Packed {
-    /// The answers that came before a failure stand.
-    type Share = Result<lending::Said, Cause>;
+    type Share = lending::Said;
 
     fn micros(&self) -> usize {
         self.micros()
     }
 
-    async fn call(live: &Live, messages: Vec<Self>) -> Result<Vec<Self::Share>, Cause> {
-        let mut shares = Vec::with_capacity(messages.len());
-        while shares.len() < messages.len() {
-            let rest = &messages[shares.len()..];
-            LeaseCalled.emit();
-            let (keys, args) = lending::call(rest);
-            let said = live.borrow(keys, args).await.and_then(|reply| {
-                lending::share_out(&reply, rest.len()).map_err(|refused| not_understood(&refused))
-            });
-            match said {
-                Ok(said) => shares.extend(said.into_iter().map(Ok)),
-                // Nobody was answered: whoever keeps the connection has to hear why.
-                Err(cause) if shares.is_empty() => return Err(cause),
-                Err(cause) => shares.resize(messages.len(), Err(cause)),
-            }
-        }
-        Ok(shares)
+    async fn call(live: &Live, mut messages: Vec<Self>) -> Result<Come<Self>, Cause> {
+        LeaseCalled.emit();
+        let (keys, args) = lending::call(&messages);
+        let reply = live.borrow(keys, args).await?;
+        let said = lending::share_out(&reply, messages.len());
+        let said = said.map_err(|refused| not_understood(&refused))?;
+        let rest = messages.split_off(said.len());
+        Ok((said, rest))
     }
 }
 
