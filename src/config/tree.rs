@@ -30,10 +30,13 @@ pub const SHARED_INLINE: usize = 1;
 
 /// The rules of one domain.
 ///
-/// Cost: one table for all levels, one text for all names; 70 bytes a node besides its name and rule.
+/// Cost: one table for all levels, one text for all names; 140 to 220 bytes a node besides its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
-    table: HashTable<NodeId>,
+    /// Every node that a lookup can find by its name, whole: a number instead would have to be followed, and among many
+    /// nodes each step to another place waits for memory.
+    table: HashTable<Node>,
+    /// By number.
     nodes: Vec<Node>,
     names: String,
     wildcards: Vec<NodeId>,
@@ -76,10 +79,11 @@ impl NodeId {
     }
 }
 
-/// All of a node that a lookup reads, on one cache line: among many nodes each is far away.
+/// A node, on one cache line with all that a lookup reads of it.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Node {
+    pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
     name: Name,
     /// How many bytes of the name are the key; the rest is `_` and the value.
@@ -148,7 +152,7 @@ impl DescriptorTree {
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
         let (node, shared) = self.walk(entries)?;
-        self.rule(node).map(|rule| Match { rule, shared })
+        self.rule_of(node).map(|rule| Match { rule, shared })
     }
 
     /// The ceiling of a descriptor, if it has one: of the same node as its rule would be.
@@ -160,7 +164,7 @@ impl DescriptorTree {
             return None;
         }
         let (node, shared) = self.walk(entries)?;
-        self.ceiling_of(node).map(|ceiling| Covered { ceiling, shared })
+        self.ceiling_of(node.id).map(|ceiling| Covered { ceiling, shared })
     }
 
     /// Every ceiling, parents before their children's.
@@ -171,22 +175,22 @@ impl DescriptorTree {
 
     /// The node that a descriptor ends at.
     #[inline]
-    fn walk<'e, E>(&self, entries: E) -> Option<(NodeId, Shared<'_>)>
+    fn walk<'e, E>(&self, entries: E) -> Option<(&Node, Shared<'_>)>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
         let mut entries = entries.into_iter().enumerate().peekable();
         let mut shared = Shared::new();
-        let mut level = NodeId::ROOT;
+        let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
             let (node, how) = self.step(level, key, value)?;
-            if how == How::Wildcard && self.node(node).marks.share_threshold {
-                shared.push((position, substitute(self.name(node), key)));
+            if how == How::Wildcard && node.marks.share_threshold {
+                shared.push((position, substitute(self.text(&node.name), key)));
             }
             if entries.peek().is_none() {
                 return Some((node, shared));
             }
-            if !self.node(node).has_children() {
+            if !node.has_children() {
                 return None;
             }
             level = node;
@@ -207,27 +211,26 @@ impl DescriptorTree {
         }
     }
 
-    fn step(&self, level: NodeId, key: &str, value: &str) -> Option<(NodeId, How)> {
+    fn step(&self, level: &Node, key: &str, value: &str) -> Option<(&Node, How)> {
         let subject = Composite::new(key, value);
-        let (above, hasher) = (self.node(level), key_hasher(level, key));
+        let hasher = key_hasher(level.id, key);
         let bare = hasher.finish();
-        if above.may_name(subject.len())
-            && let Some(node) = self.find(level, exact_hash(hasher, value), subject)
+        if level.may_name(subject.len())
+            && let Some(node) = self.find(level.id, exact_hash(hasher, value), subject)
         {
             return Some((node, How::Exact));
         }
-        let wildcard =
-            self.wildcards(level).iter().find(|&&node| pattern::matches(self.name(node), subject));
-        if let Some(&node) = wildcard {
-            return Some((node, How::Wildcard));
+        let mut patterns = self.patterns(level).iter();
+        if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
+            return Some((self.node(node), How::Wildcard));
         }
-        self.find(level, bare, Composite::joined(key)).map(|node| (node, How::Bare))
+        self.find(level.id, bare, Composite::joined(key)).map(|node| (node, How::Bare))
     }
 
     /// The node of a level whose name is `subject`.
-    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<NodeId> {
-        let is_it = |node: &NodeId| {
-            let Node { parent, name, .. } = self.node(*node);
+    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<&Node> {
+        let is_it = |node: &Node| {
+            let Node { parent, name, .. } = node;
             let len = name.len as usize;
             let (head, rest) = (len.min(Name::HEAD), len > Name::HEAD);
             *parent == level
@@ -235,12 +238,16 @@ impl DescriptorTree {
                 && subject.holds(0, &name.head[..head])
                 && (!rest || subject.holds(head, &self.text(name).as_bytes()[head..]))
         };
-        self.table.find(hash, is_it).copied()
+        self.table.find(hash, is_it)
     }
 
     /// The node of a level that stands under exactly `name`.
     pub(crate) fn named(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        self.find(level, name_hash(level, name), Composite::joined(name))
+        self.find(level, name_hash(level, name), Composite::joined(name)).map(|node| node.id)
+    }
+
+    fn root(&self) -> &Node {
+        self.node(NodeId::ROOT)
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
@@ -253,7 +260,11 @@ impl DescriptorTree {
     }
 
     pub(crate) fn rule(&self, node: NodeId) -> Option<&Rule> {
-        self.rules.get(self.node(node).rule?.0.get() as usize - 1)
+        self.rule_of(self.node(node))
+    }
+
+    fn rule_of(&self, node: &Node) -> Option<&Rule> {
+        self.rules.get(node.rule?.0.get() as usize - 1)
     }
 
     pub(crate) fn ceiling_of(&self, node: NodeId) -> Option<&Ceiling> {
@@ -275,7 +286,11 @@ impl DescriptorTree {
 
     /// The patterns of the level below `level`, in the file's order.
     pub(crate) fn wildcards(&self, level: NodeId) -> &[NodeId] {
-        let Range { start, end } = self.node(level).wildcards;
+        self.patterns(self.node(level))
+    }
+
+    fn patterns(&self, level: &Node) -> &[NodeId] {
+        let Range { start, end } = level.wildcards;
         &self.wildcards[start as usize..end as usize]
     }
 
@@ -286,9 +301,9 @@ impl DescriptorTree {
 }
 
 impl Node {
-    fn new(parent: NodeId, name: Name, key_len: u32, marks: Marks) -> Self {
+    fn new(id: NodeId, parent: NodeId, name: Name, key_len: u32, marks: Marks) -> Self {
         let (rule, wildcards, lengths_below) = (None, 0..0, 0);
-        Self { parent, name, key_len, rule, wildcards, lengths_below, marks }
+        Self { id, parent, name, key_len, rule, wildcards, lengths_below, marks }
     }
 
     pub(crate) const fn has_children(&self) -> bool {

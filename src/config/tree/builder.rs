@@ -16,6 +16,8 @@ use crate::config::concurrency::Ceiling;
 /// A tree under construction.
 pub(crate) struct Builder {
     tree: DescriptorTree,
+    /// By name, what stands under one so far.
+    named: HashTable<NodeId>,
     /// Patterns and the level they belong to, as they came.
     wildcards: Vec<(NodeId, NodeId)>,
 }
@@ -31,7 +33,7 @@ pub(crate) enum Refused {
 
 impl Builder {
     pub(crate) fn new() -> Self {
-        let root = Node::new(NodeId::ROOT, Name::default(), 0, Marks::default());
+        let root = Node::new(NodeId::ROOT, NodeId::ROOT, Name::default(), 0, Marks::default());
         let tree = DescriptorTree {
             table: HashTable::new(),
             nodes: vec![root],
@@ -40,10 +42,10 @@ impl Builder {
             rules: Vec::new(),
             ceilings: Vec::new(),
         };
-        Self { tree, wildcards: Vec::new() }
+        Self { tree, named: HashTable::new(), wildcards: Vec::new() }
     }
 
-    /// What was added so far. Lookups see no patterns yet.
+    /// What was added so far, of which lookups find nothing yet.
     pub(crate) fn tree(&self) -> &DescriptorTree {
         &self.tree
     }
@@ -57,19 +59,24 @@ impl Builder {
     ) -> Result<NodeId, Refused> {
         let start = self.push_name(name);
         let text = &self.tree.names[start..];
-        if let Some(first) = self.tree.named(parent, text) {
+        let (wildcard, hash, len) = (text.contains('*'), name_hash(parent, text), text.len());
+        if let Some(first) = self.find(parent, hash, text) {
             self.tree.names.truncate(start);
             return Err(Refused::Duplicate(first));
         }
-        let (wildcard, hash) = (text.contains('*'), name_hash(parent, text));
-        let len = text.len();
         let node = self.push_node(parent, name.0.len(), start, marks)?;
         if wildcard {
             self.wildcards.push((parent, node));
         }
-        self.insert(hash, node);
+        self.named.insert_unique(hash, node, |&node| hash_of(&self.tree, node));
         self.tree.nodes[parent.index()].lengths_below |= 1 << (len % 32);
         Ok(node)
+    }
+
+    fn find(&self, parent: NodeId, hash: u64, text: &str) -> Option<NodeId> {
+        let tree = &self.tree;
+        let is_it = |&node: &NodeId| tree.node(node).parent == parent && tree.name(node) == text;
+        self.named.find(hash, is_it).copied()
     }
 
     /// Adds a node that no lookup finds, to hang others below it; the root where there is no room.
@@ -99,18 +106,8 @@ impl Builder {
     ) -> Result<NodeId, Refused> {
         let node = NodeId(narrow(self.tree.nodes.len())?);
         let name = Name::new(narrow(start)?, &self.tree.names[start..]).ok_or(Refused::Full)?;
-        self.tree.nodes.push(Node::new(parent, name, narrow(key_len)?, marks));
+        self.tree.nodes.push(Node::new(node, parent, name, narrow(key_len)?, marks));
         Ok(node)
-    }
-
-    fn insert(&mut self, hash: u64, node: NodeId) {
-        let DescriptorTree { table, nodes, names, .. } = &mut self.tree;
-        let rehash = |node: &NodeId| {
-            let Node { parent, name, .. } = &nodes[node.index()];
-            let start = name.start as usize;
-            name_hash(*parent, &names[start..start + name.len as usize])
-        };
-        table.insert_unique(hash, node, rehash);
     }
 
     /// Gives a node its rule.
@@ -149,8 +146,25 @@ impl Builder {
                 self.tree.nodes[run[0].0.index()].wildcards = Range { start, end };
             }
         }
+        self.fill();
         self.tree
     }
+
+    /// Every node is as it stays from here on.
+    fn fill(&mut self) {
+        let mut table = HashTable::with_capacity(self.named.len());
+        for &node in &self.named {
+            let hash = hash_of(&self.tree, node);
+            table.insert_unique(hash, self.tree.node(node).clone(), |node: &Node| {
+                hash_of(&self.tree, node.id)
+            });
+        }
+        self.tree.table = table;
+    }
+}
+
+fn hash_of(tree: &DescriptorTree, node: NodeId) -> u64 {
+    name_hash(tree.node(node).parent, tree.name(node))
 }
 
 fn narrow(number: usize) -> Result<u32, Refused> {

@@ -3,7 +3,7 @@
 //! Guarantees: the reference's names, `detailed_metric` and `value_to_metric` included. Source: `reference` §6.3.
 //! Leaves out: what of a name statistics cannot hold ([`crate::telemetry::stats`]).
 
-use super::{DescriptorTree, How, NodeId, substitute};
+use super::{DescriptorTree, How, substitute};
 use crate::config::Rule;
 
 /// One level on the way to a rule.
@@ -46,12 +46,12 @@ impl DescriptorTree {
         &'t self,
         entries: impl Iterator<Item = (&'e str, &'e str)>,
     ) -> impl Iterator<Item = Level<'t, 'e>> {
-        let mut above = Some(NodeId::ROOT);
+        let mut above = Some(self.root());
         entries.map_while(move |(key, value)| {
             let (node, how) = self.step(above?, key, value)?;
             above = Some(node);
-            let marks = self.node(node).marks;
-            let pattern = (how == How::Wildcard).then(|| substitute(self.name(node), key));
+            let marks = node.marks;
+            let pattern = (how == How::Wildcard).then(|| substitute(self.text(&node.name), key));
             let is_shared = pattern.is_some() && marks.share_threshold;
             let value_to_metric = marks.value_to_metric;
             Some(Level { key, value, how, pattern, is_shared, value_to_metric })

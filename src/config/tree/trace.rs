@@ -5,7 +5,7 @@
 
 use crate::config::concurrency::Ceiling;
 
-use super::{DescriptorTree, How, Match, NodeId, Shared, pattern, substitute};
+use super::{DescriptorTree, How, Match, Node, NodeId, Shared, pattern, substitute};
 use crate::config::tree::pattern::Composite;
 
 /// The walk of one descriptor.
@@ -84,23 +84,23 @@ impl DescriptorTree {
     pub fn explain(&self, entries: &[(&str, &str)]) -> Trace<'_> {
         let mut steps = Vec::new();
         let mut shared = Shared::new();
-        let mut level = NodeId::ROOT;
+        let mut level = self.root();
         for (position, &(key, value)) in entries.iter().enumerate() {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(Step { entry: (key.to_owned(), value.to_owned()), tried });
             let Some((node, how)) = taken else {
                 return Trace { steps, outcome: Outcome::NoNode, ceiling: None };
             };
-            if how == How::Wildcard && self.node(node).marks.share_threshold {
-                shared.push((position, substitute(self.name(node), key)));
+            if how == How::Wildcard && node.marks.share_threshold {
+                shared.push((position, substitute(self.text(&node.name), key)));
             }
-            let has_children = self.node(node).has_children();
+            let has_children = node.has_children();
             if position + 1 == entries.len() {
-                let outcome = match self.rule(node) {
+                let outcome = match self.rule_of(node) {
                     Some(rule) => Outcome::Found(Match { rule, shared }),
                     None => Outcome::NoLimit { has_children },
                 };
-                return Trace { steps, outcome, ceiling: self.ceiling_of(node) };
+                return Trace { steps, outcome, ceiling: self.ceiling_of(node.id) };
             }
             if !has_children {
                 return Trace { steps, outcome: Outcome::NoChildren, ceiling: None };
@@ -112,30 +112,32 @@ impl DescriptorTree {
 
     fn candidates(
         &self,
-        level: NodeId,
+        level: &Node,
         key: &str,
         value: &str,
-    ) -> (Vec<Tried<'_>>, Option<(NodeId, How)>) {
+    ) -> (Vec<Tried<'_>>, Option<(&Node, How)>) {
         let taken = self.step(level, key, value);
         let subject = Composite::new(key, value);
         let judge = |how, name, node: Option<NodeId>| {
             let verdict = match node {
                 None => Verdict::Absent,
-                Some(node) if taken == Some((node, how)) => Verdict::Taken,
+                Some(node) if taken.is_some_and(|(is, by)| (is.id, by) == (node, how)) => {
+                    Verdict::Taken
+                }
                 Some(_) => Verdict::Outranked,
             };
             Tried { how, name, verdict }
         };
         let mut tried = Vec::new();
         let exact = format!("{key}_{value}");
-        let found = self.named(level, &exact);
+        let found = self.named(level.id, &exact);
         tried.push(judge(How::Exact, exact.into(), found));
-        for &node in self.wildcards(level) {
+        for &node in self.patterns(level) {
             let name = self.name(node);
             let found = pattern::matches(name, subject).then_some(node);
             tried.push(judge(How::Wildcard, name.into(), found));
         }
-        let found = self.named(level, key);
+        let found = self.named(level.id, key);
         tried.push(judge(How::Bare, key.to_owned().into(), found));
         (tried, taken)
     }
