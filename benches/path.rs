@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench path` prints the time of a decision over a thousand and over a million live
 //! keys; the difference is what waiting for memory costs. `-- keys` instead fills the store with ten
-//! million GCRA counters and prints what each of them takes.
+//! million GCRA counters and prints what each of them takes, `-- statistics` what envoyproxy/ratelimit's statistics add to a
+//! decision: those of a rule as a file writes it, and of one that has a name for each value (`detailed_metric`).
 //! Times are medians over batches of 64 questions, so that reading the clock costs little beside
 //! them. A batch's questions are made beforehand: their text has just been read from the wire, so it
 //! is at hand, while the counters are not.
@@ -24,6 +25,8 @@ use sluicegate::config::load;
 use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::telemetry::stats::mapping::Mapping;
+use sluicegate::telemetry::stats::{Method, Stats};
 
 /// As in the binary.
 #[cfg(target_os = "linux")]
@@ -35,10 +38,15 @@ const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
 const THREADS: u64 = 2;
 const BATCH: u32 = 64;
 const BATCHES: usize = 10_000;
+/// How often two engines take turns.
+const TURNS: usize = 20;
 
 fn main() {
     if std::env::args().any(|arg| arg == "keys") {
         return memory_per_key(10_000_000);
+    }
+    if std::env::args().any(|arg| arg == "statistics") {
+        return statistics(1_000);
     }
     for live_keys in [1_000, 1_000_000] {
         decide_over(live_keys);
@@ -90,6 +98,37 @@ fn decide_on_balances(keys: usize) {
     row("decide, one fixed window, at hand, 1 thread", strict);
     row("decide, one fixed window, held of a lease, 1 thread", held);
     println!("held to at hand: {:.2}", held.as_secs_f64() / strict.as_secs_f64());
+}
+
+/// The same questions with and without statistics, the call's own time with them. In turns, so that whatever else the machine
+/// does meets both.
+fn statistics(keys: usize) {
+    let limits = |metric: &str| {
+        format!(
+            "domain: shop\ndescriptors:\n- key: api_key\n{metric}  rate_limit: {{requests_per_unit: 400000000, unit: day}}\n"
+        )
+    };
+    let memory = || Arc::new(Memory::new(keys * 2, WhenFull::Deny, [7; 16]));
+    let asked = Random(1).names("client", keys);
+    for (what, metric) in [("one name", ""), ("a name for each value", "  detailed_metric: true\n")]
+    {
+        let plain = engine_with(memory(), &limits(metric));
+        let stats = Arc::new(Stats::new(10_000, Mapping::built_in(false)).unsent());
+        let told = engine_with(memory(), &limits(metric)).with_stats(stats);
+        let turns: Vec<_> = asked
+            .chunks_exact(asked.len() / TURNS)
+            .map(|asked| [median_of_batches(&plain, asked), median_of_batches(&told, asked)])
+            .collect();
+        let median = |of: usize| {
+            let mut times: Vec<_> = turns.iter().map(|turn| turn[of]).collect();
+            times.sort_unstable();
+            times[times.len() / 2]
+        };
+        let (without, with) = (median(0), median(1));
+        row(&format!("decide, statistics of {what}: without"), without);
+        row(&format!("decide, statistics of {what}: with"), with);
+        println!("with to without: {:.2}", with.as_secs_f64() / without.as_secs_f64());
+    }
 }
 
 fn decide_over(live_keys: usize) {
@@ -158,6 +197,10 @@ fn median_of_batches(engine: &Engine, asked: &[String]) -> Duration {
         let started = Instant::now();
         for question in &questions {
             decide(engine, question);
+            if let Some(stats) = engine.stats() {
+                let now = engine.clock().now();
+                stats.called(Method::ShouldRateLimit, now, Nanos(1));
+            }
         }
         started.elapsed() / BATCH
     };

@@ -4,7 +4,7 @@
 //! code:
 //!
 //! ```text
-//! cli → edge, source, engine → config, clock, backend, telemetry → kernel
+//! cli → edge, source, engine → config, clock, backend, telemetry → kernel, pem
 //! ```
 //!
 //! # The layers, and what is always true of each
@@ -14,6 +14,7 @@
 //!   transcriptions of them.
 //! * [`config`] turns text into meaning without opening a file. A configuration is complete and
 //!   sound or it does not exist; everything that is wrong is said at once.
+//! * [`pem`] reads certificates and keys, for all that speak TLS. An error shows nothing of a key.
 //! * [`clock`] is the only reader of time, and never runs backwards.
 //! * [`backend`] is where counters live: in this process, or in a Redis that replicas share. The
 //!   charges of a question are answered in order, one outcome each.
@@ -65,5 +66,6 @@ pub mod config;
 pub mod edge;
 pub mod engine;
 pub mod kernel;
+pub mod pem;
 pub mod source;
 pub mod telemetry;

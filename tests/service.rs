@@ -58,7 +58,7 @@ impl Service {
         flags: &[String],
         environment: &[(&str, &str)],
     ) -> Result<Self, String> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+        let mut command = sluicegate();
         command.arg("serve").arg("--limits").arg(limits);
         for port in ["grpc", "http", "admin", "metrics", "peer"] {
             let flag = format!("--{port}-port");
@@ -183,6 +183,16 @@ impl Drop for Service {
 const TOKEN: &str = "open-sesame";
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// The program, without the variables that tell tests where Envoy is and the like: it would take them for settings.
+pub fn sluicegate() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    ours.filter(|name| name.as_encoded_bytes().starts_with(b"SLUICEGATE_")).for_each(|name| {
+        command.env_remove(name);
+    });
+    command
+}
 
 /// The program under the name `ratelimit`, without a variable of ours, on free ports.
 pub fn as_ratelimit() -> Command {

@@ -7,15 +7,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer and the layers it may name. Every layer may name itself.
-const MAY_NAME: [(&str, &[&str]); 9] = [
+const MAY_NAME: [(&str, &[&str]); 10] = [
     ("kernel", &[]),
+    ("pem", &[]),
     ("config", &["kernel"]),
     ("clock", &["kernel"]),
-    ("telemetry", &["kernel"]),
-    ("backend", &["kernel", "telemetry"]),
+    ("telemetry", &["kernel", "pem"]),
+    ("backend", &["kernel", "pem", "telemetry"]),
     ("engine", &["kernel", "config", "clock", "backend", "telemetry"]),
-    ("source", &["kernel", "config", "telemetry"]),
-    ("edge", &["kernel", "config", "clock", "telemetry", "engine"]),
+    ("source", &["kernel", "pem", "config", "telemetry"]),
+    ("edge", &["kernel", "pem", "config", "clock", "telemetry", "engine"]),
     ("cli", &["kernel", "config", "clock", "telemetry", "backend", "engine", "source", "edge"]),
 ];
 

@@ -41,6 +41,19 @@ pub struct Remembered {
     pub evicted: u64,
     /// Keys that were put where they were already.
     pub overwritten: u64,
+    /// When each key in it was last put or found, in seconds since 1970, added up.
+    pub found_at: u64,
+}
+
+impl Remembered {
+    /// When a key in it was last put or found, on average, in seconds since 1970; 0 where there is none.
+    #[must_use]
+    pub const fn average_found_at(self) -> u64 {
+        match self.found_at.checked_div(self.keys) {
+            Some(average) => average,
+            None => 0,
+        }
+    }
 }
 
 impl std::ops::Add for Remembered {
@@ -54,6 +67,7 @@ impl std::ops::Add for Remembered {
             expired: self.expired + other.expired,
             evicted: self.evicted + other.evicted,
             overwritten: self.overwritten + other.overwritten,
+            found_at: self.found_at + other.found_at,
         }
     }
 }

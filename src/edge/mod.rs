@@ -62,6 +62,7 @@ const fn refused(refusal: &Refusal) -> Outcome {
         Refusal::NoDescriptors => Outcome::NoDescriptors,
         Refusal::NoConfig => Outcome::NoConfig,
         Refusal::TooManyDescriptors { .. } => Outcome::TooManyDescriptors,
+        Refusal::TooManyEntries { .. } => Outcome::TooManyEntries,
         Refusal::EntryTooLong { .. } => Outcome::EntryTooLong,
         Refusal::HitsTooLarge { .. } => Outcome::HitsTooLarge,
         Refusal::UnknownUnit { .. } => Outcome::UnknownUnit,

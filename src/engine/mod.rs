@@ -89,6 +89,14 @@ pub enum Refusal {
         /// How many may come.
         most: usize,
     },
+    /// More entries than the descriptors of one question may hold together.
+    #[error("{got} entries in one question; at most {most} are answered")]
+    TooManyEntries {
+        /// How many came.
+        got: usize,
+        /// How many may come.
+        most: usize,
+    },
     /// A key or value too long to be meant.
     #[error(
         "descriptor {descriptor}: an entry of {got} bytes; a key or value has less than {most}"

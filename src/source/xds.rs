@@ -146,7 +146,8 @@ impl Xds {
                 over = self.stream() => over,
             };
             let wait = self.backoff.wait();
-            tracing::warn!(error = %over, again_in = ?wait, "no stream from the management server; limits stay as they are");
+            let again_in = format!("{:.1}s", wait.as_secs_f64());
+            tracing::warn!(server = %self.options.server, error = %over, %again_in, "no stream from the management server; limits stay as they are");
             tokio::select! {
                 () = gone.closed() => return,
                 () = sleep(wait) => {}

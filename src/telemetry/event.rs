@@ -230,6 +230,8 @@ pub enum Outcome {
     NoConfig,
     /// Refused: too many descriptors.
     TooManyDescriptors,
+    /// Refused: too many entries in all descriptors together.
+    TooManyEntries,
     /// Refused: a key or value is too long.
     EntryTooLong,
     /// Refused: `hits_addend` of 2^63 and more.
@@ -262,13 +264,14 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Admit,
         Self::Deny,
         Self::EmptyDomain,
         Self::NoDescriptors,
         Self::NoConfig,
         Self::TooManyDescriptors,
+        Self::TooManyEntries,
         Self::EntryTooLong,
         Self::HitsTooLarge,
         Self::UnknownUnit,
@@ -295,6 +298,7 @@ impl Outcome {
             Self::NoDescriptors => "no_descriptors",
             Self::NoConfig => "no_config",
             Self::TooManyDescriptors => "too_many_descriptors",
+            Self::TooManyEntries => "too_many_entries",
             Self::EntryTooLong => "entry_too_long",
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",

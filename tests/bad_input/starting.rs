@@ -3,17 +3,17 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use super::{LIMITS, put};
 use crate::http1;
-use crate::service::Service;
+use crate::service::{Service, sluicegate};
 use crate::waiting::until;
 
 /// How the process ended, and what it wrote to standard error.
 fn serve(flags: &[&str]) -> (Option<i32>, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+    let mut process = sluicegate()
         .arg("serve")
         .args(flags)
         .stdin(Stdio::null())
@@ -176,7 +176,7 @@ impl Drop for Killed {
 }
 
 fn spawn(limits: &Path) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+    sluicegate()
         .args(["serve", "--limits"])
         .arg(limits)
         .args(FREE_PORTS)

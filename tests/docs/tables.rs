@@ -103,6 +103,7 @@ fn every_refusal_has_the_code_of_its_row() {
         (Outcome::NoDescriptors, Refusal::NoDescriptors),
         (Outcome::NoConfig, Refusal::NoConfig),
         (Outcome::TooManyDescriptors, Refusal::TooManyDescriptors { got, most }),
+        (Outcome::TooManyEntries, Refusal::TooManyEntries { got, most }),
         (Outcome::EntryTooLong, Refusal::EntryTooLong { descriptor, got, most }),
         (Outcome::HitsTooLarge, Refusal::HitsTooLarge { descriptor, got: 0 }),
         (Outcome::UnknownUnit, Refusal::UnknownUnit { descriptor, got: 0 }),

@@ -1,14 +1,15 @@
 //! `sluicegate ask` and `sluicegate check --merge`.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use super::process;
+use crate::service::sluicegate;
 use crate::support::certificates::Authority;
 use crate::waiting::for_a_day_with_a_minute_left;
 
 fn run(words: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    let mut command = sluicegate();
     let Output { status, stdout, stderr } =
         command.args(words).env("SLUICEGATE_ADMIN_TOKEN", "open-sesame").output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -283,8 +283,9 @@ fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
         ("SLUICEGATE_BACKEND", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
+    let nobody = format!("statistics cannot be sent; trying on to=127.0.0.1:{port} (tcp) ");
     until("it is cut off", || match service.log() {
-        log if log.contains("statistics cannot be sent") => Ok(()),
+        log if log.contains(&nobody) => Ok(()),
         log => Err(log),
     })
     .unwrap();

@@ -285,8 +285,10 @@ fn the_server_is_believed_by_its_certificate_and_sees_ours() {
         other.iter_mut().find(|(known, _)| known == name).unwrap().1 = text.to_owned();
         let other: Vec<_> = other.iter().map(|(n, t)| (&**n, &**t)).collect();
         let service = start(&xds, &other);
+        let no_stream =
+            format!("limits stay as they are server={} error=no connection", xds.address);
         let says = || match service.log() {
-            log if log.contains("no stream from the management server") => Ok(()),
+            log if log.contains(&no_stream) => Ok(()),
             log => Err(log),
         };
         until("it is refused", says).unwrap();

@@ -1,6 +1,7 @@
 //! Requests to questions, answers to responses.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit};
 use envoy_types::pb::google::protobuf::UInt64Value;
@@ -115,6 +116,21 @@ fn a_question_holds_a_thousand_descriptors_and_not_one_more() {
 }
 
 #[test]
+fn a_question_holds_ten_thousand_entries_in_all_and_not_one_more() {
+    let with = |n| RateLimitDescriptor {
+        entries: vec![Entry { key: "k".into(), value: "v".into() }; n],
+        ..RateLimitDescriptor::default()
+    };
+    let ask = |of: [usize; 2]| {
+        let request = request(of.map(with).to_vec());
+        convert::question(&request, &Reporting::default()).map(|_| ())
+    };
+    assert_eq!(ask([1, 9_999]), Ok(()));
+    let many = Refusal::TooManyEntries { got: 10_001, most: 10_000 };
+    assert_eq!(ask([2, 9_999]), Err(many));
+}
+
+#[test]
 fn a_key_or_value_of_64_kib_is_refused() {
     let (just, over) = ("x".repeat(MAX_ENTRY_BYTES - 1), "x".repeat(64 * 1024));
     let want = Refusal::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
@@ -139,6 +155,7 @@ fn refusals_are_unknown_where_clients_know_them_and_invalid_argument_elsewhere()
         (Refusal::NoDescriptors, Unknown, "descriptor"),
         (Refusal::NoConfig, Unknown, "loaded"),
         (Refusal::TooManyDescriptors { got: 9, most: 8 }, InvalidArgument, "9"),
+        (Refusal::TooManyEntries { got: 9, most: 8 }, InvalidArgument, "9"),
         (Refusal::EntryTooLong { descriptor: 0, got: 9, most: 8 }, InvalidArgument, "9"),
         (Refusal::HitsTooLarge { descriptor: 0, got: 9 }, InvalidArgument, "hits_addend"),
         (Refusal::UnknownUnit { descriptor: 0, got: 9 }, InvalidArgument, "unit"),

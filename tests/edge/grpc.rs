@@ -209,6 +209,15 @@ async fn unknown_fields_are_ignored_and_of_a_field_sent_twice_the_last_counts() 
 }
 
 #[tokio::test]
+async fn a_message_with_too_much_in_it_is_refused_in_words_and_the_next_is_answered() {
+    let served = limited().await;
+    let refused = served.send(METHOD, b"\x12\0".repeat(2_000_000)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().starts_with("2000000 descriptors in one question"), "{refused}");
+    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
+}
+
+#[tokio::test]
 async fn more_than_four_megabytes_are_resource_exhausted() {
     let served = limited().await;
     let message = |size: usize| {

@@ -2,6 +2,7 @@
 
 mod access_log;
 mod admin;
+mod arrival;
 mod check;
 mod convert;
 mod ext_authz;

@@ -52,7 +52,9 @@ impl fmt::Display for At {
 /// of this language: of that only the sentence is kept.
 pub(super) fn in_words(error: &Error) -> String {
     let details = error.details();
-    let sentence = details.split_once("message: \"").and_then(|(_, rest)| rest.split('"').next());
+    // What the system said itself, or what the library put around it.
+    let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
+    let sentence = after("message: \"").or_else(|| after("error: \""));
     sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
 }
 
@@ -243,5 +245,26 @@ fn tuning() -> ConnectionConfig {
         max_command_buffer_len: MOST_CALLS,
         tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
         ..ConnectionConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::{Error, ErrorKind, in_words};
+
+    #[test]
+    fn of_what_the_system_said_the_sentence_alone_is_shown() {
+        let shown = |error: &dyn std::fmt::Debug| {
+            in_words(&Error::new(ErrorKind::IO, format!("{error:?}")))
+        };
+        let refused = io::Error::from_raw_os_error(111);
+        assert_eq!(shown(&refused), "Connection refused");
+        // A name that nobody knows: the library has a kind of its own for it.
+        let unknown = io::Error::other("failed to lookup address information");
+        assert_eq!(shown(&unknown), "failed to lookup address information");
+        let other = Error::new(ErrorKind::Auth, "error: \"kept\" as it is");
+        assert_eq!(in_words(&other), "error: \"kept\" as it is");
     }
 }

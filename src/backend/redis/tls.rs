@@ -10,14 +10,14 @@ use fred::error::{Error, ErrorKind};
 use fred::types::config::{TlsConfig, TlsConnector};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
-use super::files::{aside, read, refused};
-use super::options::{Identity, Tls};
+use super::files::{aside, wrong};
+use super::options::Tls;
+use crate::pem;
 
 /// What the client shakes hands with.
 ///
@@ -65,9 +65,12 @@ fn client(tls: &Tls) -> Result<ClientConfig, Error> {
     match &tls.identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
-            let key = key(identity)?;
-            let unfit = |error| refused(&identity.certificate, &format!("does not fit: {error}"));
-            builder.with_client_auth_cert(chain(identity)?, key).map_err(unfit)
+            let chain = pem::certificates(&identity.certificate).map_err(wrong)?;
+            let key = pem::key(&identity.key).map_err(wrong)?;
+            let unfit = |error| {
+                pem::Error::of(&identity.certificate, format_args!("does not fit: {error}"))
+            };
+            builder.with_client_auth_cert(chain, key).map_err(|error| wrong(unfit(error)))
         }
     }
 }
@@ -119,49 +122,12 @@ impl ServerCertVerifier for AnyName {
 }
 
 fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
-    let Some(path) = &tls.ca else { return system_roots() };
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-        let certificate = certificate.map_err(|_| refused(path, "is not PEM"))?;
-        let unfit = |error| refused(path, &format!("holds no root certificate: {error}"));
-        roots.add(certificate).map_err(unfit)?;
-    }
-    if roots.is_empty() {
-        return Err(refused(path, "holds no certificate"));
-    }
-    if tls.system_roots {
-        // A system without any is sound: one was named.
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    }
-    Ok(roots)
-}
-
-fn system_roots() -> Result<RootCertStore, Error> {
-    let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    roots.add_parsable_certificates(found.certs);
+    let roots = pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(wrong)?;
     if roots.is_empty() {
         let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
         return Err(Error::new(ErrorKind::Tls, why));
     }
     Ok(roots)
-}
-
-fn chain(identity: &Identity) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let path = &identity.certificate;
-    let bytes = read(path)?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    match chain {
-        Err(_) => Err(refused(path, "is not PEM")),
-        Ok(none) if none.is_empty() => Err(refused(path, "holds no certificate")),
-        Ok(chain) => Ok(chain),
-    }
-}
-
-fn key(identity: &Identity) -> Result<PrivateKeyDer<'static>, Error> {
-    let bytes = read(&identity.key)?;
-    // The error is not shown: it could have part of the key in it.
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| refused(&identity.key, "holds no PEM key"))
 }
 
 fn broken(error: &rustls::Error) -> Error {

@@ -5,6 +5,7 @@
 //! Leaves out: what is counted ([`crate::telemetry::stats`]).
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,13 +52,13 @@ fn mapping(settings: &Settings) -> Mapping {
         Ok(_) => String::new(),
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%path, %error, "metrics_mapping cannot be read; the built-in one is taken");
+            tracing::warn!(%path, %error, "the file of metrics_mapping (PROMETHEUS_MAPPER_YAML) cannot be read; the built-in one is taken");
             return built_in();
         }
     };
     Mapping::read(&text).unwrap_or_else(|error| {
         let path = path.display();
-        tracing::error!(%path, %error, "metrics_mapping is wrong; the built-in one is taken");
+        tracing::error!(%path, %error, "the file of metrics_mapping (PROMETHEUS_MAPPER_YAML) is wrong; the built-in one is taken");
         built_in()
     })
 }
@@ -101,12 +102,12 @@ fn connections([active, total, close]: [&'static str; 3], of: Connections) -> [L
     [Looked::Gauge(active, open), Looked::Counter(total, of.made), Looked::Counter(close, of.gone)]
 }
 
-/// All but `averageAccessTime`: what gives way here is what came first, and nobody writes down when it was looked at.
-fn remembered(of: Remembered) -> [Looked; 7] {
+fn remembered(of: Remembered) -> [Looked; 8] {
     [
         ("ratelimit.localcache.evacuateCount", of.evicted),
         ("ratelimit.localcache.expiredCount", of.expired),
         ("ratelimit.localcache.entryCount", of.keys),
+        ("ratelimit.localcache.averageAccessTime", of.average_found_at()),
         ("ratelimit.localcache.hitCount", of.hits),
         ("ratelimit.localcache.missCount", of.misses),
         ("ratelimit.localcache.lookupCount", of.hits + of.misses),
@@ -219,10 +220,20 @@ impl Sink {
         if let Some(error) = &error {
             self.to.hang_up();
             if !self.is_cut_off {
-                tracing::warn!(%error, "statistics cannot be sent; trying on");
+                tracing::warn!(to = %self.to, %error, "statistics cannot be sent; trying on");
             }
         }
         self.is_cut_off = error.is_some();
+    }
+}
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Log => f.write_str("the log"),
+            Self::Tcp(at, _) => write!(f, "{}:{} (tcp)", at.host, at.port),
+            Self::Udp(at, _) => write!(f, "{}:{} (udp)", at.host, at.port),
+        }
     }
 }
 

@@ -29,6 +29,9 @@ use crate::kernel::units::{Hits, Nanos, Unit};
 /// that one question cannot hold a shard for long.
 pub const MAX_DESCRIPTORS: usize = 1_000;
 
+/// Most entries of all descriptors of one question: ten for each of as many descriptors as may be.
+pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
+
 /// The first length of a key or value, in bytes, that is refused: Envoy's own headers end at 60 KiB.
 pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
@@ -43,16 +46,14 @@ pub fn question<'r>(
     request: &'r RateLimitRequest,
     reporting: &Reporting,
 ) -> Result<Question<'r>, Refusal> {
-    let got = request.descriptors.len();
     if request.domain.is_empty() {
         return Err(Refusal::EmptyDomain);
     }
-    if got == 0 {
+    if request.descriptors.is_empty() {
         return Err(Refusal::NoDescriptors);
     }
-    if MAX_DESCRIPTORS < got {
-        return Err(Refusal::TooManyDescriptors { got, most: MAX_DESCRIPTORS });
-    }
+    let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    check_counts(request.descriptors.len(), entries)?;
     let every = request.hits_addend.max(1).into();
     let descriptors = request
         .descriptors
@@ -61,6 +62,17 @@ pub fn question<'r>(
         .map(|(index, written)| descriptor(index, written, every, reporting))
         .collect::<Result<_, _>>()?;
     Ok(Question { domain: &request.domain, descriptors })
+}
+
+/// Whether one question may hold so many descriptors, and so many entries in all of them.
+pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(), Refusal> {
+    if MAX_DESCRIPTORS < descriptors {
+        return Err(Refusal::TooManyDescriptors { got: descriptors, most: MAX_DESCRIPTORS });
+    }
+    if MAX_ENTRIES < entries {
+        return Err(Refusal::TooManyEntries { got: entries, most: MAX_ENTRIES });
+    }
+    Ok(())
 }
 
 fn descriptor<'r>(
@@ -192,6 +204,7 @@ pub fn refusal(refusal: &Refusal) -> tonic::Status {
         | Refusal::NoConfig
         | Refusal::BackendDown(_) => tonic::Status::unknown(refusal.to_string()),
         Refusal::TooManyDescriptors { .. }
+        | Refusal::TooManyEntries { .. }
         | Refusal::EntryTooLong { .. }
         | Refusal::HitsTooLarge { .. }
         | Refusal::UnknownUnit { .. }

@@ -6,12 +6,9 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitServiceServer, SERVICE_NAME,
-};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use hyper::body::Incoming;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
@@ -19,6 +16,7 @@ use tonic::codegen::{BoxFuture, Service as _};
 use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
+use super::arrival::Limits;
 use super::prompt::Prompt;
 use super::rls::RateLimits;
 use super::surface::{Recoded, Surface};
@@ -36,7 +34,7 @@ const STREAMS: [&str; 5] = [
 /// The services of one connection.
 #[derive(Clone, Debug)]
 pub(super) struct Doors {
-    limits: Surface<RateLimitServiceServer<RateLimits>>,
+    limits: Surface<Limits>,
     others: Routes,
     peer: TcpConnectInfo,
 }
@@ -45,8 +43,7 @@ impl Doors {
     /// Those that a client at `peer` finds.
     pub(super) fn new(limits: &RateLimits, others: &Routes, peer: TcpConnectInfo) -> Self {
         let limits = limits.asked_by(peer.remote_addr().map(|address| address.ip()));
-        let limits = RateLimitServiceServer::from_arc(Arc::new(limits));
-        Self { limits: Surface(limits, Protocol::Grpc), others: others.clone(), peer }
+        Self { limits: Surface(Limits::new(limits), Protocol::Grpc), others: others.clone(), peer }
     }
 
     fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {

@@ -5,6 +5,7 @@
 //! Leaves out: any limit on how long the finishing may take.
 
 pub mod access_log;
+pub mod arrival;
 mod connections;
 pub mod convert;
 mod doors;

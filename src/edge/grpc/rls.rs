@@ -4,15 +4,12 @@
 //! how long it waits (`grpc-timeout`), the answer leaves before that.
 //! Leaves out: everything but the order of its four steps.
 
-use std::future::ready;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Response, Status};
+use tonic::{Response, Status};
 
 use super::reserved::Call;
 use super::{convert, reserved};
@@ -50,6 +47,37 @@ impl RateLimits {
     #[must_use]
     pub fn asked_by(&self, source: Option<IpAddr>) -> Self {
         Self { source, ..self.clone() }
+    }
+
+    /// The answer to `request`, which came with the headers `metadata`.
+    pub(super) async fn answer(
+        &self,
+        metadata: &MetadataMap,
+        mut request: RateLimitRequest,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let came = self.engine.clock().now();
+        let header = |name: &str| metadata.get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Grpc, &header);
+        let call = reserved::take_off(&mut request);
+        if call == Ok(Call::Plain)
+            && let Some(told) = span.during(|| Some(self.told(self.at_once(&request, came)?, came)))
+        {
+            return told;
+        }
+        // In a box: there is room in it for everything that any call may wait for, and most wait for nothing.
+        Box::pin(span.around(async {
+            let replied = match call {
+                Ok(call) => self.reply((call, &request), patience(metadata)).await,
+                Err(refusal) => Err(refusal),
+            };
+            self.told(replied, came)
+        }))
+        .await
+    }
+
+    /// The answer to a question that holds too much to be read.
+    pub(super) fn refuse(&self, refusal: Refusal) -> Result<Response<RateLimitResponse>, Status> {
+        self.told(Err(refusal), self.engine.clock().now())
     }
 
     /// The reply to a plain question that came at `now`, where it needs no waiting.
@@ -155,36 +183,4 @@ fn timeout(text: &str) -> Option<Nanos> {
     };
     let value: u64 = Some(value).filter(|value| value.len() <= 8)?.parse().ok()?;
     value.checked_mul(unit).map(Nanos)
-}
-
-impl RateLimitService for RateLimits {
-    // By hand: an `async fn` has room for everything that any call may wait for, and most wait for
-    // nothing.
-    fn should_rate_limit<'s, 'f>(
-        &'s self,
-        request: Request<RateLimitRequest>,
-    ) -> Pin<Box<dyn Future<Output = Result<Response<RateLimitResponse>, Status>> + Send + 'f>>
-    where
-        's: 'f,
-        Self: 'f,
-    {
-        let came = self.engine.clock().now();
-        let (metadata, _, mut request) = request.into_parts();
-        let header = |name: &str| metadata.get(name)?.to_str().ok();
-        let span = trace::question(Protocol::Grpc, &header);
-        let call = reserved::take_off(&mut request);
-        if call == Ok(Call::Plain)
-            && let Some(told) = span.during(|| Some(self.told(self.at_once(&request, came)?, came)))
-        {
-            return Box::pin(ready(told));
-        }
-        let patience = patience(&metadata);
-        Box::pin(span.around(async move {
-            let replied = match call {
-                Ok(call) => self.reply((call, &request), patience).await,
-                Err(refusal) => Err(refusal),
-            };
-            self.told(replied, came)
-        }))
-    }
 }

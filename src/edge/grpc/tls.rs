@@ -6,7 +6,6 @@
 //! Leaves out: the handshake itself.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,15 +13,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
-    SignatureScheme,
+    ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
 };
 use tokio::task::spawn_blocking;
+
+use crate::pem;
+pub use crate::pem::Error;
 
 /// The files.
 #[derive(Clone, Debug)]
@@ -35,27 +35,6 @@ pub struct Files {
     pub client_ca: Option<PathBuf>,
     /// Whom each client's certificate must be made out to.
     pub client_name: Option<String>,
-}
-
-/// Why TLS cannot be spoken with the files.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The system would not.
-    #[error("{}: {error}", path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// What it said.
-        error: io::Error,
-    },
-    /// Something else is in it.
-    #[error("{}: {what}", path.display())]
-    Unfit {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
 }
 
 /// What clients shake hands with, as the files say at the time.
@@ -154,18 +133,20 @@ impl Files {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| unfit(&self.certificate, &error))?;
+            .map_err(|error| self.unfit(error))?;
         let clients = match &self.client_ca {
             None => versions.with_no_client_auth(),
             Some(ca) => {
-                let roots = Arc::new(roots(ca)?);
+                let roots = Arc::new(pem::roots(ca)?);
                 let known = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-                let known = known.map_err(|error| unfit(ca, &error))?;
+                let known =
+                    known.map_err(|error| Error::of(ca, format_args!("does not fit: {error}")))?;
                 versions.with_client_cert_verifier(self.named(known)?)
             }
         };
-        let config = clients.with_single_cert(self.chain()?, self.key()?);
-        let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
+        let config =
+            clients.with_single_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
+        let mut config = config.map_err(|error| self.unfit(error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -179,12 +160,21 @@ impl Files {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| unfit(&self.certificate, &error))?
-            .with_root_certificates(roots(ca)?)
-            .with_client_auth_cert(self.chain()?, self.key()?);
-        let mut config = config.map_err(|error| unfit(&self.certificate, &error))?;
+            .map_err(|error| self.unfit(error))?
+            .with_root_certificates(pem::roots(ca)?)
+            .with_client_auth_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
+        let mut config = config.map_err(|error| self.unfit(error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
+    }
+
+    fn unfit(&self, why: impl std::fmt::Display) -> Error {
+        let mut why = why.to_string();
+        if why.contains("UnsupportedCertVersion") {
+            "it is of X.509 version 1; make one of version 3, with its names as subjectAltName"
+                .clone_into(&mut why);
+        }
+        Error::of(&self.certificate, format_args!("does not fit: {why}"))
     }
 
     fn named(
@@ -193,43 +183,9 @@ impl Files {
     ) -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let Some(name) = &self.client_name else { return Ok(known) };
         let name = ServerName::try_from(name.clone())
-            .map_err(|error| unfit(&self.certificate, &format!("`{name}`: {error}")))?;
+            .map_err(|error| self.unfit(format_args!("`{name}`: {error}")))?;
         Ok(Arc::new(Called { known, name }))
     }
-
-    fn chain(&self) -> Result<Vec<CertificateDer<'static>>, Error> {
-        let bytes = read(&self.certificate)?;
-        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-        match chain {
-            Err(_) => Err(unfit(&self.certificate, &"is not PEM")),
-            Ok(none) if none.is_empty() => Err(unfit(&self.certificate, &"holds no certificate")),
-            Ok(chain) => Ok(chain),
-        }
-    }
-
-    fn key(&self) -> Result<PrivateKeyDer<'static>, Error> {
-        // The error is not shown: it could have part of the key in it.
-        PrivateKeyDer::from_pem_slice(&read(&self.key)?)
-            .map_err(|_| unfit(&self.key, &"holds no PEM key"))
-    }
-}
-
-/// The certificates in a file, as roots.
-fn roots(path: &Path) -> Result<RootCertStore, Error> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-        let certificate = certificate.map_err(|_| unfit(path, &"is not PEM"))?;
-        roots.add(certificate).map_err(|error| unfit(path, &error))?;
-    }
-    if roots.is_empty() { Err(unfit(path, &"holds no certificate")) } else { Ok(roots) }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    fs::read(path).map_err(|error| Error::Unreadable { path: path.to_owned(), error })
-}
-
-fn unfit(path: &Path, what: &dyn std::fmt::Display) -> Error {
-    Error::Unfit { path: path.to_owned(), what: what.to_string() }
 }
 
 /// Who is known, and called by this name.

@@ -19,7 +19,7 @@ use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
@@ -70,7 +70,7 @@ const PATHS: [(&str, &str); 13] = [
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them, but where the reference has profiles.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -81,6 +81,9 @@ pub fn router(admin: Admin) -> Router {
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
+        .route("/debug/pprof", any(no_profiles))
+        .route("/debug/pprof/", any(no_profiles))
+        .route("/debug/pprof/{*of}", any(no_profiles))
         .fallback(show_list)
         .merge(changes(&admin))
         .layer(from_fn_with_state(admin.clone(), admit))
@@ -105,6 +108,13 @@ async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     let mut lines: Vec<_> = PATHS.iter().take(shown).map(line).collect();
     lines.sort_unstable();
     (PLAIN, lines.concat()).into_response()
+}
+
+/// Not the list: whoever fetches profiles would keep it as one.
+async fn no_profiles() -> Response {
+    let why = "there are no profiles here: `perf record -g -p PID` makes one from outside, and what memory is for \
+               is on the metrics page\n";
+    (StatusCode::NOT_FOUND, PLAIN, why).into_response()
 }
 
 async fn show_stats(State(admin): State<Admin>) -> Response {

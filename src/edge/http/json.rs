@@ -22,7 +22,7 @@ use crate::edge::{outcome, tell};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
-pub use read::request;
+pub use read::{Unreadable, request};
 pub use write::{Inexpressible, response};
 
 /// The longest body, in bytes: what a gRPC message may have.
@@ -82,6 +82,8 @@ enum Refused {
     Malformed,
     /// Above [`MAX_BODY_BYTES`].
     TooLarge,
+    /// Of more objects than any question has.
+    TooMany,
     /// Did not arrive in time.
     Late,
 }
@@ -90,12 +92,16 @@ fn refused(why: Refused) -> (Outcome, Response) {
     match why {
         Refused::Malformed => (Outcome::Malformed, text(StatusCode::BAD_REQUEST)),
         Refused::TooLarge => (Outcome::TooLarge, text(StatusCode::PAYLOAD_TOO_LARGE)),
+        Refused::TooMany => (Outcome::TooManyEntries, text(StatusCode::BAD_REQUEST)),
         Refused::Late => (Outcome::Late, text(StatusCode::REQUEST_TIMEOUT)),
     }
 }
 
 fn read(bytes: &[u8]) -> Result<RateLimitRequest, Refused> {
-    request(bytes).map_err(|_| Refused::Malformed)
+    request(bytes).map_err(|unreadable| match unreadable {
+        Unreadable::Malformed(_) => Refused::Malformed,
+        Unreadable::TooManyObjects(_) => Refused::TooMany,
+    })
 }
 
 /// The whole body. A declared length is believed at once, so that nothing of 100 MB is read.

@@ -4,18 +4,18 @@
 //! anew for each connection; a certificate must be signed and made out to the name.
 //! Leaves out: what is said over it.
 
+use std::fmt;
 use std::future::Future;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
@@ -23,6 +23,8 @@ use tokio_rustls::TlsConnector;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::pem;
 
 /// How long a connection may take, its handshake with it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,6 +42,19 @@ pub struct Server {
     pub port: u16,
     /// TLS; plain text without.
     pub tls: Option<Tls>,
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.in_uri(), self.port)
+    }
+}
+
+impl Server {
+    /// Its host as a URI has it.
+    fn in_uri(&self) -> String {
+        if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
+    }
 }
 
 /// Who is believed, and who we are.
@@ -71,8 +86,12 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let said = error.to_string();
+        // Some say again what they came from.
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
         cause = error.source();
     }
     text
@@ -83,11 +102,9 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 /// # Errors
 /// There is no connection, and why.
 pub async fn connect(server: &Server) -> Result<Channel, Error> {
-    let host =
-        if server.host.contains(':') { format!("[{}]", server.host) } else { server.host.clone() };
     let scheme = if server.tls.is_some() { "https" } else { "http" };
     let uri = |scheme: &str| {
-        format!("{scheme}://{host}:{}", server.port)
+        format!("{scheme}://{server}")
             .parse::<Uri>()
             .map_err(|error| Error::Address(error.to_string()))
     };
@@ -132,48 +149,20 @@ fn config(tls: &Tls) -> io::Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
-        .with_root_certificates(roots(tls)?);
+        .with_root_certificates(
+            pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(io::Error::other)?,
+        );
     let mut config = match &tls.identity {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain: Result<Vec<_>, _> =
-                CertificateDer::pem_slice_iter(&read(certificate)?).collect();
-            let chain = chain.map_err(|_| unfit(certificate, "is not PEM"))?;
-            // The error is not shown: it could have part of the key in it.
-            let own = PrivateKeyDer::from_pem_slice(&read(key)?)
-                .map_err(|_| unfit(key, "holds no PEM key"))?;
-            builder.with_client_auth_cert(chain, own).map_err(io::Error::other)?
+            let chain = pem::certificates(certificate).map_err(io::Error::other)?;
+            let own = pem::key(key).map_err(io::Error::other)?;
+            let unfit = |error| pem::Error::of(certificate, format_args!("does not fit: {error}"));
+            builder.with_client_auth_cert(chain, own).map_err(unfit).map_err(io::Error::other)?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
-}
-
-fn roots(tls: &Tls) -> io::Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    let Some(path) = &tls.ca else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        return Ok(roots);
-    };
-    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-        let certificate = certificate.map_err(|_| unfit(path, "is not PEM"))?;
-        roots.add(certificate).map_err(io::Error::other)?;
-    }
-    if roots.is_empty() {
-        return Err(unfit(path, "holds no certificate"));
-    }
-    if tls.system_roots {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    }
-    Ok(roots)
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| unfit(path, &error.to_string()))
-}
-
-fn unfit(path: &Path, what: &str) -> io::Error {
-    io::Error::other(format!("{}: {what}", path.display()))
 }
 
 /// A stream of bytes.

@@ -16,13 +16,13 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
 use tokio::runtime::Handle;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::pem;
 
 /// The longest answer that is read, in bytes.
 const MOST: usize = 1 << 20;
@@ -124,40 +124,14 @@ fn tls(files: &Files) -> Result<ClientConfig, String> {
     let versions =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = versions.map_err(|error| error.to_string())?;
-    let builder = builder.with_root_certificates(roots(files.certificate.as_deref())?);
+    let named = files.certificate.as_deref().map(Path::new);
+    let roots = pem::roots_or_system(named, false).map_err(|error| error.to_string())?;
+    let builder = builder.with_root_certificates(roots);
     let Some((certificate, key)) = &files.identity else {
         return Ok(builder.with_no_client_auth());
     };
-    let bytes = read(key)?;
-    // The error is not shown: it could have part of the key in it.
-    let own =
-        PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| format!("{key} holds no PEM key"))?;
+    let chain = pem::certificates(Path::new(certificate)).map_err(|error| error.to_string())?;
+    let own = pem::key(Path::new(key)).map_err(|error| error.to_string())?;
     let unfit = |error| format!("{certificate} does not fit: {error}");
-    builder.with_client_auth_cert(certificates(certificate)?, own).map_err(unfit)
-}
-
-fn roots(named: Option<&str>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let Some(path) = named else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        return Ok(roots);
-    };
-    for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| format!("{path}: {error}"))?;
-    }
-    Ok(roots)
-}
-
-/// The certificates in a file, at least one.
-fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
-    match read {
-        Err(_) => Err(format!("{path} is not PEM")),
-        Ok(none) if none.is_empty() => Err(format!("{path} holds no certificate")),
-        Ok(certificates) => Ok(certificates),
-    }
-}
-
-fn read(path: &str) -> Result<Vec<u8>, String> {
-    std::fs::read(Path::new(path)).map_err(|error| format!("{path}: {error}"))
+    builder.with_client_auth_cert(chain, own).map_err(unfit)
 }

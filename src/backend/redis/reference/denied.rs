@@ -29,9 +29,18 @@ pub(super) struct Denied {
     most: usize,
 }
 
+/// A key that is over.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// When its window ends.
+    end: Nanos,
+    /// When it was last put or found, in seconds. In so few bits that it costs no room.
+    found_at: u32,
+}
+
 #[derive(Debug, Default)]
 struct Shard {
-    ends: HashMap<Box<[u8]>, Nanos>,
+    known: HashMap<Box<[u8]>, Known>,
     /// The oldest first. A key that was forgotten may still stand here.
     order: VecDeque<Box<[u8]>>,
     bytes: usize,
@@ -51,33 +60,41 @@ impl Denied {
             return false;
         }
         let mut shard = self.shard(key).lock();
-        let end = shard.ends.get(key).copied();
-        let is_known = end.is_some_and(|end| now < end);
-        let counted = &mut shard.counted;
-        if is_known {
+        let Shard { known, counted, .. } = &mut *shard;
+        let found = known.get_mut(key);
+        let was_found = found.is_some();
+        if let Some(found) = found.filter(|found| now < found.end) {
             counted.hits += 1;
-        } else {
-            counted.misses += 1;
-            counted.expired += u64::from(end.is_some());
+            counted.found_at += found.again(now);
+            return true;
         }
-        is_known
+        counted.misses += 1;
+        counted.expired += u64::from(was_found);
+        false
     }
 
-    /// Remembers `key` until `end`, at the cost of the oldest ones where there is no room.
-    pub(super) fn remember(&self, key: &[u8], end: Nanos) {
+    /// Remembers at `now` that `key` is over until `end`, at the cost of the oldest ones where there is no room.
+    pub(super) fn remember(&self, key: &[u8], end: Nanos, now: Nanos) {
         if self.most < cost(key) {
             return;
         }
         let mut shard = self.shard(key).lock();
-        if shard.ends.insert(key.into(), end).is_none() {
+        if let Some(known) = shard.known.get_mut(key) {
+            known.end = end;
+            let later = known.again(now);
+            shard.counted.found_at += later;
+            shard.counted.overwritten += 1;
+        } else {
+            let found_at = seconds(now);
+            shard.known.insert(key.into(), Known { end, found_at });
             shard.order.push_back(key.into());
             shard.bytes += cost(key);
-        } else {
-            shard.counted.overwritten += 1;
+            shard.counted.found_at += u64::from(found_at);
         }
         while self.most < shard.bytes {
             let Some(oldest) = shard.order.pop_front() else { break };
-            shard.ends.remove(&oldest);
+            let gone = shard.known.remove(&oldest).map_or(0, |known| known.found_at);
+            shard.counted.found_at -= u64::from(gone);
             shard.counted.evicted += 1;
             shard.bytes = shard.bytes.saturating_sub(cost(&oldest));
         }
@@ -87,8 +104,8 @@ impl Denied {
     pub(super) fn forget(&self, key: &[u8]) {
         if self.most != 0 {
             // Its place in the order stays and is paid for until it is the oldest.
-            if let Some(end) = self.shard(key).lock().ends.get_mut(key) {
-                *end = Nanos(0);
+            if let Some(known) = self.shard(key).lock().known.get_mut(key) {
+                known.end = Nanos(0);
             }
         }
     }
@@ -97,7 +114,7 @@ impl Denied {
     pub(super) fn seen(&self) -> Remembered {
         let of = |shard: &Mutex<Shard>| {
             let shard = shard.lock();
-            let keys = u64::try_from(shard.ends.len()).unwrap_or(u64::MAX);
+            let keys = u64::try_from(shard.known.len()).unwrap_or(u64::MAX);
             Remembered { keys, ..shard.counted }
         };
         self.shards.iter().map(of).fold(Remembered::default(), std::ops::Add::add)
@@ -107,6 +124,19 @@ impl Denied {
         let hash = usize::try_from(self.random.hash_one(key) % SHARDS as u64).unwrap_or(0);
         &self.shards[hash]
     }
+}
+
+impl Known {
+    /// It is found or put at `now`; how many seconds later than before. A clock that was set back adds none.
+    fn again(&mut self, now: Nanos) -> u64 {
+        let later = seconds(now).saturating_sub(self.found_at);
+        self.found_at += later;
+        later.into()
+    }
+}
+
+fn seconds(now: Nanos) -> u32 {
+    u32::try_from(now.0 / Nanos::from_secs(1).0).unwrap_or(u32::MAX)
 }
 
 const fn cost(key: &[u8]) -> usize {
@@ -124,11 +154,11 @@ mod tests {
     fn a_key_is_known_until_its_window_ends_or_hits_are_given_back() {
         let denied = Denied::new(1_000_000);
         assert!(!denied.holds(b"k", Nanos(1)));
-        denied.remember(b"k", END);
+        denied.remember(b"k", END, Nanos(0));
         assert!(denied.holds(b"k", Nanos(9)) && !denied.holds(b"k", END));
         denied.forget(b"k");
         assert!(!denied.holds(b"k", Nanos(1)));
-        denied.remember(b"k", END);
+        denied.remember(b"k", END, Nanos(0));
         assert!(denied.holds(b"k", Nanos(1)), "and is over again");
     }
 
@@ -138,7 +168,7 @@ mod tests {
         let denied = Denied::new(SHARDS * room * cost(b"key 0000"));
         let keys: Vec<_> = (0..1_000).map(|n| format!("key {n:04}").into_bytes()).collect();
         for key in &keys {
-            denied.remember(key, END);
+            denied.remember(key, END, Nanos(0));
             assert!(denied.holds(key, Nanos(0)), "the newest is known");
         }
         let known = keys.iter().filter(|key| denied.holds(key, Nanos(0))).count();
@@ -152,31 +182,61 @@ mod tests {
     fn lookups_are_hits_or_misses_and_what_gives_way_is_counted() {
         let denied = Denied::new(1_000_000);
         denied.holds(b"k", Nanos(1));
-        denied.remember(b"k", END);
-        denied.remember(b"k", END);
+        denied.remember(b"k", END, Nanos(0));
+        denied.remember(b"k", END, Nanos(0));
         denied.holds(b"k", Nanos(1));
         denied.holds(b"k", Nanos(1));
         denied.holds(b"k", END);
-        let wanted =
-            Remembered { keys: 1, hits: 2, misses: 2, expired: 1, evicted: 0, overwritten: 1 };
+        let wanted = Remembered {
+            keys: 1,
+            hits: 2,
+            misses: 2,
+            expired: 1,
+            overwritten: 1,
+            ..Remembered::default()
+        };
         assert_eq!(denied.seen(), wanted);
         let small = Denied::new(SHARDS * cost(b"key 0000"));
         for n in 0..100 {
-            small.remember(format!("key {n:04}").as_bytes(), END);
+            small.remember(format!("key {n:04}").as_bytes(), END, Nanos(0));
         }
         let seen = small.seen();
         assert!(0 < seen.evicted && seen.keys + seen.evicted == 100, "{seen:?}");
     }
 
+    /// As freecache, the reference's cache, says it: the mean of the seconds since 1970 of each key's last access.
+    #[test]
+    fn when_keys_were_last_put_or_found_is_averaged_over_those_that_are_there() {
+        let (denied, at) = (Denied::new(1_000_000), Nanos::from_secs);
+        assert_eq!(denied.seen().average_found_at(), 0, "none");
+        denied.remember(b"a", at(900), at(100));
+        denied.remember(b"b", at(900), at(200));
+        assert_eq!(denied.seen().average_found_at(), 150);
+        assert!(denied.holds(b"a", at(300)));
+        assert_eq!(denied.seen().average_found_at(), 250);
+        assert!(!denied.holds(b"c", at(800)) && !denied.holds(b"a", at(900)));
+        assert_eq!(denied.seen().average_found_at(), 250, "misses are no access");
+        denied.remember(b"b", at(950), at(400));
+        assert_eq!(denied.seen().average_found_at(), 350);
+        assert!(denied.holds(b"b", at(150)), "the clock was set back");
+        assert_eq!(denied.seen().average_found_at(), 350);
+        let small = Denied::new(SHARDS * cost(b"key 0000"));
+        for n in 0..100_u64 {
+            small.remember(format!("key {n:04}").as_bytes(), at(900), at(n + 1));
+        }
+        let average = small.seen().average_found_at();
+        assert!((1..=100).contains(&average), "what gave way does not count: {average}");
+    }
+
     #[test]
     fn of_no_bytes_nothing_is_remembered_nor_is_what_alone_would_be_too_much() {
         let nothing = Denied::new(0);
-        nothing.remember(b"k", END);
+        nothing.remember(b"k", END, Nanos(0));
         assert!(!nothing.holds(b"k", Nanos(0)));
         let little = Denied::new(SHARDS * cost(b"k"));
-        little.remember(&[b'k'; 100], END);
+        little.remember(&[b'k'; 100], END, Nanos(0));
         assert!(!little.holds(&[b'k'; 100], Nanos(0)));
-        little.remember(b"k", END);
+        little.remember(b"k", END, Nanos(0));
         assert!(little.holds(b"k", Nanos(0)));
     }
 }

@@ -149,7 +149,7 @@ impl Question<'_> {
         if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
             && u64::from(counter.window.limit()) < held
         {
-            self.reference.denied.remember(&counter.key, counter.end);
+            self.reference.denied.remember(&counter.key, counter.end, self.now);
         }
         let asked = |held| Held { held, is_remembered: false };
         match reply {

@@ -2,8 +2,8 @@
 //!
 //! Guarantees: names in either spelling and each once; null is absent for a field and refused in a
 //! list; integers as numbers or text, also written `1.0` or `2e0`, and exact; units by number or
-//! by the request's own names; nothing unknown, nothing after the end; at most one descriptor more
-//! than a question may hold is kept in memory.
+//! by the request's own names; nothing unknown, nothing after the end; nothing is made of a body with more
+//! objects than a question may hold: four megabytes of `{},{},{}` would become a hundred.
 //! Leaves out: what the request means, which is for [`crate::edge::grpc::convert`].
 
 use std::fmt;
@@ -16,20 +16,53 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::UInt64Value;
-use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::edge::grpc::convert::MAX_DESCRIPTORS;
+use crate::edge::grpc::convert::{MAX_DESCRIPTORS, MAX_ENTRIES};
 
 /// The first float that may stand for a neighbour: 2^53.
 const INEXACT: f64 = 9_007_199_254_740_992.0;
 
+/// Most objects in a body: the request, its descriptors with a limit each, and their entries.
+const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
+
+/// Why a body is no request.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// It is anything but one JSON object of the request's fields.
+    #[error(transparent)]
+    Malformed(#[from] serde_json::Error),
+    /// It could not be answered, whatever the objects in it are.
+    #[error("{0} objects in one question; at most {MOST_OBJECTS} can be meant")]
+    TooManyObjects(usize),
+}
+
 /// The request that `body` holds.
 ///
 /// # Errors
-/// When the body is anything but one JSON object of the request's fields.
-pub fn request(body: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
-    serde_json::from_slice::<Read<RateLimitRequest>>(body).map(|read| read.0)
+/// When it holds none, or too much.
+pub fn request(body: &[u8]) -> Result<RateLimitRequest, Unreadable> {
+    let objects = objects(body);
+    if MOST_OBJECTS < objects {
+        return Err(Unreadable::TooManyObjects(objects));
+    }
+    Ok(serde_json::from_slice::<Read<RateLimitRequest>>(body)?.0)
+}
+
+/// How many objects open in `body`. What is in a text opens none.
+fn objects(body: &[u8]) -> usize {
+    let mut bytes = body.iter();
+    let (mut objects, mut in_text) = (0, false);
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => in_text = !in_text,
+            b'\\' if in_text => drop(bytes.next()),
+            b'{' if !in_text => objects += 1,
+            _ => {}
+        }
+    }
+    objects
 }
 
 /// A message read from an object of its fields.
@@ -88,7 +121,7 @@ impl<'de, M: Fields> Deserialize<'de> for Read<M> {
 }
 
 impl Fields for RateLimitRequest {
-    type Slots = (Slot<String>, Slot<Descriptors>, Slot<U32>);
+    type Slots = (Slot<String>, Slot<Vec<Read<RateLimitDescriptor>>>, Slot<U32>);
 
     fn field<'de, A: MapAccess<'de>>(
         (domain, descriptors, hits_addend): &mut Self::Slots,
@@ -104,9 +137,10 @@ impl Fields for RateLimitRequest {
     }
 
     fn of((domain, descriptors, hits_addend): Self::Slots) -> Self {
+        let descriptors = descriptors.flatten().unwrap_or_default();
         Self {
             domain: domain.flatten().unwrap_or_default(),
-            descriptors: descriptors.flatten().unwrap_or_default().0,
+            descriptors: descriptors.into_iter().map(|descriptor| descriptor.0).collect(),
             hits_addend: hits_addend.flatten().unwrap_or_default().0,
         }
     }
@@ -184,35 +218,6 @@ impl Fields for RateLimitOverride {
             requests_per_unit: requests_per_unit.flatten().unwrap_or_default().0,
             unit: unit.flatten().unwrap_or_default().0,
         }
-    }
-}
-
-/// The list of descriptors. Of a list that is too long to be answered only so much is kept that it
-/// is still too long: four megabytes of `{},{},{}` would otherwise become a hundred.
-#[derive(Default)]
-struct Descriptors(Vec<RateLimitDescriptor>);
-
-impl<'de> Deserialize<'de> for Descriptors {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = Descriptors;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of descriptors")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Descriptors, A::Error> {
-                let mut kept = Vec::new();
-                while let Some(Read(descriptor)) = list.next_element()? {
-                    if kept.len() <= MAX_DESCRIPTORS {
-                        kept.push(descriptor);
-                    }
-                }
-                Ok(Descriptors(kept))
-            }
-        }
-        from.deserialize_seq(List)
     }
 }
 

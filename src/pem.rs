@@ -1,0 +1,135 @@
+//! Certificates and keys in files, as PEM: one way to read them for everything that speaks TLS.
+//!
+//! Guarantees: an error names its file and has nothing of what the file holds in it, which may be part of a key; at most
+//! [`LARGEST`] bytes are read; a file of certificates has at least one.
+//! Leaves out: when files are read anew, and what certificates are good for.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// More than any chain of certificates takes, in bytes.
+pub const LARGEST: u64 = 1 << 20;
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+#[error("{} {what}", path.display())]
+pub struct Error {
+    /// Which file.
+    pub path: PathBuf,
+    /// What is wrong, as the rest of a sentence that begins with the file.
+    pub what: String,
+}
+
+impl Error {
+    /// Something is wrong with `path`.
+    #[must_use]
+    pub fn of(path: &Path, what: impl std::fmt::Display) -> Self {
+        Self { path: path.to_owned(), what: what.to_string() }
+    }
+}
+
+/// What the file holds, of whatever kind.
+///
+/// # Errors
+/// It cannot be read, or is too large.
+pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
+    match read {
+        Err(error) => Err(unreadable(path, &error)),
+        Ok(_) if LARGEST < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
+            Err(Error::of(path, "holds more than a mebibyte"))
+        }
+        Ok(_) => Ok(bytes),
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    Error::of(path, format_args!("cannot be read: {error}"))
+}
+
+/// The certificates of a file, at least one.
+///
+/// # Errors
+/// It cannot be read, or holds something else.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    match found {
+        Err(_) => Err(Error::of(path, "is not PEM")),
+        Ok(none) if none.is_empty() => Err(Error::of(path, "holds no certificate")),
+        Ok(certificates) => Ok(certificates),
+    }
+}
+
+/// The key of a file.
+///
+/// # Errors
+/// It cannot be read, or holds none.
+pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+    // The error is not shown: it could have part of the key in it.
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| Error::of(path, "holds no PEM key"))
+}
+
+/// The certificates of a file as those that may sign others.
+///
+/// # Errors
+/// It cannot be read, or holds something else.
+pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        let unfit = |error| Error::of(path, format_args!("holds no root certificate: {error}"));
+        roots.add(certificate).map_err(unfit)?;
+    }
+    Ok(roots)
+}
+
+/// Those of `named`, with the system's beside them if `with_system`; the system's alone without a file.
+///
+/// # Errors
+/// The file cannot be read, or holds something else.
+pub fn roots_or_system(named: Option<&Path>, with_system: bool) -> Result<RootCertStore, Error> {
+    let mut roots = named.map_or_else(|| Ok(RootCertStore::empty()), roots)?;
+    if named.is_none() || with_system {
+        // A system without any is sound where one was named.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_file_and_shows_nothing_of_what_it_holds() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str, text: &[u8]| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let broken = b"-----BEGIN PRIVATE KEY-----\nsecret!\n-----END PRIVATE KEY-----\n";
+        let (gone, empty) = (directory.path().join("gone"), at("empty", b""));
+        let (broken, large) = (at("broken", broken), at("large", &[b'x'; (1 << 20) + 1]));
+        for (error, path, what) in [
+            (certificates(&gone).unwrap_err(), &gone, "cannot be read"),
+            (certificates(&empty).unwrap_err(), &empty, "holds no certificate"),
+            (roots(&empty).unwrap_err(), &empty, "holds no certificate"),
+            (certificates(&large).unwrap_err(), &large, "more than a mebibyte"),
+            (key(&empty).unwrap_err(), &empty, "holds no PEM key"),
+            (key(&broken).unwrap_err(), &broken, "holds no PEM key"),
+            (roots_or_system(Some(&gone), true).unwrap_err(), &gone, "cannot be read"),
+        ] {
+            let said = error.to_string();
+            assert!(said.starts_with(&path.display().to_string()) && said.contains(what), "{said}");
+            assert!(!said.contains("secret"), "{said}");
+        }
+    }
+}
