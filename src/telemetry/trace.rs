@@ -49,6 +49,7 @@ pub(super) fn tell(tracer: SdkTracer, propagators: Propagators) {
 pub struct Span(Option<Context>);
 
 /// Begins the span of a question that came by `protocol` with these headers.
+#[inline]
 pub fn question(protocol: Protocol, headers: Headers<'_>) -> Span {
     operation((protocol, called(protocol)), headers)
 }
@@ -59,16 +60,33 @@ pub fn hold(headers: Headers<'_>) -> Span {
 }
 
 #[inline]
-fn operation((protocol, name): (Protocol, &'static str), headers: Headers<'_>) -> Span {
-    let Some(listener) = listener() else { return Span(None) };
-    let Some(parent) = parent::of(listener.propagators, headers) else { return Span(None) };
-    let span = listener
-        .tracer
-        .span_builder(name)
-        .with_kind(SpanKind::Server)
-        .with_attributes([KeyValue::new("sluicegate.protocol", protocol.as_str())])
-        .start_with_context(&listener.tracer, &parent);
-    Span(Some(parent.with_span(span)))
+fn operation(operation: (Protocol, &'static str), headers: Headers<'_>) -> Span {
+    listener().map_or(Span(None), |listener| listener.operation(operation, headers))
+}
+
+impl Listener {
+    // Apart from the question whether anybody listens, so that this alone is in the path of each question.
+    #[cold]
+    fn operation(&self, (protocol, name): (Protocol, &'static str), headers: Headers<'_>) -> Span {
+        let Some(parent) = parent::of(self.propagators, headers) else { return Span(None) };
+        let span = self
+            .tracer
+            .span_builder(name)
+            .with_kind(SpanKind::Server)
+            .with_attributes([KeyValue::new("sluicegate.protocol", protocol.as_str())])
+            .start_with_context(&self.tracer, &parent);
+        Span(Some(parent.with_span(span)))
+    }
+
+    #[cold]
+    fn part(&self, part: Part) -> Span {
+        let begun = QUESTION.try_with(|context| {
+            let kind = if part == Part::Backend { SpanKind::Client } else { SpanKind::Internal };
+            let builder = self.tracer.span_builder(part.as_str()).with_kind(kind);
+            context.with_span(builder.start_with_context(&self.tracer, context))
+        });
+        Span(begun.ok())
+    }
 }
 
 impl Span {
@@ -141,14 +159,9 @@ impl Part {
 }
 
 /// Begins the span of a part of the question that this task answers; it ends when it is dropped.
+#[inline]
 pub fn part(part: Part) -> Span {
-    let Some(listener) = listener() else { return Span(None) };
-    let begun = QUESTION.try_with(|context| {
-        let kind = if part == Part::Backend { SpanKind::Client } else { SpanKind::Internal };
-        let builder = listener.tracer.span_builder(part.as_str()).with_kind(kind);
-        context.with_span(builder.start_with_context(&listener.tracer, context))
-    });
-    Span(begun.ok())
+    listener().map_or(Span(None), |listener| listener.part(part))
 }
 
 /// Names of operations, as the conventions for RPC and HTTP have them.
