@@ -2,7 +2,7 @@
 # Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
 #
 #   scripts/test.sh            all of it
-#   scripts/test.sh --quick    without the tests that drive proxies, Helm and Prometheus, and without the models of spec/
+#   scripts/test.sh --quick    without the tests that drive proxies, Helm and Prometheus, without the book and the models of spec/
 #
 # The runs that take longer than a coffee are in scripts/long.sh.
 set -Eeuo pipefail
@@ -46,7 +46,7 @@ cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
 quick=()
 if [ "${1:-}" = --quick ]; then
-    quick=(--skip e2e:: --skip chart:: --skip monitoring::)
+    quick=(--skip e2e:: --skip chart:: --skip monitoring:: --skip docs::book::)
 elif [ -z "${SLUICEGATE_ENVOY:-}" ]; then
     step "Envoy"
     scripts/envoy.sh
@@ -77,6 +77,9 @@ cargo clippy --locked --all-targets -- -D warnings
 if [ "${1:-}" != --quick ]; then
     step "Dockerfile"
     scripts/image.sh
+
+    step "The book"
+    scripts/book.sh
 
     # The checker compiles for three minutes, once.
     step "TLA+"

@@ -109,13 +109,13 @@ pub struct Ask {
     /// Instead of asking, give `--hits` back to the counter of the one descriptor; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset"])]
     pub grant: bool,
-    /// Instead of asking, hold the limit of the one descriptor at this answer, at this replica; needs `--server`.
+    /// Instead of asking, hold the limit of the one descriptor at this answer, at all replicas; needs `--server`.
     #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "grant"], value_name = "deny|allow")]
     pub freeze: Option<String>,
     /// How long `--freeze` holds, 1s to 24h.
     #[arg(long = "for", id = "long", value_name = "DURATION", requires = "freeze")]
     pub long: Option<String>,
-    /// Let a limit go that `--freeze` holds; needs `--server`.
+    /// Instead of asking, let a limit go that `--freeze` holds, at all replicas; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "grant", "freeze"])]
     pub thaw: bool,
     /// The replica's admin port, for example `http://127.0.0.1:6070`.

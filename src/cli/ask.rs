@@ -1,7 +1,9 @@
-//! `sluicegate ask`: one question, as a proxy asks it, and the answer for a person to read.
+//! `sluicegate ask`: one question, as a proxy asks it, and the answer for a person to read; or a change of a counter or a limit.
 //!
 //! Guarantees: an answer or a sentence within [`PATIENCE`].
 //! Leaves out: why the answer is what it is, which `explain` says.
+
+mod told;
 
 use std::fmt::Write as _;
 use std::io;
@@ -28,7 +30,7 @@ pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome
         (Some(server), Some((act, more))) => {
             let more: Vec<_> = more.iter().map(|(name, text)| (*name, &**text)).collect();
             let said = remote::change(server, act, &args.domain, &args.descriptors, &more);
-            said.map(|said| (said, Outcome::Yes))
+            said.map(|said| (told::sentence(args, act, &said).unwrap_or(said), Outcome::Yes))
         }
         _ => answer(args).map(|answer| shown(args, &answer)),
     };

@@ -381,8 +381,10 @@ impl Service<'_> {
         let look = self.look();
         let own = move || METRICS.page(look()).to_string();
         let engine = Arc::clone(&self.engine);
-        let page = stats::pages(self.settings.metrics_names, own, engine, looked);
-        let router = http::metrics::router(&self.settings.metrics_path, page);
+        let names = self.settings.metrics_names;
+        let page = stats::pages(names, own, engine, looked);
+        let router =
+            http::metrics::router(&self.settings.metrics_path, page, stats::formats(names));
         self.start_pages(listener, router, parts);
     }
 

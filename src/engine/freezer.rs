@@ -1,8 +1,10 @@
 //! Rules that operators hold at one answer, over reloads and until their time is over.
 //!
 //! Guarantees: a configuration is put in force with what is held then, in the order in which it came; at most [`MOST`] rules are
-//! held, each for [`LONGEST`] at most.
-//! Leaves out: other replicas. Each is told by itself, so that one can be tried first.
+//! held, each for [`LONGEST`] at most; replicas that share a store hold the same about a second later, one that starts among them.
+//! Leaves out: how they tell each other: with the record of each ([`super::membership`]).
+
+mod holds;
 
 use std::sync::Arc;
 
@@ -13,6 +15,8 @@ use crate::config::Config;
 use crate::config::frozen::{Frozen, Held};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
+use holds::Holds;
+pub use holds::{Told, word};
 
 /// Most rules that are held at one time.
 pub const MOST: usize = 100;
@@ -27,7 +31,7 @@ pub(super) struct Freezer(Mutex<Inside>);
 struct Inside {
     /// As the files have it.
     written: Option<Arc<Config>>,
-    held: Vec<Held>,
+    holds: Holds,
 }
 
 /// Why a rule is not held, or not let go.
@@ -43,7 +47,7 @@ pub enum Refused {
     #[error("a limit is held for 1s to 24h")]
     TooLong,
     /// Too many.
-    #[error("{MOST} limits are held already; let one go")]
+    #[error("as many limits are held already as may be ({MOST}); let one go")]
     Full,
     /// It is not held.
     #[error("this limit is not held")]
@@ -61,13 +65,9 @@ impl Freezer {
 
 impl Inside {
     fn apply(&mut self, now: Nanos, put: impl FnOnce(Arc<Config>)) {
-        self.held.retain(|held| now < held.frozen.until);
+        let held = self.holds.held(now);
         let Some(written) = &self.written else { return };
-        put(if self.held.is_empty() {
-            Arc::clone(written)
-        } else {
-            Arc::new(written.holding(&self.held))
-        });
+        put(if held.is_empty() { Arc::clone(written) } else { Arc::new(written.holding(&held)) });
     }
 
     /// The path of the rule that counts a descriptor.
@@ -80,8 +80,8 @@ impl Inside {
 }
 
 impl Engine {
-    /// Holds the limit that counts this descriptor at `verdict` for so long; its path. A limit that is held
-    /// already is held anew.
+    /// Holds the limit that counts this descriptor at `verdict` for so long, here and at the replicas that hear of it. A limit
+    /// that is held already is held anew.
     ///
     /// # Errors
     /// Why not.
@@ -97,19 +97,18 @@ impl Engine {
         let now = self.clock().now();
         let mut inside = self.freezer.0.lock();
         let path = inside.path(domain, entries)?;
-        inside.held.retain(|held| now < held.frozen.until);
-        inside.held.retain(|held| *held.domain != *domain || held.path != path);
-        if MOST <= inside.held.len() {
+        let others = |held: &&Held| *held.domain != *domain || held.path != path;
+        let frozen = Frozen { verdict, until: now.plus(long) };
+        if MOST <= inside.holds.held(now).iter().filter(others).count()
+            || !inside.holds.change((domain, &path), (Some(frozen), self.own_name()), now)
+        {
             return Err(Refused::Full);
         }
-        let frozen = Frozen { verdict, until: now.plus(long) };
-        let held = Held { domain: domain.into(), path, frozen };
-        inside.held.push(held.clone());
         inside.apply(now, |config| self.put_in_force(config));
-        Ok(held)
+        Ok(Held { domain: domain.into(), path, frozen })
     }
 
-    /// Lets the limit that counts this descriptor go; its path.
+    /// Lets the limit that counts this descriptor go, here and at the replicas that hear of it; its path.
     ///
     /// # Errors
     /// Why not.
@@ -117,20 +116,55 @@ impl Engine {
         let now = self.clock().now();
         let mut inside = self.freezer.0.lock();
         let path = inside.path(domain, entries)?;
-        let before = inside.held.len();
-        inside.held.retain(|held| *held.domain != *domain || held.path != path);
-        if inside.held.len() == before {
+        let held = inside.holds.held(now);
+        if !held.iter().any(|held| *held.domain == *domain && held.path == path) {
             return Err(Refused::NotHeld);
+        }
+        if !inside.holds.change((domain, &path), (None, self.own_name()), now) {
+            return Err(Refused::Full);
         }
         inside.apply(now, |config| self.put_in_force(config));
         Ok(path)
     }
 
-    /// What is held now, the oldest first.
+    /// What is held now, by domain and path.
     #[must_use]
     pub fn frozen(&self) -> Vec<Held> {
+        self.freezer.0.lock().holds.held(self.clock().now())
+    }
+
+    /// What other replicas are to hold as well.
+    pub(super) fn told_of_holds(&self) -> Vec<Told> {
+        self.freezer.0.lock().holds.told(self.clock().now())
+    }
+
+    /// Holds and lets go what other replicas tell of.
+    pub(super) fn hear_of_holds(&self, told: &[Told]) {
+        if told.is_empty() {
+            return;
+        }
         let now = self.clock().now();
-        let inside = self.freezer.0.lock();
-        inside.held.iter().filter(|held| now < held.frozen.until).cloned().collect()
+        let mut inside = self.freezer.0.lock();
+        let mut news = told.iter().filter(|one| inside.holds.hear(one, now)).peekable();
+        if news.peek().is_none() {
+            return;
+        }
+        for Told { domain, limit, held, by, .. } in news {
+            let act = if held.is_some() { "freeze" } else { "thaw" };
+            let (domain, limit, by, held) = (&**domain, &**limit, &**by, held.as_deref());
+            tracing::warn!(
+                act,
+                domain,
+                limit,
+                held,
+                by,
+                "another replica was told how a limit answers"
+            );
+        }
+        inside.apply(now, |config| self.put_in_force(config));
+    }
+
+    fn own_name(&self) -> &str {
+        self.membership().map_or("", super::membership::Membership::node)
     }
 }

@@ -18,10 +18,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Engine;
+use super::admit::{Name, Shown};
+use super::freezer::Told;
 use super::peers::name;
 pub use crate::backend::fleet::Member;
 use crate::backend::fleet::{Beat, Fleet, SILENT_AT_MOST};
 use crate::backend::{Backend, Cause, Reply};
+use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 
 /// How often a replica speaks.
@@ -50,7 +53,29 @@ pub struct Record {
     pub fences: u64,
     /// How often one of them grew by what others let go.
     pub handoffs: u64,
+    /// Its largest shares, [`MOST_SEATS`] at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub seats: Vec<Seat>,
+    /// Limits that are held at one answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<Told>,
 }
+
+/// A replica's seat at a ceiling.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seat {
+    /// The ceiling, in words.
+    pub ceiling: Box<str>,
+    /// How much of it this replica may have in flight.
+    pub share: u64,
+    /// How much it has.
+    pub in_flight: u64,
+}
+
+/// Most seats in a record, and the longest name of a ceiling there, in bytes: all records are read once a second.
+pub const MOST_SEATS: usize = 20;
+const LONGEST_NAME: usize = 200;
 
 /// The fleet as this replica knows it.
 #[derive(Debug)]
@@ -184,6 +209,12 @@ pub fn read(record: &str) -> Record {
     serde_json::from_str(record).unwrap_or_default()
 }
 
+/// What all replicas tell of limits that are held, this one's life before among them.
+fn holds(fleet: &Fleet) -> Vec<Told> {
+    let records = fleet.members.iter().map(|member| &member.record).chain(&fleet.before);
+    records.flat_map(|record| read(record).holds).collect()
+}
+
 fn peer(member: &Member) -> Option<Peer> {
     let record = read(&member.record);
     let (node, name) = (member.node.clone(), name(&member.node, record.incarnation));
@@ -220,9 +251,12 @@ impl Engine {
                 continue;
             };
             let revision = self.config().map_or(Revision(0), |config| config.revision);
-            let shares = self.shares();
+            let shares = Record { holds: self.told_of_holds(), ..self.shares() };
             match say(self.backend(), &membership.beat(revision, &shares)).await {
-                Ok(fleet) => membership.learn(fleet, self.clock().now()),
+                Ok(fleet) => {
+                    self.hear_of_holds(&holds(&fleet));
+                    membership.learn(fleet, self.clock().now());
+                }
                 Err(cause) => tracing::debug!(cause = cause.as_str(), "no answer to a beat"),
             }
         }
@@ -234,12 +268,15 @@ impl Engine {
         let mut sum = Record::default();
         let shown = fleet.shown(self.clock(), usize::MAX);
         let counted: HashSet<_> = shown.iter().map(|(name, _)| name.clone()).collect();
-        for (_, shown) in shown {
+        for (name, shown) in shown {
             sum.share = sum.share.saturating_add(shown.share.0);
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
             sum.fences = sum.fences.saturating_add(shown.fences);
             sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
+            sum.seats.push(seat(&name, &shown));
         }
+        sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
+        sum.seats.truncate(MOST_SEATS);
         // A ceiling whose mode has just changed is on both lists.
         let others = fleet.seen(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
         for (_, seen) in others {
@@ -258,6 +295,14 @@ impl Engine {
             tracing::debug!(cause = cause.as_str(), "left without a word");
         }
     }
+}
+
+fn seat(name: &Name, shown: &Shown) -> Seat {
+    let mut ceiling = CounterKey::words(name);
+    let end = (0..=LONGEST_NAME).rev().find(|at| ceiling.is_char_boundary(*at)).unwrap_or(0);
+    ceiling.truncate(end);
+    let (share, in_flight) = (shown.share.0, shown.in_flight.into());
+    Seat { ceiling: ceiling.into(), share, in_flight }
 }
 
 async fn say(backend: &dyn Backend, beat: &Beat) -> Result<Fleet, Cause> {

@@ -131,19 +131,28 @@ impl IdSeen {
 /// A question that was read was answered or refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
-    /// From the message, decoded, to the reply, not yet encoded.
-    pub took: Nanos,
+    /// When the message was decoded.
+    pub came: Nanos,
+    /// When its reply was there, not yet encoded.
+    pub at: Nanos,
 }
 
 impl Answered {
-    /// Counts this in the process's metrics.
+    /// Counts this in the process's metrics, with the question's span where that is sampled.
     pub fn emit(self) {
         self.count(&METRICS);
+        if let Some(traced) = super::trace::sampled() {
+            METRICS.exemplify(self, traced);
+        }
     }
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.answered(self.took);
+        metrics.answered(self.took());
+    }
+
+    pub(super) const fn took(self) -> Nanos {
+        self.at.since(self.came)
     }
 }
 

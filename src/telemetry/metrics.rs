@@ -1,11 +1,13 @@
 //! Every name, unit and bound of what is counted.
 //!
-//! Guarantees: counting is wait-free, exact and some nanoseconds; the page is Prometheus' text format 0.0.4; every
-//! label's values come from a closed list, named beside it.
+//! Guarantees: counting is wait-free, exact and some nanoseconds; the page is Prometheus' text format 0.0.4, and the same in
+//! OpenMetrics with exemplars; every label's values come from a closed list, named beside it.
 //! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
 //! count, one cell per counter is fought over by every core, and it writes another text format.
 
+mod exemplar;
 mod in_use;
+mod open;
 mod process;
 
 use std::cell::Cell;
@@ -13,14 +15,17 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen, LeaseEnd,
-    LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
+    Answered, Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen,
+    LeaseEnd, LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
 };
 use super::letters::{LetterEvent, Letters};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::Nanos;
 
+pub use exemplar::Traced;
+use exemplar::{Exemplar, Exemplars};
 pub use in_use::{Ceiling, SHOWN};
+pub use open::open;
 pub use process::Process;
 
 /// What this process has counted.
@@ -49,6 +54,9 @@ const BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(250_000_000), "0.25"),
 ];
 
+/// The histogram of those, whose buckets have exemplars.
+const DURATION: &str = "sluicegate_decision_duration_seconds";
+
 /// Upper bounds of the buckets of questions per call: powers of two up to what fits a call.
 const QUESTIONS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
@@ -62,6 +70,7 @@ pub struct Metrics {
     loaded_at: AtomicU64,
     /// 1 while the last load is one that was refused.
     stale: AtomicU64,
+    exemplars: Exemplars,
 }
 
 /// What one thread counts, on cache lines of its own.
@@ -183,6 +192,7 @@ impl Metrics {
             revision: AtomicU64::new(0),
             loaded_at: AtomicU64::new(0),
             stale: AtomicU64::new(0),
+            exemplars: Exemplars::new(),
         }
     }
 
@@ -203,9 +213,14 @@ impl Metrics {
 
     pub(super) fn answered(&self, took: Nanos) {
         let mine = self.mine();
-        let bucket = BOUNDS.iter().position(|&(bound, _)| took <= bound);
-        mine.add(&mine.shard.took[bucket.unwrap_or(BOUNDS.len())], 1);
+        mine.add(&mine.shard.took[bucket_of(took)], 1);
         mine.add(&mine.shard.took_sum, took.0);
+    }
+
+    /// Keeps a question as the example of those that took about as long.
+    pub(super) fn exemplify(&self, answered: Answered, traced: Traced) {
+        let took = answered.took();
+        self.exemplars.keep(bucket_of(took), Exemplar { traced, took, at: answered.at });
     }
 
     pub(super) fn asked(&self, asked: Asked) {
@@ -309,6 +324,10 @@ impl Metrics {
     }
 }
 
+fn bucket_of(took: Nanos) -> usize {
+    BOUNDS.iter().position(|&(bound, _)| took <= bound).unwrap_or(BOUNDS.len())
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -395,7 +414,7 @@ impl Metrics {
     }
 
     fn write_took(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = "sluicegate_decision_duration_seconds";
+        let name = DURATION;
         head(page, name, "histogram", "Time from a message decoded to its reply")?;
         let mut below = 0;
         // Bound: `BOUNDS`, and one without end.

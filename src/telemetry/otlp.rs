@@ -5,6 +5,7 @@
 //! Leaves out: OTLP in JSON, and the buckets of histograms, of which only count and sum are told.
 
 mod call;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
 use call::{Files, Http};
+use shared::{Reader, Shared};
 
 /// How long a call may take where nobody says so.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -214,8 +216,9 @@ fn tell_counts(way: &Way, page: &Page, resource: Resource) -> Result<SdkMeterPro
     let provider = SdkMeterProvider::builder();
     let provider = provider.with_periodic_exporter(exporter).with_resource(resource).build();
     let meter = provider.meter("sluicegate");
+    let shared = Arc::new(Shared::new(Arc::clone(page)));
     for family in families(&page()) {
-        observe(&meter, family, Arc::clone(page));
+        observe(&meter, family, Reader::of(&shared));
     }
     Ok(provider)
 }
@@ -271,12 +274,12 @@ fn families(page: &str) -> Vec<Family> {
 }
 
 /// Looks at the page whenever counts are told. One list of metrics serves both, so that neither can lack one.
-fn observe(meter: &Meter, family: Family, page: Page) {
+fn observe(meter: &Meter, family: Family, page: Reader) {
     let Family { name, help, grows } = family;
     let look = {
         let name = name.clone();
         move |observer: &dyn AsyncInstrument<f64>| {
-            for (labels, value) in samples(&page(), &name) {
+            for (labels, value) in samples(&page.next(), &name) {
                 observer.observe(value, &labels);
             }
         }

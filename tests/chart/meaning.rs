@@ -89,6 +89,9 @@ fn every_file_that_the_settings_name_is_mounted() {
             settings.backend_tls_key_file,
             settings.backend_sentinel_password_file,
             settings.peer_secret_file,
+            settings.peer_tls_ca_file,
+            settings.peer_tls_cert_file,
+            settings.peer_tls_key_file,
             settings.grpc_tls_cert_file,
             settings.grpc_tls_key_file,
             settings.grpc_tls_client_ca_file,
@@ -105,9 +108,16 @@ fn every_file_that_the_settings_name_is_mounted() {
 
 #[test]
 fn replicas_are_called_at_their_pods_address_by_each_other_alone() {
-    let flags =
-        ["redis.external.url=redis://a", "peers.existingSecret=ours", "networkPolicy.enabled=true"];
-    let objects = rendered(&["--set", &flags.join(",")]);
+    for known_by in ["peers.existingSecret=ours", "peers.tls.existingSecret=ours,peers.tls.name=a"]
+    {
+        let flags = ["redis.external.url=redis://a", known_by, "networkPolicy.enabled=true"];
+        call_each_other(&rendered(&["--set", &flags.join(",")]));
+    }
+}
+
+fn call_each_other(objects: &Objects) {
+    let ports = objects.container()["ports"].as_array().unwrap();
+    assert!(ports.contains(&serde_json::json!({"name": "peer", "containerPort": 8082})));
     let env = objects.container()["env"].as_array().unwrap();
     let host = env.iter().find(|variable| variable["name"] == "SLUICEGATE_PEER_HOST").unwrap();
     assert_eq!(host.pointer("/valueFrom/fieldRef/fieldPath").unwrap(), "status.podIP");
@@ -146,6 +156,10 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
         ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "limits come from one place"),
         ("peers.existingSecret=a", "replicas that share a Redis"),
+        ("peers.tls.existingSecret=a,peers.tls.name=b", "replicas that share a Redis"),
+        ("redis.external.url=redis://a,peers.tls.existingSecret=a", "takes peers.tls.name"),
+        ("peers.tls.name=a", "takes peers.tls.existingSecret"),
+        ("settings.peer_tls_cert_file=/a", "'peer_tls_cert_file' not allowed"),
         ("settings.peer_host=0.0.0.0", "'peer_host' not allowed"),
         ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
         // By the schema.

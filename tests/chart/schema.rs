@@ -39,6 +39,10 @@ const OWN: &[&str] = &[
     "peer_port",
     "peer_secret",
     "peer_secret_file",
+    "peer_tls_ca_file",
+    "peer_tls_cert_file",
+    "peer_tls_key_file",
+    "peer_tls_name",
 ];
 
 fn read() -> Value {

@@ -37,7 +37,8 @@ fn made() -> String {
     for (name, title, more) in BLOCKS {
         let block = if name.is_empty() { &schema } else { &schema["$defs"][name] };
         let what = block["description"].as_str().unwrap();
-        write!(page, "\n## {title}\n\n{what} More: [{more}]({more}).\n\n| word | takes | what |\n|---|---|---|\n")
+        let label = more.split('.').next().unwrap();
+        write!(page, "\n## {title}\n\n{what} More: [{label}]({more}).\n\n| word | takes | what |\n|---|---|---|\n")
             .unwrap();
         let must = required(block);
         for (word, said) in block["properties"].as_object().unwrap() {

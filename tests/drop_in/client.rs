@@ -42,7 +42,7 @@ fn a_question_is_asked_looked_at_and_its_counters_are_emptied() {
     );
     assert_eq!(
         ask(&["--reset", "--server", &admin]),
-        (Some(0), "1 counters are empty\n".to_owned(), String::new())
+        (Some(0), "1 counter is empty\n".to_owned(), String::new())
     );
     let (_, said, _) = ask(&["--peek"]);
     assert!(said.starts_with(&line(5)), "{said}");

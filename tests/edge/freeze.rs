@@ -36,9 +36,14 @@ async fn a_limit_that_is_held_shut_denies_and_open_admits_and_neither_is_counted
     let admin = admin(&engine);
     let (status, said) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
     assert_eq!((status, &said["limit"], &said["as"]), (200, &json!("d.k"), &json!("deny")));
+    assert_eq!(said["replicas"], 1);
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     let (_, shown) = call(&admin, "GET", "/frozen").await;
-    assert_eq!(shown["frozen"], json!([said]));
+    let [listed] = &shown["frozen"].as_array().unwrap()[..] else { panic!("{shown}") };
+    assert!(
+        listed.as_object().unwrap().iter().all(|(name, value)| said[name] == *value),
+        "{shown}"
+    );
     // Held anew, not twice.
     assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
     assert_eq!(spend(&engine, 100).await, Verdict::Admit);

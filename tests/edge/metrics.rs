@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
-use sluicegate::edge::http::metrics::router;
+use sluicegate::edge::http::metrics::{Formats, router};
 use sluicegate::kernel::decision::{Cause, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
     Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol,
     StoreFull,
 };
-use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics};
+use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process, open};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
@@ -110,7 +110,7 @@ fn what_happens_is_counted_under_its_own_name() {
     decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
     Decided { shadowed: true, ..decided(Verdict::Admit, &[]) }.count(&metrics);
     for nanos in [400, 3_000_000, 1 << 40] {
-        Answered { took: Nanos(nanos) }.count(&metrics);
+        Answered { came: Nanos(0), at: Nanos(nanos) }.count(&metrics);
     }
     Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
     StoreFull { verdict: Verdict::Deny }.count(&metrics);
@@ -163,7 +163,7 @@ fn what_happens_is_counted_under_its_own_name() {
 fn a_bound_belongs_to_its_own_bucket() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
-        Answered { took: Nanos(nanos) }.count(&metrics);
+        Answered { came: Nanos(0), at: Nanos(nanos) }.count(&metrics);
     }
     let samples = samples(&page(&metrics));
     let below =
@@ -179,7 +179,7 @@ fn threads_that_count_at_once_lose_nothing() {
             scope.spawn(|| {
                 for _ in 0..1_000 {
                     decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
-                    Answered { took: Nanos(1) }.count(&metrics);
+                    Answered { came: Nanos(0), at: Nanos(1) }.count(&metrics);
                 }
             });
         }
@@ -191,7 +191,7 @@ fn threads_that_count_at_once_lose_nothing() {
 
 #[tokio::test]
 async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
-    let router = router("/metrics", Arc::new(|| page(&Metrics::new())));
+    let router = router("/metrics", Arc::new(|| page(&Metrics::new())), Formats::Both);
     let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
     let Ok(reply) = router.clone().call(get("/metrics")).await;
     assert_eq!(reply.status(), 200);
@@ -234,4 +234,74 @@ fn a_hundred_ceilings_have_series_of_their_own_and_the_rest_are_one() {
     let odd = Ceiling { path: "d.\"\\\n".into(), ..Ceiling::default() };
     let page = Metrics::new().page(Gauges { in_use: vec![odd], ..Gauges::default() }).to_string();
     assert!(page.contains(r#"{ceiling="d.\"\\\n"} 0"#), "{page}");
+}
+
+/// Source: OpenMetrics 1.0, "Overall structure", "Counter", "Histogram".
+#[test]
+fn as_openmetrics_the_page_has_the_same_samples_and_what_that_asks_for() {
+    let metrics = Metrics::new();
+    Called { questions: 3 }.count(&metrics);
+    Answered { came: Nanos(0), at: Nanos(400) }.count(&metrics);
+    let gauges = Gauges { process: Some(Process::default()), ..Gauges::default() };
+    let text = metrics.page(gauges).to_string();
+    let shown = open(&text, &metrics);
+    let ends = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+    let of = |end: u32| {
+        (format!("questions_bucket{{le=\"{end}\"}}"), format!("questions_bucket{{le=\"{end}.0\"}}"))
+    };
+    let as_floats =
+        ends.into_iter().map(of).fold(text.clone(), |page, (a, b)| page.replace(&a, &b));
+    let own = |page: &str| {
+        let lines = page.lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(own(&shown), own(&as_floats));
+    assert!(shown.ends_with("\n# EOF\n") && shown.matches("# EOF").count() == 1);
+    assert!(shown.contains(
+        "# TYPE sluicegate_questions_answered counter\n# HELP sluicegate_questions_answered "
+    ));
+    assert!(
+        shown.contains("# TYPE process_cpu_seconds counter\n# UNIT process_cpu_seconds seconds\n")
+    );
+    assert!(shown.contains("# UNIT process_resident_memory_bytes bytes\n"));
+    assert!(shown.contains("# UNIT sluicegate_decision_duration_seconds seconds\n"));
+    assert!(!shown.contains(" # {"), "nothing was traced");
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_prefers_openmetrics_gets_it_where_it_may_be_had() {
+    let open = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let text = "text/plain; version=0.0.4; charset=utf-8";
+    let of_prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
+                         version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+    for (accept, wanted) in [
+        (None, text),
+        (Some("*/*"), text),
+        (Some("text/html, */*;q=0.8"), text),
+        (Some(of_prometheus), open),
+        (Some("application/openmetrics-text"), open),
+        (Some("Application/OpenMetrics-Text; Version=1.0.0; Q=0.3, text/plain; q=0.2"), open),
+        (Some("application/openmetrics-text; q=0.2, text/plain; q=0.3"), text),
+        (Some("application/openmetrics-text; q=0"), text),
+        (Some("application/openmetrics-text; version=2.0.0"), text),
+        (Some("application/openmetrics-text; q=many"), text),
+    ] {
+        for (formats, wanted) in [(Formats::Both, wanted), (Formats::Text, text)] {
+            let page = Arc::new(|| page(&Metrics::new()));
+            let mut request = Request::builder().uri("/metrics");
+            if let Some(accept) = accept {
+                request = request.header("accept", accept);
+            }
+            let request = request.body(Body::empty()).unwrap();
+            let Ok(reply) = router("/metrics", page, formats).call(request).await;
+            assert_eq!(reply.headers()["content-type"], wanted, "{accept:?}, {formats:?}");
+            assert_eq!(reply.headers()["vary"], "accept");
+            let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await.unwrap();
+            assert_eq!(body.ends_with(b"# EOF\n"), wanted == open, "{accept:?}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! when it should and has a section in the runbooks.
 //! Leaves out: how a dashboard looks. No Grafana was asked.
 
+mod exemplars;
 mod gateway;
 mod prometheus;
 
@@ -14,7 +15,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
-use sluicegate::telemetry::metrics::{Gauges, Metrics};
+use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::{
+    AcquireRequest, Descriptor, Entry, Outcome, ReleaseRequest,
+};
+use sluicegate::kernel::units::Nanos;
+use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process};
+
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::{Channel, Endpoint};
 
 use crate::http1;
 use crate::service::Service;
@@ -23,7 +32,8 @@ use crate::waiting::until;
 use prometheus::Prometheus;
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
-                      rate_limit: {unit: day, requests_per_unit: 5}\n";
+                      rate_limit: {unit: day, requests_per_unit: 5}\n- key: upstream\n  \
+                      concurrency: {limit: 8, mode: local, adaptive: {policy: gradient, min: 2, max: 64}}\n";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -71,9 +81,11 @@ fn every_query_of_every_dashboard_has_data_of_a_running_service() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let mut upstream = Upstream::of(&service);
             while !stop.load(Ordering::Relaxed) {
                 let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "me"}]}]}"#;
                 let _ = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes()));
+                upstream.asked();
             }
         });
         let found: Result<Vec<()>, String> =
@@ -81,6 +93,35 @@ fn every_query_of_every_dashboard_has_data_of_a_running_service() {
         stop.store(true, Ordering::Relaxed);
         found.unwrap();
     });
+}
+
+/// Requests to what a ceiling protects.
+struct Upstream {
+    runtime: Runtime,
+    client: PermitsClient<Channel>,
+    number: u64,
+}
+
+impl Upstream {
+    fn of(service: &Service) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let to = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let client = PermitsClient::new(runtime.block_on(to.connect()).unwrap());
+        Self { runtime, client, number: 0 }
+    }
+
+    /// One that took five milliseconds.
+    fn asked(&mut self) {
+        self.number += 1;
+        let (id, domain) = (format!("request-{:016}", self.number), "shop".to_owned());
+        let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
+        let descriptors = vec![Descriptor { entries, hits: None }];
+        let asked = AcquireRequest { id: id.clone(), domain, descriptors, max_wait_us: None };
+        self.runtime.block_on(self.client.acquire(asked)).unwrap();
+        let outcome = Outcome::Success.into();
+        let ended = ReleaseRequest { id, outcome, rtt_us: Some(5_000), owner: String::new() };
+        self.runtime.block_on(self.client.release(ended)).unwrap();
+    }
 }
 
 fn has_data(prometheus: &Prometheus, query: &Query) -> Result<(), String> {
@@ -135,4 +176,35 @@ fn every_alert_has_a_section_in_the_runbooks_and_no_section_is_left_over() {
         let link = format!("runbook: docs/runbooks.md#{}\n", alert.to_lowercase());
         assert_eq!(text.matches(&link).count(), 1, "{link}");
     }
+}
+
+/// Shown elsewhere, or worth nothing on a picture.
+const NOT_ON_A_DASHBOARD: [&str; 1] = ["process_virtual_memory_bytes"];
+
+#[test]
+fn every_metric_is_on_a_dashboard() {
+    let ceiling = Ceiling {
+        rtt: Some(Nanos(1)),
+        min_rtt: Some(Nanos(1)),
+        gradient: Some(1),
+        ..Ceiling::default()
+    };
+    let gauges =
+        Gauges { in_use: vec![ceiling], process: Some(Process::default()), ..Gauges::default() };
+    let page = Metrics::new().page(gauges).to_string();
+    let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let queries = queries();
+    let words = queries.iter().flat_map(|q| q.expression.split(move |c| !part_of_name(c)));
+    let ends = |word: &str| {
+        ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| word.strip_suffix(end))
+            .map(str::to_owned)
+    };
+    let shown: BTreeSet<_> =
+        words.flat_map(|word| [Some(word.to_owned()), ends(word)]).flatten().collect();
+    let names = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let missing: Vec<_> =
+        names.filter(|name| !shown.contains(*name) && !NOT_ON_A_DASHBOARD.contains(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

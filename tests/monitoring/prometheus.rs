@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::http1;
-use crate::waiting::until;
+use crate::waiting::{unix_seconds, until};
 
 pub struct Prometheus {
     process: Child,
@@ -42,6 +42,7 @@ impl Prometheus {
         command.arg(format!("--config.file={}", file.display()));
         command.arg(format!("--storage.tsdb.path={}", home.path().join("data").display()));
         command.arg(format!("--web.listen-address={free}"));
+        command.arg("--enable-feature=exemplar-storage");
         let log = File::create(home.path().join("log")).unwrap();
         let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let process = process.expect("no prometheus here: scripts/test.sh installs one");
@@ -64,16 +65,38 @@ impl Prometheus {
         self.values(query).map(|values| values.len())
     }
 
+    /// The exemplars of the last hour of what a query selects, each with its series' labels.
+    pub fn exemplars(&self, query: &str) -> Result<Vec<(Value, Value)>, String> {
+        let hour = [("start", unix_seconds() - 3_600), ("end", unix_seconds() + 3_600)];
+        let data = self.asked("query_exemplars", query, &hour)?;
+        let each = data.as_array().cloned().unwrap_or_default().into_iter().flat_map(|series| {
+            let (labels, own) = (series["seriesLabels"].clone(), series["exemplars"].clone());
+            let own = own.as_array().cloned().unwrap_or_default();
+            own.into_iter().map(move |one| (labels.clone(), one))
+        });
+        Ok(each.collect())
+    }
+
+    fn asked(&self, path: &str, query: &str, more: &[(&str, u64)]) -> Result<Value, String> {
+        let mut asked = Serializer::new(String::new());
+        asked.append_pair("query", query);
+        for (name, number) in more {
+            asked.append_pair(name, &number.to_string());
+        }
+        let url = format!("/api/v1/{path}?{}", asked.finish());
+        let reply = http1::get(self.address, &url, &[]).map_err(|error| error.to_string())?;
+        let said: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
+        if said["status"] == "success" {
+            Ok(said["data"].clone())
+        } else {
+            Err(format!("{query}: {said}"))
+        }
+    }
+
     /// The values that a query has now, but NaN.
     pub fn values(&self, query: &str) -> Result<Vec<f64>, String> {
-        let asked = Serializer::new(String::new()).append_pair("query", query).finish();
-        let reply = http1::get(self.address, &format!("/api/v1/query?{asked}"), &[]);
-        let reply = reply.map_err(|error| error.to_string())?;
-        let said: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
-        if said["status"] != "success" {
-            return Err(format!("{query}: {said}"));
-        }
-        let samples = said["data"]["result"].as_array().into_iter().flatten();
+        let data = self.asked("query", query, &[])?;
+        let samples = data["result"].as_array().into_iter().flatten();
         let values = samples.filter_map(|sample| sample["value"][1].as_str()?.parse().ok());
         Ok(values.filter(|value: &f64| !value.is_nan()).collect())
     }

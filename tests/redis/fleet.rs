@@ -4,8 +4,11 @@ use std::num::NonZeroU32;
 
 use serde_json::Value as Json;
 use sluicegate::backend::fleet::{Fleet, Member};
+use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
 use sluicegate::kernel::units::Nanos;
+use tonic::transport::Endpoint;
 
 use super::{Store, ask, limits, ready, serve, wait_until_whole};
 use crate::http1;
@@ -157,4 +160,32 @@ fn a_store_that_forgot_is_not_believed_before_all_had_the_time_to_speak_again() 
     assert_eq!(membership.replicas().get(), 3, "a new one, and one that may yet speak");
     membership.learn(seen(&["a", "d"], Some("{}")), at(115));
     assert_eq!(membership.replicas().get(), 2, "it had its time");
+}
+
+#[test]
+fn each_replica_shows_the_others_seats_at_the_ceilings_that_they_hold_together() {
+    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let text = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency: {limit: 100}\n";
+    std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+    let [holds, looks] = ["holds", "looks"].map(|node| member(limits.path(), &store, node, &[]));
+    sees(&looks, &["holds", "looks"]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let to = Endpoint::from_shared(format!("http://{}", holds.grpc)).unwrap();
+    let mut client = PermitsClient::new(runtime.block_on(to.connect()).unwrap());
+    let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
+    let (id, domain) = ("request-0000000001".to_owned(), "edge".to_owned());
+    let descriptors = vec![Descriptor { entries, hits: None }];
+    // Until the first share is there, which the first question asks for.
+    until("a seat", || {
+        let (id, domain, descriptors) = (id.clone(), domain.clone(), descriptors.clone());
+        let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
+        runtime.block_on(client.acquire(asked)).unwrap();
+        let seen = shown(&looks);
+        let seat = &seen["members"][0]["seats"][0];
+        let share = seat["share"].as_u64().unwrap_or(0);
+        let is_held = seat["ceiling"] == "edge_upstream_all" && seat["in_flight"] == 1;
+        if is_held && 0 < share && share <= 100 { Ok(()) } else { Err(seen.to_string()) }
+    })
+    .unwrap();
+    assert_eq!(shown(&looks)["members"][1]["seats"], Json::Array(Vec::new()));
 }

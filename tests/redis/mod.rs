@@ -9,6 +9,7 @@ mod doctor;
 mod exact;
 mod faults;
 mod fleet;
+mod frozen;
 mod holds;
 mod inspect;
 mod leased;

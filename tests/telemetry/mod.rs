@@ -13,8 +13,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
+use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry as Own};
 use tempfile::TempDir;
 use tonic::Request;
+use tonic::transport::Endpoint;
 
 use crate::http1;
 use crate::service::Service;
@@ -132,11 +135,32 @@ fn the_http_doors_go_on_with_b3_and_w3c() {
         ("traceparent", &format!("00-{TRACE}-{SPAN}-01")),
     ];
     assert_eq!(http1::get(service.http, "/check", &nginx).unwrap().status, 200);
-    let spans = spans(&collector, 4);
-    for name in ["POST /json", "GET /check"] {
+    assert_eq!(http1::get(service.http, "/hold", &nginx).unwrap().status, 200);
+    let spans = spans(&collector, 6);
+    for name in ["POST /json", "GET /check", "GET /hold"] {
         let span = named(&spans, name);
         assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), SPAN.into()));
     }
+}
+
+#[test]
+fn a_programs_acquire_is_a_child_of_its_span() {
+    let (collector, limits) = (Collector::start(), limits());
+    let service = serve(limits.path(), &[], &collector.endpoint());
+    let entries = vec![Own { key: "api_key".into(), value: "s3cret".into() }];
+    let descriptors = vec![Descriptor { entries, hits: None }];
+    let (id, domain) = ("request-0000000001".to_owned(), "shop".to_owned());
+    let mut request = Request::new(AcquireRequest { id, domain, descriptors, max_wait_us: None });
+    let parent = format!("00-{TRACE}-{SPAN}-01");
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let to = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        PermitsClient::new(to.connect().await.unwrap()).acquire(request).await.unwrap();
+    });
+    let spans = spans(&collector, 2);
+    let span = named(&spans, "sluicegate.v1.Permits/Acquire");
+    assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), SPAN.into()));
 }
 
 #[test]

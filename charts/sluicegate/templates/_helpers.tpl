@@ -100,6 +100,10 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" "0.0.0.0" }}{{ end -}}
 {{- if .Values.peers.existingSecret }}{{ $_ := set $all "peer_secret_file" "/etc/peer-secret/secret" }}{{ end -}}
+{{- if .Values.peers.tls.existingSecret }}
+{{- $_ := set $all "peer_tls_cert_file" "/etc/peer-tls/tls.crt" }}{{ $_ := set $all "peer_tls_key_file" "/etc/peer-tls/tls.key" -}}
+{{- $_ := set $all "peer_tls_ca_file" "/etc/peer-tls/ca.crt" }}{{ $_ := set $all "peer_tls_name" .Values.peers.tls.name -}}
+{{- end -}}
 {{- $lines := list -}}
 {{- range $name, $value := merge $all .Values.settings }}{{ $lines = append $lines (printf "%s: %s" $name (toJson $value)) }}{{ end -}}
 {{- join "\n" $lines -}}
@@ -135,6 +139,11 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty where replicas know each other, so that they may call each other. */}}
+{{- define "sluicegate.peers" -}}
+{{- with .Values.peers }}{{ if or .existingSecret .tls.existingSecret }}yes{{ end }}{{ end -}}
+{{- end -}}
+
 {{/* What no single value can be refused for. */}}
 {{- define "sluicegate.check" -}}
 {{- $redis := .Values.redis -}}
@@ -143,7 +152,11 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- if and $many (not $named) (not $redis.countApart) -}}
 {{- fail "several replicas and no Redis: each would admit as much as a limit says. Set redis.external.url (or redis.enabled=true to try things out), or redis.countApart=true if that is what you want" -}}
 {{- end -}}
-{{- if and .Values.peers.existingSecret (not $named) }}{{ fail "peers.existingSecret is for replicas that share a Redis: set redis.external.url" }}{{ end -}}
+{{- if and (include "sluicegate.peers" .) (not $named) }}{{ fail "peers.existingSecret and peers.tls are for replicas that share a Redis: set redis.external.url" }}{{ end -}}
+{{- with .Values.peers.tls -}}
+{{- if and .existingSecret (not .name) }}{{ fail "peers.tls.existingSecret takes peers.tls.name, the DNS name that its tls.crt is made out to" }}{{ end -}}
+{{- if and .name (not .existingSecret) }}{{ fail "peers.tls.name takes peers.tls.existingSecret" }}{{ end -}}
+{{- end -}}
 {{- $sources := list -}}
 {{- if $redis.enabled }}{{ $sources = append $sources "redis.enabled" }}{{ end -}}
 {{- if $redis.external.url }}{{ $sources = append $sources "redis.external.url" }}{{ end -}}

@@ -1,11 +1,14 @@
 //! What replicas that share a store tell each other, wired.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::drain::{self, Phase};
 use super::{Failure, Parts};
@@ -38,7 +41,7 @@ pub(super) fn joined(
 pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
     let plain = settings.peer_secret.as_ref().map(|secret| Seal::new(secret.reveal()));
     let file = settings.peer_secret_file.as_deref().map(secret_in).transpose()?;
-    let trust = Trust { seal: plain.or(file), ..Trust::default() };
+    let trust = Trust { seal: plain.or(file.as_deref().map(Seal::new)), ..Trust::default() };
     let pair = settings.peer_tls_cert_file.as_ref().zip(settings.peer_tls_key_file.as_ref());
     let Some((certificate, key)) = pair else { return Ok(Arc::new(trust)) };
     let files = tls::Files {
@@ -50,7 +53,61 @@ pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
     trust.with_certificates(files).map(Arc::new).map_err(|error| error.to_string())
 }
 
-fn secret_in(path: &Path) -> Result<Seal, String> {
+/// How often the file of the secret is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// For how many looks the secret before is good beside a new one, ten minutes: Kubernetes tells a pod of a changed secret within
+/// two.
+const OVERLAP: u32 = 600;
+
+/// The secret, kept as its file says.
+struct Secret {
+    trust: Arc<Trust>,
+    /// What was wrong with the file, if anything is.
+    wrong: String,
+    /// Looks since it was last replaced.
+    looks: u32,
+}
+
+impl Secret {
+    /// Reads the file again and again; never ends.
+    async fn keep(mut self, path: PathBuf) {
+        let mut ticks = interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let looked = path.clone();
+            let read = spawn_blocking(move || secret_in(&looked)).await;
+            self.learn(read.unwrap_or_else(|lost| Err(lost.to_string())));
+        }
+    }
+
+    fn learn(&mut self, read: Result<String, String>) {
+        let Some(seal) = &self.trust.seal else { return };
+        self.looks = self.looks.saturating_add(1);
+        if self.looks == OVERLAP {
+            seal.settle();
+        }
+        let wrong = match read {
+            Ok(secret) => {
+                if seal.renew(&secret) {
+                    self.looks = 0;
+                    tracing::info!(
+                        "the peers' secret was read anew; the one before is good for ten more minutes"
+                    );
+                }
+                String::new()
+            }
+            Err(wrong) => wrong,
+        };
+        // Once, not each second.
+        if !wrong.is_empty() && wrong != self.wrong {
+            tracing::error!(error = %wrong, "the peers' secret cannot be read anew; the last good one stays");
+        }
+        self.wrong = wrong;
+    }
+}
+
+fn secret_in(path: &Path) -> Result<String, String> {
     let name = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
     let text = text.trim_end_matches(['\n', '\r']);
@@ -60,7 +117,7 @@ fn secret_in(path: &Path) -> Result<Seal, String> {
             "{name}: a secret is one line of at least {SHORTEST} printable ASCII characters without blanks"
         ));
     }
-    Ok(Seal::new(text))
+    Ok(text.to_owned())
 }
 
 /// What the parts for other replicas are made of.
@@ -86,6 +143,10 @@ impl Peering<'_> {
             membership.call_at(SocketAddr::new(address, port));
         }
         let networks = settings.peer_networks.clone();
+        if let Some(path) = settings.peer_secret_file.clone() {
+            let secret = Secret { trust: Arc::clone(&trust), wrong: String::new(), looks: OVERLAP };
+            parts.lasting(secret.keep(path));
+        }
         let courier = Courier::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
         parts.lasting(courier.run());
         let served = peer::serve(listener, Arc::clone(engine), trust, drain::finishing(finishing));

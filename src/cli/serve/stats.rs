@@ -20,6 +20,7 @@ use crate::config::settings::{
     Address, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
 };
 use crate::edge::grpc::tls::{Readings, Tls};
+use crate::edge::http::metrics::Formats;
 use crate::engine::Engine;
 use crate::telemetry::stats::mapping::Mapping;
 use crate::telemetry::stats::{Dialect, Lines, Looked, Rewrite, Stats, page};
@@ -141,6 +142,14 @@ pub(super) fn pages(
         MetricNames::Reference => reference(),
         MetricNames::All => reference() + &own(),
     })
+}
+
+/// How that page may be had: the reference's in its own format alone, for it has counters that are not called `_total`.
+pub(super) const fn formats(names: MetricNames) -> Formats {
+    match names {
+        MetricNames::Own => Formats::Both,
+        MetricNames::Reference | MetricNames::All => Formats::Text,
+    }
 }
 
 /// Sends statistics for ever.

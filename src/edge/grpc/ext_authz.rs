@@ -133,7 +133,7 @@ impl Authorizations {
             (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
             (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
         };
-        Answered { took: self.engine.clock().now().since(decoded) }.emit();
+        Answered { came: decoded, at: self.engine.clock().now() }.emit();
         reply.map(Response::new)
     }
 }

@@ -117,8 +117,12 @@ impl Processor {
         };
         let Ok(Some(first)) = first else { return };
         let asked = self.engine.clock().now();
-        let answered = span.around(self.answer(hook, &first, replies)).await;
-        Answered { took: self.engine.clock().now().since(asked) }.emit();
+        let answer = async {
+            let answered = self.answer(hook, &first, replies).await;
+            Answered { came: asked, at: self.engine.clock().now() }.emit();
+            answered
+        };
+        let answered = span.around(answer).await;
         let (reply, permits) = match answered {
             Ok((said, permits)) => (Ok(reply(said)), permits),
             Err(status) => (Err(status), Permits::default()),

@@ -26,6 +26,7 @@ use crate::kernel::concurrency::Outcome;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome as Counted, Protocol};
+use crate::telemetry::trace;
 
 use api::permits_server::Permits;
 use api::{
@@ -73,7 +74,7 @@ impl Places {
         let (engine, reporting) = (&self.engine, &self.reporting);
         let admitted = hook::ask(engine, reporting, &request, Some(&id), wait).await;
         count(&admitted);
-        Answered { took: engine.clock().now().since(began) }.emit();
+        Answered { came: began, at: engine.clock().now() }.emit();
         let held = engine.held_by(&id);
         let owner = engine.owner().unwrap_or_default().to_owned();
         let shown = |admitted| AcquireResponse { owner, ..shown(&admitted, held) };
@@ -102,7 +103,9 @@ impl Permits for Places {
         request: Request<AcquireRequest>,
     ) -> Result<Response<AcquireResponse>, Status> {
         let patience = rls::patience(request.metadata());
-        self.asked(request.into_inner(), patience).await.map(Response::new)
+        let header = |name: &str| request.metadata().get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Permits, &header);
+        span.around(self.asked(request.into_inner(), patience)).await.map(Response::new)
     }
 
     async fn release(

@@ -153,10 +153,9 @@ impl RateLimits {
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
         let now = self.engine.clock().now();
-        let took = now.since(came);
-        Answered { took }.emit();
+        Answered { came, at: now }.emit();
         if let Some(stats) = self.engine.stats() {
-            stats.called(Method::ShouldRateLimit, now, took);
+            stats.called(Method::ShouldRateLimit, now, now.since(came));
         }
         reply
     }

@@ -1,4 +1,4 @@
-//! TLS of the gRPC port: who it is, and who may call.
+//! TLS of the gRPC port and of the one for other replicas: who it is, and who may call.
 //!
 //! Guarantees: TLS 1.2 and later, HTTP/2; files that changed are read before the next client shakes hands, and
 //! what does not fit together leaves the last good ones in force; where clients need certificates, only the named
@@ -41,6 +41,8 @@ pub struct Files {
 #[derive(Debug)]
 pub struct Tls {
     files: Files,
+    /// Whose it is, in the log.
+    whose: &'static str,
     held: Mutex<Held>,
     attempts: AtomicU64,
     failures: AtomicU64,
@@ -74,8 +76,16 @@ impl Tls {
     /// They cannot be read, or do not fit together.
     pub fn new(files: Files) -> Result<Self, Error> {
         let (seen, config) = (files.seen(), Arc::new(files.config()?));
-        let held = Mutex::new(Held { seen, config });
-        Ok(Self { files, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+        let (held, whose) = (Mutex::new(Held { seen, config }), "gRPC's");
+        Ok(Self { files, whose, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+    }
+
+    /// The same for other replicas.
+    ///
+    /// # Errors
+    /// As [`Tls::new`].
+    pub fn of_peers(files: Files) -> Result<Self, Error> {
+        Ok(Self { whose: "the peers'", ..Self::new(files)? })
     }
 
     /// How often the files were read.
@@ -98,9 +108,10 @@ impl Tls {
         let mut held = self.held.lock();
         if held.seen != seen {
             self.attempts.fetch_add(1, Relaxed);
+            let (whose, file) = (self.whose, self.files.certificate.display());
             match self.files.config() {
                 Ok(config) => {
-                    tracing::info!(file = %self.files.certificate.display(), "gRPC's certificate was read anew");
+                    tracing::info!(%file, "{whose} certificate was read anew");
                     held.config = Arc::new(config);
                 }
                 Err(error) => {
@@ -108,7 +119,7 @@ impl Tls {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(
                         error,
-                        "gRPC's certificate changed and does not fit; the last good one stays"
+                        "{whose} certificate changed and does not fit; the last good one stays"
                     );
                 }
             }

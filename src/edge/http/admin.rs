@@ -203,7 +203,7 @@ async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Resp
     if admin.token.is_some() {
         return next.run(request).await;
     }
-    let why = "counters are changed only where admin_token is set\n";
+    let why = "counters and limits are changed only where admin_token is set\n";
     (StatusCode::FORBIDDEN, PLAIN, why).into_response()
 }
 
@@ -237,7 +237,11 @@ async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
         Ok(answer) => {
             changed("reset", &asked);
             let given = answer.statuses.iter().filter(|one| one.finding.reason == Reason::Refunded);
-            (PLAIN, format!("{} counters are empty\n", given.count())).into_response()
+            let said = match given.count() {
+                1 => "1 counter is empty\n".to_owned(),
+                some => format!("{some} counters are empty\n"),
+            };
+            (PLAIN, said).into_response()
         }
     }
 }

@@ -60,7 +60,7 @@ async fn decide(ask: &Ask, body: Body) -> (Outcome, Response) {
             (outcome, text(StatusCode::BAD_REQUEST))
         }
     };
-    Answered { took: ask.engine.clock().now().since(decoded) }.emit();
+    Answered { came: decoded, at: ask.engine.clock().now() }.emit();
     shown
 }
 

@@ -1,24 +1,74 @@
 //! The metrics port: one page for Prometheus.
 //!
-//! Guarantees: text format 0.0.4; asking changes nothing.
+//! Guarantees: text format 0.0.4, or OpenMetrics 1.0 for who would rather have that, with exemplars; asking changes nothing.
 //! Leaves out: what is counted, which is in [`crate::telemetry`].
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::http::HeaderMap;
+use axum::http::header::{ACCEPT, CONTENT_TYPE, VARY};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::{Typed, not_found};
+use crate::telemetry::metrics::{METRICS, open};
 
-const EXPOSITION: Typed = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+const TEXT: Typed = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+const OPEN: Typed = [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
-/// What makes the page.
+/// What makes the page, in text format 0.0.4.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
+/// How the page may be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Formats {
+    /// In the text format alone.
+    Text,
+    /// As OpenMetrics as well.
+    Both,
+}
+
 /// The page at `path`.
-pub fn router(path: &str, page: Page) -> Router {
-    let page = async move || (EXPOSITION, page()).into_response();
-    Router::new().route(path, get(page)).fallback(not_found)
+pub fn router(path: &str, page: Page, formats: Formats) -> Router {
+    let shown = async move |headers: HeaderMap| match formats {
+        Formats::Both if prefers_open(&headers) => told(OPEN, open(&page(), &METRICS)),
+        Formats::Both | Formats::Text => told(TEXT, page()),
+    };
+    Router::new().route(path, get(shown)).fallback(not_found)
+}
+
+fn told(format: Typed, text: String) -> Response {
+    (format, [(VARY, "accept")], text).into_response()
+}
+
+/// Whether OpenMetrics is asked for, and no less than the text format. Source: RFC 9110, section 12.5.1.
+fn prefers_open(headers: &HeaderMap) -> bool {
+    let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let (mut open, mut text) = (0, 0);
+    for range in ranges.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
+        let of = |name: &str| {
+            let found = parameters.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+            found.map(|(_, value)| value.trim().trim_matches('"'))
+        };
+        let weight = of("q").map_or(1000, thousandths);
+        match (&*kind, of("version")) {
+            ("application/openmetrics-text", None | Some("1.0.0")) => open = open.max(weight),
+            ("text/plain", None | Some("0.0.4")) => text = text.max(weight),
+            _ => {}
+        }
+    }
+    0 < open && text <= open
+}
+
+/// A weight, `0.75` as 750; one that cannot be read is none.
+fn thousandths(weight: &str) -> u32 {
+    let (whole, part) = weight.split_once('.').unwrap_or((weight, ""));
+    let part: String = part.chars().chain("000".chars()).take(3).collect();
+    let read = (whole.parse::<u32>().ok(), part.parse::<u32>().ok());
+    let (Some(whole), Some(part)) = read else { return 0 };
+    whole.saturating_mul(1000).saturating_add(part).min(1000)
 }

@@ -60,7 +60,8 @@ pub fn router(ask: Ask) -> Router {
     let holds = Holds::default();
     let hold = move |State(ask): State<Arc<Ask>>, headers: HeaderMap| {
         let holds = holds.clone();
-        async move { nginx::hold::answer(&ask, &holds, &headers).await }
+        let span = trace::hold(&|name| headers.get(name)?.to_str().ok());
+        async move { span.around(nginx::hold::answer(&ask, &holds, &headers)).await }
     };
     Router::new()
         .route("/json", any(json))

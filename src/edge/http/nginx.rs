@@ -56,7 +56,7 @@ pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
     Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { took: ask.engine.clock().now().since(began) }.emit();
+    Answered { came: began, at: ask.engine.clock().now() }.emit();
     response
 }
 

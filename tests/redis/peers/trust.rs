@@ -11,6 +11,7 @@ use tonic::transport::Endpoint;
 use super::{By, Scene, counts, id, letters};
 use crate::service::Service;
 use crate::support::certificates::Authority;
+use crate::waiting::until;
 
 const SECRET: &str = "the-secret-of-this-fleet-1";
 
@@ -110,6 +111,49 @@ fn a_fleet_with_a_secret_passes_ends_on_and_one_with_another_is_not_heard() {
     scene.release(By::Rls, 1, &first, &owner);
     scene.release(By::Rls, 1, &second, "");
     scene.is_free(0);
+}
+
+#[test]
+fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
+    let (old, new) = (SECRET, "the-secret-of-this-fleet-2");
+    let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    files.each_ref().map(|file| std::fs::write(file.path(), old).unwrap());
+    let paths = files.each_ref().map(|file| file.path().display().to_string());
+    let flags = paths.each_ref().map(|path| vec!["--peer-secret-file", &**path]);
+    let mut scene = Scene::each(&flags);
+    let pass_on = |scene: &Scene, from: usize, to: usize, number: usize| {
+        let owner = scene.acquire(By::Permits, to, &id(number));
+        assert!(scene.tell(from, &id(number), &owner), "{}", scene.fleet[to].log());
+        scene.is_free(to);
+    };
+    let read_anew = |service: &crate::service::Service, words: &str| {
+        until(words, || match service.log() {
+            log if log.contains(words) => Ok(()),
+            log => Err(log),
+        })
+        .unwrap();
+    };
+    let words = "secret was read anew";
+    std::fs::write(files[0].path(), new).unwrap();
+    read_anew(&scene.fleet[0], words);
+    pass_on(&scene, 0, 1, 1);
+    pass_on(&scene, 1, 0, 2);
+    // Who starts meanwhile knows the new one alone.
+    scene.fleet.push(scene.serve("c", &["--peer-secret", new]));
+    scene.see_each_other();
+    pass_on(&scene, 0, 2, 3);
+    pass_on(&scene, 2, 0, 4);
+    std::fs::write(files[1].path(), "short").unwrap();
+    read_anew(&scene.fleet[1], "the last good one stays");
+    pass_on(&scene, 1, 0, 5);
+    std::fs::write(files[1].path(), new).unwrap();
+    read_anew(&scene.fleet[1], words);
+    pass_on(&scene, 1, 2, 6);
+    pass_on(&scene, 2, 1, 7);
+    for service in &scene.fleet {
+        assert_eq!(letters(service, "refused"), 0);
+        assert!(!service.log().contains(new) && !service.log().contains(old));
+    }
 }
 
 #[test]

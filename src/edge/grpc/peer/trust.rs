@@ -1,7 +1,7 @@
 //! Whom a replica believes.
 //!
 //! Guarantees: a seal is compared in constant time, and is of one parcel from one life of a replica to one life of another;
-//! a sequence is good once, and never again after 64 later ones; the secret is never shown.
+//! while a secret is replaced, who knows the old one and who knows the new one alone hear who knows both; a sequence is good once, and never again after 64 later ones; the secret is never shown.
 //! Leaves out: privacy: with a secret and no certificates, ids can be read on the wire.
 
 use std::collections::HashMap;
@@ -9,6 +9,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use ring::hmac;
 
 use super::super::tls::{Files, Tls};
@@ -17,25 +18,66 @@ use super::api::Parcel;
 /// What a seal begins with, so that the secret's seals of anything else are none of a parcel.
 const PURPOSE: &[u8] = b"sluicegate.peer.v1\0";
 
-/// The secret that the replicas of a fleet share.
-pub struct Seal(hmac::Key);
+/// The length of one seal, in bytes.
+const SEAL: usize = 32;
+
+/// The secret that the replicas of a fleet share, and the one before while replicas learn the new one.
+pub struct Seal(ArcSwap<Secrets>);
+
+struct Secrets {
+    own: hmac::Key,
+    before: Option<hmac::Key>,
+}
+
+fn key(secret: &str) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())
+}
 
 impl Seal {
     /// The seal made with `secret`.
     #[must_use]
     pub fn new(secret: &str) -> Self {
-        Self(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()))
+        Self(ArcSwap::from_pointee(Secrets { own: key(secret), before: None }))
     }
 
-    /// Puts the seal on `parcel`.
+    /// From now on the seal is made with `secret`, and with the one before as well; `false` where it is made with it already.
+    pub fn renew(&self, secret: &str) -> bool {
+        let (own, before) = (key(secret), self.0.load().own.clone());
+        let is_known = hmac::verify(&own, PURPOSE, hmac::sign(&before, PURPOSE).as_ref()).is_ok();
+        if !is_known {
+            self.0.store(Arc::new(Secrets { own, before: Some(before) }));
+        }
+        !is_known
+    }
+
+    /// The secret before is good no more.
+    pub fn settle(&self) {
+        self.0.store(Arc::new(Secrets { own: self.0.load().own.clone(), before: None }));
+    }
+
+    /// Puts the seal on `parcel`; made with two secrets, it is one behind the other.
     pub fn put(&self, parcel: &mut Parcel) {
-        parcel.seal = hmac::sign(&self.0, &sealed(parcel)).as_ref().to_vec();
+        let (secrets, of) = (self.0.load(), sealed(parcel));
+        let seals = secrets.all().map(|key| hmac::sign(key, &of));
+        parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
     }
 
-    /// Whether `parcel` has it.
+    /// Whether `parcel` has it, made with one of the secrets.
     #[must_use]
     pub fn is_on(&self, parcel: &Parcel) -> bool {
-        hmac::verify(&self.0, &sealed(parcel), &parcel.seal).is_ok()
+        let (secrets, of) = (self.0.load(), sealed(parcel));
+        let seals = parcel.seal.chunks_exact(SEAL);
+        if parcel.seal.len() > 2 * SEAL || !seals.remainder().is_empty() {
+            return false;
+        }
+        let fits = |seal: &[u8]| secrets.all().any(|key| hmac::verify(key, &of, seal).is_ok());
+        seals.into_iter().any(fits)
+    }
+}
+
+impl Secrets {
+    fn all(&self) -> impl Iterator<Item = &hmac::Key> {
+        [Some(&self.own), self.before.as_ref()].into_iter().flatten()
     }
 }
 
@@ -77,7 +119,7 @@ impl Trust {
     /// # Errors
     /// The files cannot be read, or do not fit together.
     pub fn with_certificates(self, files: Files) -> Result<Self, super::super::tls::Error> {
-        let tls = Arc::new(Tls::new(files.clone())?);
+        let tls = Arc::new(Tls::of_peers(files.clone())?);
         files.calling()?;
         let name = files.client_name.clone().unwrap_or_default();
         Ok(Self { certificates: Some(Certificates { tls, files, name }), ..self })
@@ -180,6 +222,30 @@ mod tests {
             assert!(!seal.is_on(&other), "{other:?}");
         }
         assert_eq!(format!("{seal:?}"), "Seal(…)");
+    }
+
+    #[test]
+    fn while_a_secret_is_replaced_who_knows_one_of_both_hears_who_knows_both_and_is_heard() {
+        let [old, new, both] =
+            ["the secret before", "the secret after", "the secret before"].map(Seal::new);
+        assert!(both.renew("the secret after") && !both.renew("the secret after"));
+        let from = |seal: &Seal| {
+            let mut parcel = parcel();
+            seal.put(&mut parcel);
+            parcel
+        };
+        for one in [&old, &new] {
+            assert!(one.is_on(&from(&both)) && both.is_on(&from(one)));
+        }
+        assert!(!old.is_on(&from(&new)) && !new.is_on(&from(&old)));
+        let mut spoilt = from(&both);
+        spoilt.sequence += 1;
+        assert!(!both.is_on(&spoilt));
+        let mut third = from(&both);
+        third.seal.extend([0; SEAL]);
+        assert!(!both.is_on(&third), "no seal is so long");
+        both.settle();
+        assert!(!both.is_on(&from(&old)) && both.is_on(&from(&new)) && !old.is_on(&from(&both)));
     }
 
     /// Source: RFC 4231, test case 2.

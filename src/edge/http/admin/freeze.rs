@@ -1,7 +1,8 @@
 //! `/freeze`, `/thaw`, `/frozen`: a limit held at one answer for a while.
 //!
-//! Guarantees: every change is one line of the log, which names the limit; what is not understood is said in words.
-//! Leaves out: other replicas.
+//! Guarantees: every change is one line of the log, which names the limit; what is not understood is said in words; an answer says
+//! how many replicas will hear of it.
+//! Leaves out: telling them ([`crate::engine::freezer`]).
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -12,6 +13,8 @@ use super::explain::Explain;
 use super::{Admin, JSON, PLAIN};
 use crate::config::frozen::Held;
 use crate::config::resolve::duration;
+use crate::engine::Membership;
+use crate::engine::freezer::word;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
@@ -35,7 +38,7 @@ pub(super) async fn freeze(State(admin): State<Admin>, Query(query): Query<Pairs
     });
     answer(held.map(|held| {
         told("freeze", &held.domain, &held.path, Some(held.frozen.verdict));
-        shown(&held)
+        with_replicas(&admin, shown(&held))
     }))
 }
 
@@ -46,7 +49,7 @@ pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<Pairs>)
     });
     answer(thawed.map(|(domain, path)| {
         told("thaw", &domain, &path, None);
-        json!({"domain": domain, "limit": path})
+        with_replicas(&admin, json!({"domain": domain, "limit": path}))
     }))
 }
 
@@ -100,6 +103,13 @@ fn one(query: Pairs) -> Result<One, String> {
     }
 }
 
+/// The same, and how many replicas there are to do so, this one among them.
+fn with_replicas(admin: &Admin, mut said: Value) -> Value {
+    let seen = admin.engine.membership().and_then(Membership::seen);
+    said["replicas"] = seen.map_or(1, |seen| seen.members.len().max(1)).into();
+    said
+}
+
 fn shown(held: &Held) -> Value {
     json!({
         "domain": held.domain,
@@ -107,13 +117,6 @@ fn shown(held: &Held) -> Value {
         "as": word(held.frozen.verdict),
         "until_unix_ms": held.frozen.until.0 / Nanos::MILLI.0,
     })
-}
-
-const fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Admit => "allow",
-        Verdict::Deny => "deny",
-    }
 }
 
 /// The line of the log for who asks later why a limit did not count.

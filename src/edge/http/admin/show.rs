@@ -83,7 +83,7 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
             "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
-            "fences": record.fences, "handoffs": record.handoffs})
+            "fences": record.fences, "handoffs": record.handoffs, "seats": record.seats})
     };
     json!({
         "node": membership.node(),

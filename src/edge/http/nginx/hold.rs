@@ -51,7 +51,7 @@ pub(in crate::edge::http) async fn answer(
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
     Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { took: ask.engine.clock().now().since(began) }.emit();
+    Answered { came: began, at: ask.engine.clock().now() }.emit();
     response
 }
 

@@ -1,0 +1,42 @@
+//! What admin says of a change, as a sentence.
+//!
+//! Leaves out: what is no JSON of admin's, which is shown as it came.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Ask;
+
+/// What became of `act`, if `said` tells.
+pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
+    let said: Value = serde_json::from_str(said).ok()?;
+    let limit = || said["limit"].as_str();
+    let everywhere = everywhere(said["replicas"].as_u64().unwrap_or(1));
+    let sentence = match act {
+        "freeze" => {
+            let does =
+                if said["as"] == "deny" { "denies everybody" } else { "lets everybody pass" };
+            let long = args.long.as_deref()?;
+            format!("{} {does} for {long}{everywhere}", limit()?)
+        }
+        "thaw" => format!("{} counts again{everywhere}", limit()?),
+        "grant" => {
+            let number = |name: &str| said[name].as_u64();
+            let whole =
+                Duration::from_nanos(number("reset_after_nanoseconds")?).as_secs_f64().ceil();
+            let (left, of) = (number("remaining")?, number("requests")?);
+            format!("{}: {left} of {of} left, whole again in {whole}s", args.descriptors.join(" "))
+        }
+        _ => return None,
+    };
+    Some(sentence + "\n")
+}
+
+/// Where it holds, if there is more than one replica.
+fn everywhere(replicas: u64) -> String {
+    match replicas {
+        0 | 1 => String::new(),
+        all => format!(", at all {all} replicas within two seconds"),
+    }
+}

@@ -1,0 +1,247 @@
+//! Which rules are held at one answer, as replicas tell it to each other. Pure.
+//!
+//! Guarantees: replicas that hear each other come to hold the same, in whatever order they hear it: of two changes to one rule the
+//! later counts, by a number that is above all that its replica knew, then by name. What is over or was let go does not come
+//! back from a replica that had not heard: a change is remembered for [`SLACK`] longer than all that it replaced could last.
+//! What crosses machines is time that is left. As many rules are known as are bounded here.
+//! Leaves out: which limit a rule is, and who may hold it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{LONGEST, MOST};
+use crate::config::frozen::{Frozen, Held};
+use crate::kernel::decision::Verdict;
+use crate::kernel::units::Nanos;
+
+/// How much longer than a hold its end is known, so that nobody still tells of it.
+pub(super) const SLACK: Nanos = Nanos::from_secs(60);
+
+/// Most rules that are known, those that are over among them.
+const MOST_KNOWN: usize = 2 * MOST;
+
+/// Most bytes of their names: a replica tells all of it once a second.
+const MOST_BYTES: usize = 16 * 1024;
+
+/// The highest number of a change: above it, others would not read it exactly.
+const HIGHEST: u64 = 1 << 53;
+
+/// Domain and path.
+type Rule = (Box<str>, Box<str>);
+
+/// The last change to a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Change {
+    number: u64,
+    by: Box<str>,
+    /// At what the rule is held, and until when; or that it was let go.
+    frozen: Option<Frozen>,
+    /// Until when this change is known.
+    known_until: Nanos,
+}
+
+/// A change as a replica tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The rule's domain.
+    pub domain: Box<str>,
+    /// Its path.
+    pub limit: Box<str>,
+    /// `deny` or `allow`; nothing where it was let go.
+    #[serde(rename = "as", default)]
+    pub held: Option<Box<str>>,
+    /// How much longer it is held.
+    pub left_ms: u64,
+    /// How much longer this is told.
+    pub known_ms: u64,
+    /// The number of the change.
+    pub number: u64,
+    /// The replica that was told first.
+    pub by: Box<str>,
+}
+
+/// The rules that are held.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holds(BTreeMap<Rule, Change>);
+
+impl Holds {
+    /// Holds a rule, or lets it go; `false` where no more can be known.
+    pub(super) fn change(
+        &mut self,
+        rule: (&str, &str),
+        (frozen, by): (Option<Frozen>, &str),
+        now: Nanos,
+    ) -> bool {
+        self.forget(now);
+        let rule: Rule = (rule.0.into(), rule.1.into());
+        let highest = self.0.values().map(|change| change.number).max().unwrap_or(0);
+        let before = self.0.get(&rule).map_or(Nanos(0), |change| change.known_until);
+        let over = frozen.map_or(now, |frozen| frozen.until).plus(SLACK);
+        let number = highest.saturating_add(1).min(HIGHEST);
+        let change = Change { number, by: by.into(), frozen, known_until: over.max(before) };
+        self.put(rule, change)
+    }
+
+    /// Takes what another replica tells; what of it was news.
+    pub(super) fn hear(&mut self, told: &Told, now: Nanos) -> bool {
+        self.forget(now);
+        let millis = |ms: u64, most: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(most));
+        let until = millis(told.left_ms, LONGEST);
+        let verdict = match told.held.as_deref() {
+            None => None,
+            Some("deny") => Some(Verdict::Deny),
+            Some("allow") => Some(Verdict::Admit),
+            // Of a later version: it is not known what was meant.
+            Some(_) => return false,
+        };
+        let frozen = verdict.map(|verdict| Frozen { verdict, until });
+        let (rule, by) = ((told.domain.clone(), told.limit.clone()), told.by.clone());
+        let known_until = millis(told.known_ms, LONGEST.plus(SLACK));
+        let own = self.0.get(&rule);
+        let is_later = own.is_none_or(|own| (own.number, &own.by) < (told.number, &by));
+        if HIGHEST < told.number || !is_later {
+            return false;
+        }
+        // The end of what it replaces here must be known as long as that could be told.
+        let known_until = own.map_or(known_until, |own| own.known_until.max(known_until));
+        self.put(rule, Change { number: told.number, by, frozen, known_until })
+    }
+
+    /// What others are to hear.
+    pub(super) fn told(&self, now: Nanos) -> Vec<Told> {
+        let millis = |until: Nanos| until.since(now).0 / Nanos::MILLI.0;
+        let known = self.0.iter().filter(|(_, change)| now < change.known_until);
+        let told = known.map(|((domain, limit), change)| Told {
+            domain: domain.clone(),
+            limit: limit.clone(),
+            held: change.frozen.map(|frozen| word(frozen.verdict).into()),
+            left_ms: change.frozen.map_or(0, |frozen| millis(frozen.until)),
+            known_ms: millis(change.known_until),
+            number: change.number,
+            by: change.by.clone(),
+        });
+        told.collect()
+    }
+
+    /// What is held at `now`, by name.
+    pub(super) fn held(&self, now: Nanos) -> Vec<Held> {
+        let held = self.0.iter().filter_map(|((domain, path), change)| {
+            let frozen = change.frozen.filter(|frozen| now < frozen.until)?;
+            Some(Held { domain: domain.clone(), path: path.clone(), frozen })
+        });
+        held.collect()
+    }
+
+    fn forget(&mut self, now: Nanos) {
+        self.0.retain(|_, change| now < change.known_until);
+    }
+
+    fn put(&mut self, rule: Rule, change: Change) -> bool {
+        let bytes = |(domain, path): &Rule, by: &str| domain.len() + path.len() + by.len();
+        let others = self.0.iter().filter(|(known, _)| **known != rule);
+        let sum = others.map(|(known, change)| bytes(known, &change.by)).sum::<usize>();
+        let fits = self.0.contains_key(&rule) || self.0.len() < MOST_KNOWN;
+        if !fits || MOST_BYTES < sum + bytes(&rule, &change.by) {
+            return false;
+        }
+        self.0.insert(rule, change);
+        true
+    }
+}
+
+/// An answer as files and people write it.
+#[must_use]
+pub const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Admit => "allow",
+        Verdict::Deny => "deny",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: (&str, &str) = ("d", "d.k");
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos::from_secs(seconds)
+    }
+
+    fn deny(until: u64) -> Option<Frozen> {
+        Some(Frozen { verdict: Verdict::Deny, until: at(until) })
+    }
+
+    /// `to` hears all that `from` tells, through the text that travels.
+    fn tell(from: &Holds, to: &mut Holds, now: Nanos) {
+        let text = serde_json::to_string(&from.told(now)).unwrap();
+        let told: Vec<Told> = serde_json::from_str(&text).unwrap();
+        for one in &told {
+            to.hear(one, now);
+        }
+    }
+
+    #[test]
+    fn what_one_replica_holds_the_others_hold_as_long_and_let_go_together() {
+        let [mut a, mut b, mut c] = [(); 3].map(|()| Holds::default());
+        assert!(a.change(RULE, (deny(60), "a"), at(0)));
+        tell(&a, &mut b, at(1));
+        tell(&b, &mut c, at(2));
+        assert_eq!([b.held(at(59)).len(), c.held(at(59)).len()], [1, 1]);
+        assert_eq!((b.held(at(60)), c.held(at(60))), (vec![], vec![]), "as long, and no longer");
+        assert!(c.change(RULE, (None, "c"), at(10)));
+        tell(&c, &mut a, at(11));
+        assert_eq!(a.held(at(11)), []);
+        // Who has not heard does not bring it back, not even to who let it go.
+        tell(&b, &mut a, at(12));
+        tell(&b, &mut c, at(12));
+        assert_eq!((a.held(at(12)), c.held(at(12))), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_shorter_hold_that_is_over_is_not_undone_by_a_longer_one_that_it_replaced() {
+        let (mut a, mut cut_off) = (Holds::default(), Holds::default());
+        a.change(RULE, (deny(3_600), "a"), at(0));
+        tell(&a, &mut cut_off, at(1));
+        a.change(RULE, (deny(20), "a"), at(10));
+        for now in [21, 200, 3_599] {
+            tell(&cut_off, &mut a, at(now));
+            assert_eq!(a.held(at(now)), [], "{now}");
+        }
+        tell(&a, &mut cut_off, at(3_000));
+        assert_eq!(cut_off.held(at(3_000)), []);
+    }
+
+    #[test]
+    fn of_two_changes_at_one_time_all_take_the_same() {
+        let [mut a, mut b] = [(); 2].map(|()| Holds::default());
+        a.change(RULE, (deny(60), "a"), at(0));
+        b.change(RULE, (Some(Frozen { verdict: Verdict::Admit, until: at(60) }), "b"), at(0));
+        tell(&a, &mut b, at(1));
+        tell(&b, &mut a, at(1));
+        assert_eq!(a.held(at(2)), b.held(at(2)));
+        assert_eq!(a.held(at(2))[0].frozen.verdict, Verdict::Admit, "the greater name's");
+    }
+
+    #[test]
+    fn what_is_known_is_bounded_whatever_is_told() {
+        let mut holds = Holds::default();
+        let told = |n: usize, domain: &str| Told {
+            domain: domain.into(),
+            limit: format!("d.k{n}").into(),
+            held: Some("deny".into()),
+            left_ms: u64::MAX,
+            known_ms: u64::MAX,
+            number: 1,
+            by: "b".into(),
+        };
+        assert!(!holds.hear(&told(0, &"d".repeat(MOST_BYTES)), at(0)));
+        assert!(!holds.hear(&Told { number: u64::MAX, ..told(0, "d") }, at(0)));
+        assert!(!holds.hear(&Told { held: Some("wait".into()), ..told(0, "d") }, at(0)));
+        let heard = (0..1_000).filter(|n| holds.hear(&told(*n, "d"), at(0))).count();
+        assert_eq!(heard, MOST_KNOWN);
+        assert_eq!(holds.held(LONGEST), [], "no longer than anybody may hold one");
+        assert!(holds.hear(&told(1_000, "d"), LONGEST.plus(SLACK)), "what is over makes room");
+    }
+}

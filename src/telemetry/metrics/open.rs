@@ -1,0 +1,132 @@
+//! The page as OpenMetrics 1.0 wants it, with exemplars.
+//!
+//! Guarantees: the same samples under the same names as the page that it is made of; families of counters lose `_total`, families
+//! that end in a base unit name it, bounds of buckets are written as floats, and the page ends with `# EOF`. Where both formats
+//! are scraped, `le="1"` of the one is `le="1.0"` of the other, which Prometheus' own clients do as well.
+//! Leaves out: pages with counters that are not called `_total`, such as envoyproxy/ratelimit's.
+//! Source: <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>
+
+use std::fmt::{self, Write as _};
+
+use super::exemplar::Exemplar;
+use super::{BOUNDS, DURATION, Metrics, Seconds};
+
+/// The units in which metrics are told.
+const UNITS: [&str; 2] = ["seconds", "bytes"];
+
+/// `page`, which is Prometheus' text, as OpenMetrics, with what `metrics` keeps as exemplars.
+#[must_use]
+pub fn open(page: &str, metrics: &Metrics) -> String {
+    let mut text = String::with_capacity(page.len() + page.len() / 8);
+    let (exemplars, mut help) = (metrics.exemplars.look(), "");
+    let exemplar = |name: &str, labels: &str| {
+        let buckets = BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]);
+        let is_one = name.strip_suffix("_bucket") == Some(DURATION);
+        let mut own = buckets.zip(&exemplars).filter(|_| is_one);
+        own.find(|(le, _)| labels.split('"').nth(1) == Some(le)).and_then(|(_, kept)| *kept)
+    };
+    for line in page.lines() {
+        // A text takes everything.
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ').map_or("", |(_, help)| help);
+        } else if let Some((name, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|t| t.split_once(' '))
+        {
+            head(&mut text, name, kind, help).ok();
+        } else if let Some((name, labels, value)) = bucket(line) {
+            let shown = Shown(exemplar(name, labels));
+            writeln!(text, "{name}{{{}}} {value}{shown}", Floats(labels)).ok();
+        } else {
+            text.extend([line, "\n"]);
+        }
+    }
+    text.push_str("# EOF\n");
+    text
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+    let family = if kind == "counter" { name.trim_end_matches("_total") } else { name };
+    writeln!(text, "# TYPE {family} {kind}")?;
+    let unit = family.rsplit('_').next().filter(|last| UNITS.contains(last));
+    if let Some(unit) = unit {
+        writeln!(text, "# UNIT {family} {unit}")?;
+    }
+    writeln!(text, "# HELP {family} {}", help.replace('"', "\\\""))
+}
+
+/// A bucket's name, its labels, of which the bound is the only one, and its count.
+fn bucket(line: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = line.split_once('{')?;
+    let (labels, value) = rest.split_once("} ")?;
+    labels.starts_with("le=\"").then_some((name, labels, value))
+}
+
+/// A bound as a float.
+struct Floats<'t>(&'t str);
+
+impl fmt::Display for Floats<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = self.0.trim_end_matches('"');
+        let is_whole = whole.trim_start_matches("le=\"").bytes().all(|byte| byte.is_ascii_digit());
+        if is_whole { write!(f, "{whole}.0\"") } else { f.write_str(self.0) }
+    }
+}
+
+/// An exemplar behind its bucket, where there is one.
+struct Shown(Option<Exemplar>);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Exemplar { traced, took, at }) = self.0 else { return Ok(()) };
+        let (trace, span) = (traced.trace, traced.span);
+        let (took, at) = (Seconds(took), Seconds(at));
+        write!(f, " # {{trace_id=\"{trace:032x}\",span_id=\"{span:016x}\"}} {took} {at}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::units::Nanos;
+    use crate::telemetry::event::Answered;
+    use crate::telemetry::metrics::{Gauges, Traced};
+
+    fn asked(metrics: &Metrics, took: u64, trace: u128) {
+        let came = Nanos(1_700_000_000_000_000_000);
+        let answered = Answered { came, at: came.plus(Nanos(took)) };
+        answered.count(metrics);
+        metrics.exemplify(answered, Traced { trace, span: 7 });
+    }
+
+    fn exemplars(metrics: &Metrics) -> Vec<String> {
+        let page = metrics.page(Gauges::default()).to_string();
+        let shown = open(&page, metrics);
+        shown.lines().filter(|line| line.contains(" # {")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_last_traced_question_of_a_bucket_is_its_exemplar() {
+        let metrics = Metrics::new();
+        assert!(exemplars(&metrics).is_empty());
+        asked(&metrics, 900, 1);
+        asked(&metrics, 800, 0xfe);
+        asked(&metrics, 251_000_000, 3);
+        let name = "sluicegate_decision_duration_seconds_bucket";
+        let trace = |trace: &str, took: &str| {
+            let zeros = "0".repeat(32 - trace.len());
+            format!("# {{trace_id=\"{zeros}{trace}\",span_id=\"0000000000000007\"}} {took}")
+        };
+        let wanted = [
+            format!("{name}{{le=\"1e-06\"}} 2 {} 1700000000.000000800", trace("fe", "0.000000800")),
+            format!("{name}{{le=\"+Inf\"}} 3 {} 1700000000.251000000", trace("3", "0.251000000")),
+        ];
+        assert_eq!(exemplars(&metrics), wanted);
+    }
+
+    #[test]
+    fn there_are_never_more_exemplars_than_buckets() {
+        let metrics = Metrics::new();
+        (0..10_000_u64).for_each(|n| asked(&metrics, n * 50_000, n.into()));
+        assert!(exemplars(&metrics).len() <= BOUNDS.len() + 1);
+    }
+}

@@ -1,0 +1,71 @@
+//! One page for all families that are told together.
+//!
+//! Guarantees: the page is made once for each time that all families are looked at, in whatever order; a family never
+//! looks at one page twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use super::Page;
+
+/// The last page.
+pub(super) struct Shared {
+    make: Page,
+    last: Mutex<Last>,
+}
+
+struct Last {
+    /// Pages are numbered from 1.
+    number: u64,
+    text: Arc<str>,
+}
+
+/// One family's view of it.
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    /// The number of the page that it looked at last, 0 before the first.
+    seen: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(make: Page) -> Self {
+        Self { make, last: Mutex::new(Last { number: 0, text: Arc::default() }) }
+    }
+}
+
+impl Reader {
+    pub(super) fn of(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), seen: AtomicU64::new(0) }
+    }
+
+    /// The page after the one that it looked at last: whoever comes first makes it.
+    pub(super) fn next(&self) -> Arc<str> {
+        let mut last = self.shared.last.lock();
+        if last.number == self.seen.load(Relaxed) {
+            *last = Last { number: last.number + 1, text: (self.shared.make)().into() };
+        }
+        self.seen.store(last.number, Relaxed);
+        Arc::clone(&last.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_families_that_are_told_twice_take_two_pages_in_any_order() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&made);
+        let page = move || (counted.fetch_add(1, Relaxed) + 1).to_string();
+        let shared = Arc::new(Shared::new(Arc::new(page)));
+        let (a, b) = (Reader::of(&shared), Reader::of(&shared));
+        assert_eq!([a.next(), b.next()].map(|text| text.to_string()), ["1", "1"]);
+        assert_eq!([b.next(), a.next()].map(|text| text.to_string()), ["2", "2"]);
+        assert_eq!(made.load(Relaxed), 2);
+        // Whoever was left out once sees the newest, and takes none of it away.
+        assert_eq!([a.next(), a.next(), b.next()].map(|text| text.to_string()), ["3", "4", "4"]);
+    }
+}

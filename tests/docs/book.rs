@@ -1,0 +1,106 @@
+//! The book, made by the real mdBook of what `scripts/book.sh` makes it of.
+//!
+//! Guarantees: it is made without a warning; every page of the summary is there; every link and every picture of every page leads to
+//! something in the book, to the heading where it names one; the commands of its first page are the README's, which
+//! `scripts/walk.sh` runs.
+//! Leaves out: how it looks, and links to other hosts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use regex::Regex;
+
+use super::{page, pages, root};
+
+fn made() -> tempfile::TempDir {
+    let to = tempfile::tempdir().unwrap();
+    let out = Command::new(root().join("scripts/book.sh")).arg(to.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    to
+}
+
+#[test]
+fn every_page_of_the_book_is_there_and_every_link_in_it_leads_to_something_in_it() {
+    let book = made();
+    let docs = book.path().join("docs");
+    let names =
+        pages().into_iter().filter_map(|page| Some(page.name.strip_prefix("docs/")?.to_owned()));
+    let wanted: Vec<_> = names.filter(|name| name != "SUMMARY.md").collect();
+    assert!(20 < wanted.len());
+    let mut read = Targets::default();
+    let mut dead = BTreeSet::new();
+    let mut followed = 0;
+    for name in wanted.iter().map(String::as_str).chain(["index.md"]) {
+        let file = docs.join(name).with_extension("html");
+        let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for link in links(&text) {
+            followed += 1;
+            if !read.has(&file, &link) {
+                dead.insert(format!("{name}: {link}"));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+    assert!(1_000 < followed, "{followed} links");
+}
+
+/// Where a page's links and pictures lead, those to other hosts left out.
+fn links(text: &str) -> Vec<String> {
+    let named = Regex::new(r#"(?:href|src)="([^"]*)""#).unwrap();
+    let elsewhere = Regex::new(r"^[a-z]+:").unwrap();
+    let found = named.captures_iter(text).map(|found| found[1].replace("&amp;", "&"));
+    found.filter(|link| !link.is_empty() && !elsewhere.is_match(link)).collect()
+}
+
+/// The anchors of each file that a link led to.
+#[derive(Default)]
+struct Targets(BTreeMap<PathBuf, Option<BTreeSet<String>>>);
+
+impl Targets {
+    fn has(&mut self, from: &Path, link: &str) -> bool {
+        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let path =
+            if path.is_empty() { from.to_owned() } else { from.parent().unwrap().join(path) };
+        let anchors = self.0.entry(straight(&path)).or_insert_with_key(|path| anchors(path));
+        anchors.as_ref().is_some_and(|known| anchor.is_empty() || known.contains(anchor))
+    }
+}
+
+fn straight(path: &Path) -> PathBuf {
+    let mut straight = PathBuf::new();
+    for part in path.components() {
+        if part == Component::ParentDir {
+            straight.pop();
+        } else {
+            straight.push(part);
+        }
+    }
+    straight
+}
+
+fn anchors(path: &Path) -> Option<BTreeSet<String>> {
+    let bytes = fs::read(path).ok()?;
+    let named = Regex::new(r#"\bid="([^"]*)""#).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    Some(named.captures_iter(&text).map(|found| found[1].to_owned()).collect())
+}
+
+#[test]
+fn the_commands_of_the_first_page_are_the_readmes() {
+    let (readme, start) = (page("README.md"), page("docs/start.md"));
+    let mut open = false;
+    let mut compared = 0;
+    for line in start.lines() {
+        match line.strip_prefix("```") {
+            Some(_) => open = !open,
+            None if open => {
+                assert!(readme.lines().any(|known| known == line), "{line}");
+                compared += 1;
+            }
+            None => {}
+        }
+    }
+    assert!(4 < compared, "{compared} commands");
+}

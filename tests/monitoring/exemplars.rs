@@ -1,0 +1,84 @@
+//! Exemplars: from a bucket of the histogram of times to the trace of a question in it, by a real Prometheus.
+//!
+//! Guarantees: a real Prometheus takes the page as OpenMetrics, and keeps its exemplars; only questions that a collector is told of
+//! have any; `promtool` finds no fault with the text format, which stays what it was.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use super::LIMITS;
+use super::prometheus::Prometheus;
+use crate::http1;
+use crate::service::Service;
+use crate::support::collector::Collector;
+use crate::waiting::until;
+
+const BUCKETS: &str = "sluicegate_decision_duration_seconds_bucket";
+const SPAN: &str = "e457b5a2e4d86bd1";
+
+fn serve(environment: &[(&str, &str)]) -> (tempfile::TempDir, Service) {
+    let limits = tempfile::tempdir().unwrap();
+    std::fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
+    let service = Service::start_under(limits.path(), &[], environment).unwrap();
+    (limits, service)
+}
+
+fn ask(service: &Service, header: (&str, &str)) {
+    let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "s3cret"}]}]}"#;
+    let reply = http1::call(service.http, "POST", "/json", &[header], Some(body.as_bytes()));
+    assert_eq!(reply.unwrap().status, 200);
+}
+
+fn traced(service: &Service, trace: &str, sampled: &str) {
+    ask(service, ("traceparent", &format!("00-{trace}-{SPAN}-{sampled}")));
+}
+
+fn page(service: &Service, accept: &str) -> String {
+    http1::get(service.metrics, "/metrics", &[("accept", accept)]).unwrap().text()
+}
+
+#[test]
+fn prometheus_finds_the_trace_of_a_question_from_the_bucket_of_its_time() {
+    let collector = Collector::start();
+    let (_limits, service) = serve(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint())]);
+    let (sampled, left_out) =
+        ("80f198ee56343ba864fe8b2a57d3eff7", "4bf92f3577b34da6a3ce929d0e0e4736");
+    traced(&service, sampled, "01");
+    traced(&service, left_out, "00");
+    let prometheus = Prometheus::of(service.metrics);
+    let found = until("an exemplar", || match prometheus.exemplars(BUCKETS)?.pop() {
+        None => Err("none".to_owned()),
+        Some(found) => Ok(found),
+    });
+    let (series, exemplar) = found.unwrap();
+    assert_eq!(exemplar["labels"]["trace_id"], sampled);
+    assert_eq!(exemplar["labels"]["span_id"].as_str().map(str::len), Some(16));
+    let le: f64 = series["le"].as_str().unwrap().parse().unwrap();
+    let took: f64 = exemplar["value"].as_str().unwrap().parse().unwrap();
+    assert!(0.0 < took && took <= le, "{exemplar} in {series}");
+    assert_eq!(prometheus.values(&format!("sum({BUCKETS}{{le='+Inf'}})")).unwrap(), [2.0]);
+    // Once more, of all that it has seen meanwhile.
+    let all = prometheus.exemplars(BUCKETS).unwrap();
+    assert!(all.iter().all(|(_, one)| one["labels"]["trace_id"] == sampled), "{all:?}");
+    let shown = page(&service, "application/openmetrics-text");
+    assert_eq!(shown.matches("trace_id").count(), 1);
+    assert!(!shown.contains(left_out) && !shown.contains("s3cret"));
+}
+
+#[test]
+fn without_a_collector_there_is_none_and_the_text_format_is_what_it_was() {
+    let (_limits, service) = serve(&[]);
+    traced(&service, "80f198ee56343ba864fe8b2a57d3eff7", "01");
+    let (open, text) = (page(&service, "application/openmetrics-text"), page(&service, "*/*"));
+    assert!(!open.contains("trace_id") && open.ends_with("# EOF\n"));
+    assert!(
+        !text.contains("# EOF")
+            && text.contains("# TYPE sluicegate_questions_answered_total counter\n")
+    );
+    let mut promtool = Command::new("promtool");
+    let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut promtool = promtool.spawn().expect("no promtool here: scripts/test.sh installs one");
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let said = promtool.wait_with_output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}

@@ -1,0 +1,114 @@
+//! Limits that an operator holds at one answer, by the real command line, at a fleet of real processes.
+
+use std::process::{Command, Output};
+
+use super::fleet::member;
+use super::{Store, ask, limits};
+use crate::service::Service;
+use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+const TOKEN: &str = "open-sesame";
+
+/// `sluicegate ask` of the limit that `service` counts, with these words; its exit code and what it says.
+fn typed(service: &Service, more: &[&str]) -> (Option<i32>, String) {
+    let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", "local=v"]);
+    if more.iter().any(|word| ["--freeze", "--thaw", "--grant", "--reset"].contains(word)) {
+        command.args(["--server", &admin]);
+    }
+    let out = command.args(more).env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap();
+    let Output { status, stdout, stderr } = out;
+    (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
+}
+
+/// Waits until a question is answered so there.
+fn answers(service: &Service, wanted: u16) {
+    until("the answer", || match ask(service, "local", "v") {
+        found if found == wanted => Ok(()),
+        found => Err(format!("{found}: {}", service.log())),
+    })
+    .unwrap();
+}
+
+fn replica(files: &std::path::Path, store: &Store, node: &str) -> Service {
+    member(files, store, node, &["--admin-token", TOKEN])
+}
+
+fn sees_with_token(service: &Service, wanted: usize) {
+    until("the fleet is seen", || {
+        let headers = [("authorization", &*format!("Bearer {TOKEN}"))];
+        let text = crate::http1::get(service.admin, "/fleet", &headers).unwrap().text();
+        let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let found = shown["members"].as_array().map_or(0, Vec::len);
+        if found == wanted { Ok(()) } else { Err(text) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
+    let (store, files) = (Store::running(), limits(1_000_000));
+    let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
+    [&a, &b].map(|service| sees_with_token(service, 2));
+    assert_eq!(
+        typed(&a, &["--freeze", "deny", "--for", "10m"]),
+        (
+            Some(0),
+            "d.local denies everybody for 10m, at all 2 replicas within two seconds\n".into()
+        )
+    );
+    [&a, &b].map(|service| answers(service, 429));
+    let (code, said) = typed(&b, &["--peek"]);
+    assert!(code == Some(1) && said.ends_with("may not pass\n"), "{said}");
+    // Who starts later hears of it, and so does who forgot.
+    let c = replica(files.path(), &store, "c");
+    answers(&c, 429);
+    drop(a);
+    let a = replica(files.path(), &store, "a");
+    answers(&a, 429);
+    assert!(b.log().contains("another replica was told how a limit answers"), "{}", b.log());
+    let (code, said) = typed(&c, &["--thaw"]);
+    assert!(code == Some(0) && said.starts_with("d.local counts again, at all "), "{said}");
+    [&a, &b, &c].map(|service| answers(service, 200));
+    assert_eq!(typed(&c, &["--freeze", "allow", "--for", "10m"]).0, Some(0));
+    let (code, said) = typed(&c, &["--hits", "2000000"]);
+    assert!(
+        code == Some(0) && said.starts_with("local=v: within") && said.ends_with("may pass\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_the_command_line_says_of_one_counter_and_of_one_replica_is_for_people() {
+    for_a_day_with_a_minute_left();
+    let (store, files) = (Store::running(), limits(10));
+    let one = replica(files.path(), &store, "one");
+    sees_with_token(&one, 1);
+    assert_eq!(typed(&one, &["--hits", "10"]).0, Some(0));
+    let (code, said) = typed(&one, &["--grant", "--hits", "4"]);
+    assert!(
+        code == Some(0) && said.starts_with("local=v: 4 of 10 left, whole again in "),
+        "{said}"
+    );
+    assert_eq!(typed(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
+    let (code, said) = typed(&one, &["--peek"]);
+    assert!(
+        code == Some(0) && said.starts_with("local=v: within, 10 of 10 per day left"),
+        "{said}"
+    );
+    assert_eq!(
+        typed(&one, &["--freeze", "deny", "--for", "1h"]),
+        (Some(0), "d.local denies everybody for 1h\n".into())
+    );
+    assert_eq!(typed(&one, &["--thaw"]), (Some(0), "d.local counts again\n".into()));
+    for (words, why) in [
+        (&["--thaw"][..], "this limit is not held"),
+        (&["--freeze", "deny", "--for", "25h"], "a limit is held for 1s to 24h"),
+        (&["--freeze", "shut", "--for", "1m"], "neither deny nor allow"),
+        (&["--freeze", "deny"], "--for"),
+    ] {
+        let (code, said) = typed(&one, words);
+        assert!(code == Some(2) && said.contains(why), "{words:?}: {code:?} {said}");
+    }
+}
