@@ -18,16 +18,16 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor::Entry,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService as _;
 use prost::Message as _;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::Reporting;
+use sluicegate::edge::grpc::arrival::arrived;
 use sluicegate::edge::grpc::rls::RateLimits;
 use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::units::Revision;
-use tonic::Request;
+use tonic::metadata::MetadataMap;
 
 /// As in the binary.
 #[cfg(target_os = "linux")]
@@ -66,11 +66,11 @@ fn ask(questions: u64, descriptors: u64) {
     let message = question(descriptors).encode_to_vec();
     let before = on_processor();
     for _ in 0..questions {
-        let mut request = Request::new(RateLimitRequest::decode(&*message).unwrap());
-        let headers = request.metadata_mut();
+        let request = arrived(&message).unwrap().unwrap();
+        let mut headers = MetadataMap::new();
         headers.insert("te", "trailers".parse().unwrap());
         headers.insert("grpc-timeout", "20m".parse().unwrap());
-        let mut call = pin!(service.should_rate_limit(request));
+        let mut call = pin!(service.answer(&headers, request));
         let Poll::Ready(reply) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("memory answers at once")
         };

@@ -50,7 +50,10 @@ impl RateLimits {
     }
 
     /// The answer to `request`, which came with the headers `metadata`.
-    pub(super) async fn answer(
+    ///
+    /// # Errors
+    /// Why it is refused, as the status that Envoy is told.
+    pub async fn answer(
         &self,
         metadata: &MetadataMap,
         mut request: RateLimitRequest,
