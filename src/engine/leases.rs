@@ -46,6 +46,10 @@ const WAYS: usize = 256;
 /// A small part of the longest lease.
 const TENDED_EVERY: Duration = Duration::from_secs(1);
 
+/// What would be borrowed before the one after the next is borrowed now, so that messages about many keys go
+/// in few calls.
+const LEISURE: Nanos = Nanos::from_secs(2);
+
 /// Messages that give back, on their way at one time.
 const MOST_PARTINGS: usize = 64;
 
@@ -188,9 +192,10 @@ impl Leases {
         }
     }
 
-    /// Gives back what will not be asked for, and forgets keys that nobody asks for.
+    /// Borrows what will soon be asked for, gives back what will not be, and forgets keys that nobody asks for.
     pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
+        self.borrow_at_leisure(now);
         self.part(|held, number| held.surplus(now, number)).await;
         for shard in &self.shards {
             shard.0.lock().retain(|_, held| !held.is_idle(now));
@@ -301,6 +306,17 @@ impl Leases {
     fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
         if let Some(borrow) = held.ahead(now, || self.next()) {
             self.send_later(held, borrow);
+        }
+    }
+
+    /// Borrows in the background for all keys that it will soon be time for.
+    fn borrow_at_leisure(self: &Arc<Self>, now: Nanos) {
+        for shard in &self.shards {
+            for held in shard.0.lock().values_mut() {
+                if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
+                    self.send_later(held, borrow);
+                }
+            }
         }
     }
 

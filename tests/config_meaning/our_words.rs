@@ -150,7 +150,7 @@ fn out(strategy: &str, overshoot: &str) -> Overshoot {
     );
     match limit(&text).mode {
         Mode::Leased(Terms { overshoot, term, .. }) => {
-            assert_eq!(term, Nanos::from_secs(10));
+            assert_eq!(term, Nanos::from_secs(30));
             overshoot
         }
         other => panic!("{other:?}"),
@@ -206,11 +206,11 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
     let leased = |overshoot, secs| {
         Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs), size: Size::Learned })
     };
-    assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 10), "ten periods");
+    assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 30), "thirty periods");
     assert_eq!(limit("e=").mode, leased(Overshoot::InWindow, 1), "no longer than its window");
-    assert_eq!(limit("f=").mode, leased(Overshoot::AtMost(Hits(5)), 1), "ten periods");
+    assert_eq!(limit("f=").mode, leased(Overshoot::AtMost(Hits(5)), 3), "thirty periods");
     assert_eq!(limit("b=").mode, Mode::Strict);
-    assert_eq!(limit("c=").mode, leased(Overshoot::InWindow, 10));
+    assert_eq!(limit("c=").mode, leased(Overshoot::InWindow, 30));
     assert_eq!(
         limit("a=").to_string(),
         "50 per second, fixed_window, mode leased, max_overshoot 5"
@@ -246,8 +246,9 @@ fn how_much_is_borrowed_at_a_time_may_be_said() {
     }
 }
 
-/// 60,000 a minute are 10,000 in the 10 s of a lease. A fleet of 2 sees 5,000 each and borrows half
-/// of that, one of 8 half of 1,250, one of 64 half of 156; of a budget of 600 each has at most 300, 75 and 9.
+/// 60,000 a minute are 10,000 in the 10 s in which demand is seen, and three times that in the 30 s of a lease. In a
+/// fleet of 2 each sees 5,000 and borrows a tenth of the limit, which is less than thrice that; of 8, 3 · 1,250; of
+/// 64, 3 · ⌊10,000/64⌋. Of a budget of 600 each has at most 300, 75 and 9.
 #[test]
 fn check_says_how_many_decisions_a_call_is_expected_for() {
     let said = |overshoot: &str| {
@@ -266,7 +267,7 @@ fn check_says_how_many_decisions_a_call_is_expected_for() {
              8 replicas, 1 in {many} on 64 replicas"
         )
     };
-    assert_eq!(said("0"), all(2500, 625, 78));
+    assert_eq!(said("0"), all(6000, 3750, 468));
     assert_eq!(said("1%"), all(300, 75, 9));
     assert_eq!(said("1"), all(1, 1, 1));
 }

@@ -195,6 +195,59 @@ fn idle_hits_are_surplus() {
     assert_eq!(ledger.balance(after(499)), Hits(19));
 }
 
+/// A ledger that learned, was asked for 64 and lent 80 at NOW, of which so many are left.
+fn learned(left: u64) -> Ledger {
+    let mut ledger = Ledger::new(Size::Learned, TERM, Hits(100));
+    assert_eq!(ledger.spend(NOW, Hits(64 - (80 - left).min(64))), Spend::Ask);
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.settle(NOW, &grant(1, 80, 0));
+    for _ in left..80 {
+        assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+    }
+    ledger
+}
+
+#[test]
+fn at_leisure_more_is_asked_for_when_a_quarter_is_left_that_demand_will_take() {
+    // 64 a second: 20 in 313 ms.
+    let time = Nanos(313_000_000);
+    assert_eq!(learned(21).at_leisure(NOW, Number(2), time), None);
+    let mut low = learned(20);
+    assert_eq!(low.ahead(NOW, Number(2)), None, "there is time");
+    assert_eq!(low.at_leisure(NOW, Number(2), Nanos(300_000_000)), None, "19 in 300 ms");
+    let more = low.at_leisure(NOW, Number(2), time).unwrap();
+    let expected = (Hits(0), Hits(44), Hits(20), Hits(0));
+    assert_eq!((more.hits, more.want, more.held, more.returned), expected, "64 in all");
+    assert_eq!(low.balance(NOW), Hits(20), "it stays usable");
+    assert_eq!(low.at_leisure(NOW, Number(3), time), None, "a message is on its way");
+    low.settle(NOW, &grant(2, 0, 20));
+    assert_eq!(low.at_leisure(after(124), Number(3), TERM), None, "there was nothing to lend");
+    assert!(low.at_leisure(after(125), Number(3), TERM).is_some());
+}
+
+#[test]
+fn at_leisure_a_lease_is_renewed_in_the_last_eighth_of_its_term() {
+    let mut held = learned(60);
+    assert_eq!(held.at_leisure(after(872), Number(2), Nanos::from_secs(9)), None);
+    assert!(
+        held.clone().at_leisure(after(873), Number(2), Nanos::from_secs(9)).is_some(),
+        "998 − 125"
+    );
+    assert_eq!(held.at_leisure(after(873), Number(2), Nanos(124_000_000)), None);
+    assert_eq!(held.at_leisure(after(998), Number(2), Nanos::from_secs(9)), None, "it is over");
+}
+
+#[test]
+fn who_gives_all_back_says_that_it_asks_no_more() {
+    assert_eq!(lent().give_back(NOW, Number(2)).unwrap().demand, Hits(0));
+    let mut quiet = learned(40);
+    let gone = quiet.abandon(after(125), Number(2), Nanos(125_000_000)).unwrap();
+    assert_eq!((gone.returned, gone.demand), (Hits(40), Hits(0)), "8 were to be expected");
+    let mut rare = lent();
+    assert_eq!(rare.abandon(after(900), Number(2), Nanos(999_000_000)), None);
+    assert!(rare.abandon(after(900), Number(2), TERM).is_some(), "nobody asked in a whole span");
+}
+
 #[test]
 fn a_denial_is_remembered_until_it_may_pass() {
     let mut ledger = ledger();
@@ -234,13 +287,34 @@ fn the_denial_of_the_fewest_hits_is_remembered() {
 }
 
 #[test]
-fn while_others_hold_hits_a_denial_is_asked_again_soon() {
+fn while_others_hold_hits_that_would_do_a_denial_is_asked_again_after_a_round_trip() {
     let mut ledger = ledger();
-    ask(&mut ledger, NOW, 1, 1);
-    ledger.settle(NOW, &denial(1, Nanos::from_secs(3_600), 4));
-    let Spend::Denied { retry_after, .. } = ledger.spend(after(124), Hits(1)) else { panic!() };
-    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(124_000_000)));
-    assert_eq!(ledger.spend(after(125), Hits(1)), Spend::Ask);
+    ask(&mut ledger, NOW, 1, 11);
+    // 7 are left, and 4 may come back.
+    ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
+    let Spend::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else { panic!() };
+    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000)));
+    assert_eq!(ledger.spend(after(40), Hits(11)), Spend::Ask);
+}
+
+#[test]
+fn a_denial_that_the_counter_counts_is_asked_again_eight_times_in_a_span() {
+    let mut ledger = ledger().of_one_that_counts_denied();
+    ask(&mut ledger, NOW, 1, 11);
+    ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
+    assert!(matches!(ledger.spend(after(124), Hits(11)), Spend::Denied { .. }));
+    assert_eq!(ledger.spend(after(125), Hits(11)), Spend::Ask);
+}
+
+#[test]
+fn while_others_hold_too_few_hits_a_denial_stands_until_these_would_do() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 17);
+    // 7 are left and 10 missing, of which 4 may come back: 5 are earned in half of the time, and a part of one
+    // may be there already.
+    ledger.settle(NOW, &denial(1, Nanos::SECOND, 4));
+    assert!(matches!(ledger.spend(after(499), Hits(17)), Spend::Denied { .. }));
+    assert_eq!(ledger.spend(after(500), Hits(17)), Spend::Ask);
 }
 
 #[test]

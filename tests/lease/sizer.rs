@@ -15,18 +15,34 @@ fn sizer(most: u64) -> Sizer {
 }
 
 #[test]
-fn a_lease_is_half_of_a_terms_demand_less_the_part_that_is_stranded() {
+fn a_lease_is_for_a_terms_demand_less_the_part_that_is_stranded() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(400));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(200));
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(400));
     sizer.stranded(NOW, Hits(50));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(177), "⌊200·400/450⌋");
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(355), "⌊400·400/450⌋");
+}
+
+#[test]
+fn demand_is_seen_in_ten_seconds_and_lent_for_a_term_that_is_longer() {
+    let mut sizer = Sizer::new(Size::Learned, Nanos::from_secs(30), Hits(1_000));
+    sizer.asked(NOW, Hits(63));
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(63), "no more than were asked for, of so few");
+    sizer.asked(NOW, Hits(137));
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(600), "200·30/10");
+    sizer.stranded(NOW, Hits(50));
+    assert_eq!(sizer.want(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
+    assert_eq!(sizer.expected(NOW, Nanos::SECOND), Hits(20));
+    // A bucket began at 0, which is 5 s before.
+    for (at, demand) in [(0, 200), (4_999, 200), (7_500, 150), (15_000, 0)] {
+        assert_eq!(sizer.demand(after(at)), Hits(demand), "after {at} ms");
+    }
 }
 
 #[test]
 fn a_small_demand_is_lent_whole_and_the_question_at_hand_is_none() {
     let mut sizer = sizer(1_000);
-    for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 64), (152, 128), (4, 130)] {
+    for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 103), (152, 255), (4, 259)] {
         sizer.asked(NOW, Hits(asked));
         assert_eq!(sizer.want(NOW, Hits(1)), Hits(want));
     }
@@ -63,8 +79,30 @@ fn what_will_not_be_asked_for_is_surplus() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(100));
     let half = Nanos(TERM.0 / 2);
-    assert_eq!(sizer.surplus(NOW, Hits(60), half), Hits(10));
+    assert_eq!(sizer.surplus(NOW, Hits(100), half), Hits(50));
+    assert_eq!(sizer.surplus(NOW, Hits(101), half), Hits(51));
+    assert_eq!(sizer.surplus(NOW, Hits(1), Nanos(0)), Hits(1), "nothing will be");
+    assert_eq!(
+        sizer.surplus(NOW, Hits(99), half),
+        Hits(0),
+        "49 are less than half of it, and may be chance"
+    );
     assert_eq!(sizer.surplus(NOW, Hits(50), half), Hits(0));
+}
+
+#[test]
+fn a_balance_runs_low_in_the_last_part_of_a_lease_when_demand_takes_the_rest_in_time() {
+    let mut sizer = sizer(1_000);
+    sizer.asked(NOW, Hits(100));
+    let tenth = Nanos(TERM.0 / 10);
+    assert!(!sizer.runs_low(NOW, Hits(1), tenth), "nothing was lent yet");
+    sizer.lent(NOW, Hits(80));
+    assert!(sizer.runs_low(NOW, Hits(10), tenth) && !sizer.runs_low(NOW, Hits(11), tenth));
+    assert!(
+        sizer.runs_low(NOW, Hits(20), TERM) && !sizer.runs_low(NOW, Hits(21), TERM),
+        "a quarter"
+    );
+    assert!(!Sizer::new(Size::Fixed(Hits(80)), TERM, Hits(100)).runs_low(NOW, Hits(1), TERM));
 }
 
 #[test]

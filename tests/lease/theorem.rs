@@ -78,7 +78,7 @@ fn careless_designs_are_refuted() {
     for (flaw, kinds, worlds_each) in [
         (Flaw::CreditedToEachWaiter, &KINDS[..], 10),
         (Flaw::WindowOnMembersClock, &coupled[..], 50),
-        (Flaw::GivenBackAfterTheRoll, &coupled[..], 200),
+        (Flaw::GivenBackAfterTheRoll, &coupled[..], 400),
         (Flaw::GivenBackAfterExpiry, &KINDS[..], 80),
         (Flaw::OldAnswerTaken, &KINDS[..], 50),
         (Flaw::PutBackAfterAMessage, &KINDS[..], 100),

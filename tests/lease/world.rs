@@ -326,7 +326,15 @@ impl World {
     fn look_ahead(&mut self, node: usize) {
         let now = self.nodes[node].clock(self.now);
         let number = self.nodes[node].number();
-        if let Some(borrow) = self.nodes[node].ledger.ahead(now, number) {
+        let at_leisure = self.dice.once_in(2);
+        let time = Nanos(self.dice.up_to(self.store.terms.term.0));
+        let ledger = &mut self.nodes[node].ledger;
+        let borrow = if at_leisure {
+            ledger.at_leisure(now, number, time)
+        } else {
+            ledger.ahead(now, number)
+        };
+        if let Some(borrow) = borrow {
             self.seen.ahead += 1;
             self.send(node, borrow);
         }
@@ -335,9 +343,14 @@ impl World {
     fn part(&mut self, node: usize, with_all: bool) {
         let now = self.nodes[node].clock(self.now);
         let number = self.nodes[node].number();
+        let is_quiet = self.dice.once_in(2);
+        let quiet = Nanos(self.dice.up_to(2 * self.store.terms.term.0));
         let ledger = &mut self.nodes[node].ledger;
-        let parting =
-            if with_all { ledger.give_back(now, number) } else { ledger.surplus(now, number) };
+        let parting = match (with_all, is_quiet) {
+            (true, _) => ledger.give_back(now, number),
+            (false, true) => ledger.abandon(now, number, quiet),
+            (false, false) => ledger.surplus(now, number),
+        };
         if let Some(parting) = parting {
             self.send(node, parting);
         }

@@ -2,6 +2,7 @@
 //!
 //! The store is the one in memory, held at a distance: engines take it for one that has to be asked.
 
+mod denials;
 mod path;
 mod plot;
 mod share;

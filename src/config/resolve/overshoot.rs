@@ -20,12 +20,13 @@ use crate::kernel::units::{Hits, Nanos};
 /// What [`parse`] reads, as a regular expression.
 pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";
 
-/// No lease is good for longer: what a replica that died held is back after as much.
-pub(super) const LONGEST_TERM: Nanos = Nanos::from_secs(10);
+/// No lease is good for longer: what a replica that died held may be lent again after as much. A key in steady
+/// demand takes a message a term at least.
+const LONGEST_TERM: Nanos = Nanos::from_secs(30);
 
 /// A lease that may outlive its window is good for so many periods: a key that is asked for some hits in each
 /// is not lent them anew in each.
-const PERIODS: u64 = 10;
+const PERIODS: u64 = 30;
 
 /// Hundredths of a percent in the whole.
 const WHOLE: u64 = 10_000;
@@ -152,10 +153,10 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
 /// limit admits. By the rules that leases are sized and divided by.
 fn decisions_a_call(limit: &Limit, terms: Terms, fleet: u64) -> u64 {
     let requests = u64::from(limit.requests);
-    let product = u128::from(requests).saturating_mul(u128::from(terms.term.0));
-    let a_term = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
-    let asked = u64::try_from(a_term).unwrap_or(u64::MAX) / fleet;
     let mut sizer = Sizer::new(terms.size, terms.term, sizer::most(limit.strategy.most()));
+    let product = u128::from(requests).saturating_mul(u128::from(sizer.span().0));
+    let a_span = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
+    let asked = u64::try_from(a_span).unwrap_or(u64::MAX) / fleet;
     sizer.asked(Nanos(0), Hits(asked));
     let share = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => hits / fleet,

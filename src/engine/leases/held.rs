@@ -11,12 +11,12 @@ use crate::backend::{Cause, Charge, Outcome};
 use crate::kernel::lease::ledger::{Ledger, Spend};
 use crate::kernel::lease::sizer;
 use crate::kernel::lease::{Answer, Borrow, Number, Terms};
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
 
-/// A key that nobody asked for in so many terms is forgotten.
-const IDLE_TERMS: u64 = 2;
+/// A key that nobody asked for in so many spans of demand is forgotten: as much as its sizer would remember.
+const IDLE_SPANS: u64 = 2;
 
 /// Bits for the epochs of one ledger.
 const EPOCHS: u32 = 20;
@@ -41,8 +41,10 @@ impl Held {
     /// Nothing yet. `number` is one that nothing else of this process has.
     pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
         let Leased { charge, terms } = leased;
+        let ledger = Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most()));
+        let counts_denied = matches!(charge.strategy, Strategy::FixedWindow(_));
         Self {
-            ledger: Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most())),
+            ledger: if counts_denied { ledger.of_one_that_counts_denied() } else { ledger },
             charge: charge.clone(),
             terms,
             asked: now,
@@ -113,6 +115,12 @@ impl Held {
         self.awaited(ahead)
     }
 
+    /// The message for more that will be needed within `time`.
+    pub(super) fn at_leisure(&mut self, now: Nanos, number: Number, time: Nanos) -> Option<Borrow> {
+        let more = self.ledger.at_leisure(now, number, time);
+        self.awaited(more)
+    }
+
     /// The message for a question; none while another is on its way.
     pub(super) fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
         self.expire(now);
@@ -170,7 +178,7 @@ impl Held {
     }
 
     pub(super) fn is_idle(&self, now: Nanos) -> bool {
-        let patience = Nanos(self.terms.term.0.saturating_mul(IDLE_TERMS));
+        let patience = Nanos(self.terms.term.min(sizer::LONGEST_SPAN).0.saturating_mul(IDLE_SPANS));
         self.awaits.is_none() && self.balance(now) == Hits(0) && patience < now.since(self.asked)
     }
 

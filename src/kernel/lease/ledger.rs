@@ -15,14 +15,18 @@
 //! Leaves out: who waits for whom, and the numbers, which rise over all keys of a member.
 
 use super::counter::room;
-use super::sizer::{Size, Sizer};
+use super::sizer::{Size, Sizer, scaled};
 use super::{Answer, Borrow, Number, early};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// What changes only when another member gives back is looked at so often in a term: whether there is
-/// something to lend again, and whether a denial still stands that was due to what others hold.
-const TRIES_A_TERM: u64 = 8;
+/// What changes only when another member gives back is looked at so often in a span: whether there is
+/// something to lend again, and, where the counter counts what it denies, whether a denial still stands that was due
+/// to what others hold.
+const TRIES_A_SPAN: u64 = 8;
+
+/// A lease is renewed at leisure in its last part, one in so many.
+const LAST_PART: u64 = 8;
 
 /// Where so many hits were to be expected and none came, demand is over: of arrivals by chance one
 /// pause in three thousand is as long.
@@ -33,6 +37,8 @@ const NO_CHANCE: Hits = Hits(8);
 pub struct Ledger {
     term: Nanos,
     sizer: Sizer,
+    /// Whether the counter counts what it denies, so that each try costs what others give back.
+    counts_denied: bool,
     balance: Hits,
     /// When the balance is void.
     until: Nanos,
@@ -89,6 +95,7 @@ impl Ledger {
         Self {
             term,
             sizer: Sizer::new(size, term, most),
+            counts_denied: false,
             balance: Hits(0),
             until: Nanos(0),
             lease: Number(0),
@@ -98,6 +105,12 @@ impl Ledger {
             round_trip: Nanos(0),
             pause: Nanos(0),
         }
+    }
+
+    /// The same, of a counter that counts what it denies.
+    #[must_use]
+    pub const fn of_one_that_counts_denied(self) -> Self {
+        Self { counts_denied: true, ..self }
     }
 
     /// Hits that may be spent now.
@@ -187,7 +200,20 @@ impl Ledger {
         Some(self.message(now, number, Hits(0), want, Hits(0)))
     }
 
-    /// The message that gives back what will not be asked for before it is void. None when all of
+    /// The message that asks for more at leisure: of a ledger that would be asked for more by [`Ledger::ahead`]
+    /// within `time`, so that messages about many keys go together. None as there, and where what is held lasts longer.
+    pub fn at_leisure(&mut self, now: Nanos, number: Number, time: Nanos) -> Option<Borrow> {
+        let want = self.sizer.want(now, Hits(0));
+        let held = self.balance(now);
+        let idle = self.flight.is_some() || now < self.pause || held == Hits(0);
+        let ends = self.until.since(now) <= time.min(Nanos(self.term.0 / LAST_PART));
+        if idle || want == Hits(0) || !(ends || self.sizer.runs_low(now, held, time)) {
+            return None;
+        }
+        Some(self.message(now, number, Hits(0), want.less(held), Hits(0)))
+    }
+
+    /// The message that gives back what will not be asked for before it is void. None when most of
     /// it will be, or another message is on its way.
     pub fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
@@ -201,17 +227,17 @@ impl Ledger {
     }
 
     /// The message that gives everything back because nobody asks any more, after `quiet` in which so
-    /// many hits were to be expected that it is no chance. None otherwise, or when nothing is held or
-    /// another message is on its way.
+    /// many hits were to be expected that it is no chance, or of a whole span. None otherwise, or when nothing is
+    /// held or another message is on its way.
     pub fn abandon(&mut self, now: Nanos, number: Number, quiet: Nanos) -> Option<Borrow> {
         self.expire(now);
-        let is_chance = self.sizer.expected(now, quiet) < NO_CHANCE;
+        let is_chance = self.sizer.expected(now, quiet) < NO_CHANCE && quiet < self.sizer.span();
         if self.flight.is_some() || self.balance == Hits(0) || is_chance {
             return None;
         }
         let all = std::mem::take(&mut self.balance);
         self.sizer.stranded(now, all);
-        Some(self.parting(now, number, all))
+        Some(self.farewell(now, number, all))
     }
 
     /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes
@@ -219,7 +245,7 @@ impl Ledger {
     pub fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.flight = None;
         let returned = self.expire_all(now);
-        (returned != Hits(0)).then(|| self.parting(now, number, returned))
+        (returned != Hits(0)).then(|| self.farewell(now, number, returned))
     }
 
     /// Takes the answer to the last message; any other is ignored.
@@ -291,6 +317,11 @@ impl Ledger {
         parting
     }
 
+    /// The parting of who will not ask soon: others need not share what is left with it.
+    fn farewell(&mut self, now: Nanos, number: Number, returned: Hits) -> Borrow {
+        Borrow { demand: Hits(0), ..self.parting(now, number, returned) }
+    }
+
     /// Remembers what an answer says of the key.
     fn hear(&mut self, now: Nanos, flight: Flight, answer: &Answer) {
         let took = now.since(flight.sent);
@@ -300,20 +331,29 @@ impl Ledger {
             return;
         }
         self.heard = Some((flight.sent, room(answer.step)));
-        self.denial = self.denial_after(flight, answer);
+        self.denial = self.denial_after(now, flight, answer);
         if answer.granted == Hits(0) {
             self.pause = now.plus(self.try_again());
         }
     }
 
     /// The denial to remember. The one of the fewest hits tells most.
-    fn denial_after(&self, flight: Flight, answer: &Answer) -> Option<Denial> {
+    fn denial_after(&self, now: Nanos, flight: Flight, answer: &Answer) -> Option<Denial> {
         let before = self.denial.filter(|denial| flight.sent < denial.until);
         match answer.step {
-            Step::Deny { retry_after, .. } if flight.hits != Hits(0) => {
+            Step::Deny { retry_after, room } if flight.hits != Hits(0) => {
                 let passes = flight.sent.plus(retry_after);
-                let again = flight.sent.plus(self.try_again());
-                let until = if answer.parked == Hits(0) { passes } else { passes.min(again) };
+                let certain =
+                    flight.sent.plus(stands(flight.hits, room, answer.parked, retry_after));
+                // Who waited for this answer is told of it, and one who asks a round trip later could not
+                // have heard of anything sooner.
+                let heard = now.plus(self.round_trip);
+                let again = if self.counts_denied {
+                    flight.sent.plus(self.try_again()).max(heard)
+                } else {
+                    heard
+                };
+                let until = certain.max(again).min(passes);
                 let denial = Denial { hits: flight.hits, passes, until };
                 Some(before.filter(|before| before.hits < flight.hits).unwrap_or(denial))
             }
@@ -323,6 +363,22 @@ impl Ledger {
     }
 
     const fn try_again(&self) -> Nanos {
-        Nanos(self.term.0 / TRIES_A_TERM)
+        Nanos(self.sizer.span().0 / TRIES_A_SPAN)
     }
+}
+
+/// How long a denial of `hits` stands for certain, whatever others give back of what is `parked`: as long as what
+/// is missing beyond it takes to be earned.
+///
+/// | asked | left | parked | wait | stands |
+/// |---|---|---|---|---|
+/// | 64 | 23 | 10 | 410 ms | ⌊410·(41 − 10 − 1)/41⌋ = 300 ms: what is left may be almost a hit more than it says |
+/// | 1 | 0 | 1 | any | 0 |
+fn stands(hits: Hits, room: Room, parked: Hits, retry_after: Nanos) -> Nanos {
+    if parked == Hits(0) {
+        return retry_after;
+    }
+    let missing = hits.less(room.remaining);
+    let beyond = missing.less(parked).less(Hits(1));
+    Nanos(scaled(retry_after.0, beyond.0, missing.0))
 }

@@ -1,14 +1,15 @@
 //! How much to borrow.
 //!
-//! | formula, for 400 hits asked in the last term, of which 50 were stranded; most 1,000 | worked row |
+//! | formula, for 200 hits asked in the last 10 s, and as many stranded as a quarter of it; terms of 30 s, most 1,000 | worked row |
 //! |---|---|
-//! | demand = this term's hits + what the last term's weigh | 400 |
-//! | half of it, or 64 if that is more, and no more than it | 200 |
-//! | of which the part that was not stranded: ·demand / (demand + stranded) | ⌊200·400/450⌋ = 177 |
+//! | demand = hits of this span + what the last span's weigh | 200 |
+//! | what a whole term of it comes to, and of less than 64 no more than it | 200·30/10 = 600 |
+//! | of which the part that was not stranded: ·demand / (demand + stranded) | ⌊600·200/250⌋ = 480 |
 //!
-//! A term is counted in two buckets, of which the older fades: after two terms nothing is left of
-//! what was, whatever it was. The question at hand is not demand, only those before it: a key asked for
-//! once a term is lent nothing, and one asked again is lent as much as was asked, which doubles from
+//! Demand is counted in two buckets of a span each, of which the older fades: after two spans nothing is
+//! left of what was, whatever it was. A span is a term, and [`LONGEST_SPAN`] at most: a lease may be
+//! good for longer than a demand is believed to last. The question at hand is not demand, only those before it: a key asked for
+//! once a span is lent nothing, and one asked again is lent as much as was asked, which doubles from
 //! lease to lease.
 //!
 //! Guarantees: never more than `most`, nothing without demand; O(1), no allocation.
@@ -17,20 +18,20 @@
 
 use crate::kernel::units::{Hits, Nanos};
 
-/// Leases are for at least these hits, where there is demand for so many: 1 call in 64 decisions is
-/// below what a call in 50 may cost.
-const WORTH_A_CALL: Hits = Hits(64);
+/// Where fewer hits were asked for, a lease is for no more than were: what is known of so few is little.
+const FEW: Hits = Hits(64);
 
-/// A lease is for one part in so many of a term's demand: the smaller, the less is stranded when
-/// demand turns, and the more calls it takes where questions are of several hits.
-const LEASES_A_TERM: u64 = 2;
+/// The longest that a demand is believed to last, whatever the term: what is lent must follow demand
+/// that drifts.
+pub const LONGEST_SPAN: Nanos = Nanos::from_secs(10);
 
-/// With a fixed size, what is left when the next lease is asked for: one part in so many.
+/// Less than one part in so many of a balance is not given back: demand by chance is as much above or
+/// below what it was before, and a message would be for nothing.
+const LEAST_PART_BACK: u64 = 2;
+
+/// What is left of a lease when the next is asked for, one part in so many: with a fixed size always, else at
+/// most, when less is left than the largest question of late or than will be asked for soon.
 const LAST_PART: u64 = 4;
-
-/// The next lease is asked for when less is left than the largest question of late, but no sooner than when
-/// this part of the last lease is left.
-const LAST_PART_LEARNED: u64 = 4;
 
 /// A lease is at most one part in so many of what passes at one instant.
 const PARTS: u64 = 10;
@@ -55,6 +56,8 @@ pub enum Size {
 pub struct Sizer {
     size: Size,
     term: Nanos,
+    /// What one bucket counts.
+    span: Nanos,
     most: Hits,
     /// When the current bucket began.
     since: Nanos,
@@ -62,7 +65,7 @@ pub struct Sizer {
     last: Tally,
 }
 
-/// What a term saw.
+/// What a span saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Tally {
     asked: Hits,
@@ -78,7 +81,14 @@ impl Sizer {
     #[must_use]
     pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
         let none = Tally { asked: Hits(0), stranded: Hits(0), largest: Hits(0), lent: Hits(0) };
-        Self { size, term, most, since: Nanos(0), current: none, last: none }
+        let span = if term.0 < LONGEST_SPAN.0 { term } else { LONGEST_SPAN };
+        Self { size, term, span, most, since: Nanos(0), current: none, last: none }
+    }
+
+    /// The span in which demand is counted.
+    #[must_use]
+    pub const fn span(&self) -> Nanos {
+        self.span
     }
 
     /// Hits were asked for, whatever became of them: a key that is denied teaches too.
@@ -106,7 +116,7 @@ impl Sizer {
         }
     }
 
-    /// Hits asked for in the last term. With a fixed size, one lease.
+    /// Hits asked for in the last span. With a fixed size, one lease.
     #[must_use]
     pub fn demand(&self, now: Nanos) -> Hits {
         match self.size {
@@ -123,32 +133,39 @@ impl Sizer {
             Size::Learned => {
                 let Tally { asked, stranded, .. } = self.seen(now);
                 let asked = asked.less(besides);
-                let lease = Hits(asked.0.div_ceil(LEASES_A_TERM)).max(WORTH_A_CALL).min(asked);
-                Hits(scaled(lease.0, asked.0, asked.plus(stranded).0))
+                let lease =
+                    if asked < FEW { asked.0 } else { scaled(asked.0, self.term.0, self.span.0) };
+                Hits(scaled(lease, asked.0, asked.plus(stranded).0))
             }
         };
         want.min(self.most)
     }
 
-    /// What of `balance` will not be asked for in `left`, by the demand of the last term.
+    /// What of `balance` will not be asked for in `left`, by the demand of the last span; nothing where that
+    /// is less than half of it.
     #[must_use]
     pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
+        let surplus = balance.less(self.expected(now, left));
+        let is_worth_it = balance.0.div_ceil(LEAST_PART_BACK) <= surplus.0;
+        if is_worth_it && self.size == Size::Learned { surplus } else { Hits(0) }
+    }
+
+    /// Hits that would be asked for in `time` by the demand of the last span; none is foretold of a fixed
+    /// size.
+    #[must_use]
+    pub fn expected(&self, now: Nanos, time: Nanos) -> Hits {
         match self.size {
             Size::Fixed(_) => Hits(0),
-            Size::Learned => {
-                balance.less(Hits(scaled(self.seen(now).asked.0, left.0, self.term.0)))
-            }
+            Size::Learned => Hits(scaled(self.seen(now).asked.0, time.0, self.span.0)),
         }
     }
 
-    /// Hits that would be asked for in `span` by the demand of the last term; none is foretold of a fixed
-    /// size.
+    /// Will `balance` be gone within `time`, and is the last part of a lease all that is left? Nothing is
+    /// foretold of a fixed size.
     #[must_use]
-    pub fn expected(&self, now: Nanos, span: Nanos) -> Hits {
-        match self.size {
-            Size::Fixed(_) => Hits(0),
-            Size::Learned => Hits(scaled(self.seen(now).asked.0, span.0, self.term.0)),
-        }
+    pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
+        let last_part = self.seen(now).lent.0 / LAST_PART;
+        balance.0 <= self.expected(now, time).0.min(last_part)
     }
 
     /// Will `balance` be gone `ahead` of now, or not suffice for a question as large as others were?
@@ -158,30 +175,30 @@ impl Sizer {
             Size::Fixed(hits) => balance.0 < hits.0.div_ceil(LAST_PART),
             Size::Learned => {
                 let Tally { asked, largest, lent, .. } = self.seen(now);
-                let next = largest.0.min(lent.0 / LAST_PART_LEARNED);
-                balance.0 <= scaled(asked.0, ahead.0, self.term.0).max(next)
+                let next = largest.0.min(lent.0 / LAST_PART);
+                balance.0 <= scaled(asked.0, ahead.0, self.span.0).max(next)
             }
         }
     }
 
-    /// Begins a new bucket when the current one is a term old.
+    /// Begins a new bucket when the current one is a span old.
     fn turn(&mut self, now: Nanos) {
         let age = now.since(self.since);
-        if age < self.term {
+        if age < self.span {
             return;
         }
-        let follows = age.since(self.term) < self.term;
+        let follows = age.since(self.span) < self.span;
         self.last = if follows { self.current } else { Tally::default() };
-        self.since = if follows { self.since.plus(self.term) } else { now };
+        self.since = if follows { self.since.plus(self.span) } else { now };
         self.current = Tally::default();
     }
 
-    /// The last term as of `now`: the current bucket, and of the one before what has not faded.
+    /// The last span as of `now`: the current bucket, and of the one before what has not faded.
     fn seen(&self, now: Nanos) -> Tally {
         let mut turned = *self;
         turned.turn(now);
-        let left = turned.term.since(now.since(turned.since));
-        let fading = |hits: Hits| Hits(scaled(hits.0, left.0, turned.term.0));
+        let left = turned.span.since(now.since(turned.since));
+        let fading = |hits: Hits| Hits(scaled(hits.0, left.0, turned.span.0));
         Tally {
             asked: turned.current.asked.plus(fading(turned.last.asked)),
             stranded: turned.current.stranded.plus(fading(turned.last.stranded)),
@@ -192,7 +209,7 @@ impl Sizer {
 }
 
 /// ⌊whole·part / of⌋; 0 of nothing.
-fn scaled(whole: u64, part: u64, of: u64) -> u64 {
+pub(super) fn scaled(whole: u64, part: u64, of: u64) -> u64 {
     let product = u128::from(whole).saturating_mul(u128::from(part));
     let scaled = product.checked_div(u128::from(of)).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

@@ -129,7 +129,10 @@ end
 local function turn()
   report()
   local kept = its.held
-  code, remaining, retry, reset = step(CHARGE, own)
+  -- Where nothing is put to a debt, what `take` came to still stands.
+  if strategy ~= 1 or own ~= 0 or back ~= 0 then
+    code, remaining, retry, reset = step(CHARGE, own)
+  end
   its.passed = (own == 0 or code == ADMIT) and 1 or 0
   its.granted = 0
   if its.passed == 1 then grant(min(want, may_have())) end
