@@ -165,25 +165,29 @@ fn a_store_that_forgot_is_not_believed_before_all_had_the_time_to_speak_again() 
 #[test]
 fn each_replica_shows_the_others_seats_at_the_ceilings_that_they_hold_together() {
     let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
-    let text = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency: {limit: 100}\n";
+    let text = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency: {limit: 100, max_duration: 1s}\n";
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-    let [holds, looks] = ["holds", "looks"].map(|node| member(limits.path(), &store, node, &[]));
+    let quick = ["--fleet-heartbeat", "200ms", "--fleet-term", "2s"];
+    let [holds, looks] = ["holds", "looks"].map(|node| member(limits.path(), &store, node, &quick));
     sees(&looks, &["holds", "looks"]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let to = Endpoint::from_shared(format!("http://{}", holds.grpc)).unwrap();
     let mut client = PermitsClient::new(runtime.block_on(to.connect()).unwrap());
     let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
-    let (id, domain) = ("request-0000000001".to_owned(), "edge".to_owned());
     let descriptors = vec![Descriptor { entries, hits: None }];
-    // Until the first share is there, which the first question asks for.
+    let mut number = 0;
+    // Until the store is believed to know all that is out, and gives the first share.
     until("a seat", || {
-        let (id, domain, descriptors) = (id.clone(), domain.clone(), descriptors.clone());
+        number += 1;
+        let (id, domain) = (format!("request-{number:016}"), "edge".to_owned());
+        let descriptors = descriptors.clone();
         let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
         runtime.block_on(client.acquire(asked)).unwrap();
         let seen = shown(&looks);
         let seat = &seen["members"][0]["seats"][0];
-        let share = seat["share"].as_u64().unwrap_or(0);
-        let is_held = seat["ceiling"] == "edge_upstream_all" && seat["in_flight"] == 1;
+        let number = |name: &str| seat[name].as_u64().unwrap_or(0);
+        let is_held = seat["ceiling"] == "edge_upstream_all" && 0 < number("in_flight");
+        let share = number("share");
         if is_held && 0 < share && share <= 100 { Ok(()) } else { Err(seen.to_string()) }
     })
     .unwrap();

@@ -50,7 +50,9 @@ fn sees_with_token(service: &Service, wanted: usize) {
 fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
     let (store, files) = (Store::running(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
-    [&a, &b].map(|service| sees_with_token(service, 2));
+    for service in [&a, &b] {
+        sees_with_token(service, 2);
+    }
     assert_eq!(
         typed(&a, &["--freeze", "deny", "--for", "10m"]),
         (
@@ -58,7 +60,9 @@ fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
             "d.local denies everybody for 10m, at all 2 replicas within two seconds\n".into()
         )
     );
-    [&a, &b].map(|service| answers(service, 429));
+    for service in [&a, &b] {
+        answers(service, 429);
+    }
     let (code, said) = typed(&b, &["--peek"]);
     assert!(code == Some(1) && said.ends_with("may not pass\n"), "{said}");
     // Who starts later hears of it, and so does who forgot.
@@ -70,7 +74,9 @@ fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
     assert!(b.log().contains("another replica was told how a limit answers"), "{}", b.log());
     let (code, said) = typed(&c, &["--thaw"]);
     assert!(code == Some(0) && said.starts_with("d.local counts again, at all "), "{said}");
-    [&a, &b, &c].map(|service| answers(service, 200));
+    for service in [&a, &b, &c] {
+        answers(service, 200);
+    }
     assert_eq!(typed(&c, &["--freeze", "allow", "--for", "10m"]).0, Some(0));
     let (code, said) = typed(&c, &["--hits", "2000000"]);
     assert!(

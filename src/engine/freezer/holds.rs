@@ -169,8 +169,8 @@ mod tests {
         Nanos::from_secs(seconds)
     }
 
-    fn deny(until: u64) -> Option<Frozen> {
-        Some(Frozen { verdict: Verdict::Deny, until: at(until) })
+    fn deny(until: u64) -> Frozen {
+        Frozen { verdict: Verdict::Deny, until: at(until) }
     }
 
     /// `to` hears all that `from` tells, through the text that travels.
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn what_one_replica_holds_the_others_hold_as_long_and_let_go_together() {
         let [mut a, mut b, mut c] = [(); 3].map(|()| Holds::default());
-        assert!(a.change(RULE, (deny(60), "a"), at(0)));
+        assert!(a.change(RULE, (Some(deny(60)), "a"), at(0)));
         tell(&a, &mut b, at(1));
         tell(&b, &mut c, at(2));
         assert_eq!([b.held(at(59)).len(), c.held(at(59)).len()], [1, 1]);
@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn a_shorter_hold_that_is_over_is_not_undone_by_a_longer_one_that_it_replaced() {
         let (mut a, mut cut_off) = (Holds::default(), Holds::default());
-        a.change(RULE, (deny(3_600), "a"), at(0));
+        a.change(RULE, (Some(deny(3_600)), "a"), at(0));
         tell(&a, &mut cut_off, at(1));
-        a.change(RULE, (deny(20), "a"), at(10));
+        a.change(RULE, (Some(deny(20)), "a"), at(10));
         for now in [21, 200, 3_599] {
             tell(&cut_off, &mut a, at(now));
             assert_eq!(a.held(at(now)), [], "{now}");
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn of_two_changes_at_one_time_all_take_the_same() {
         let [mut a, mut b] = [(); 2].map(|()| Holds::default());
-        a.change(RULE, (deny(60), "a"), at(0));
+        a.change(RULE, (Some(deny(60)), "a"), at(0));
         b.change(RULE, (Some(Frozen { verdict: Verdict::Admit, until: at(60) }), "b"), at(0));
         tell(&a, &mut b, at(1));
         tell(&b, &mut a, at(1));

@@ -117,7 +117,9 @@ fn a_fleet_with_a_secret_passes_ends_on_and_one_with_another_is_not_heard() {
 fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
     let (old, new) = (SECRET, "the-secret-of-this-fleet-2");
     let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
-    files.each_ref().map(|file| std::fs::write(file.path(), old).unwrap());
+    for file in &files {
+        std::fs::write(file.path(), old).unwrap();
+    }
     let paths = files.each_ref().map(|file| file.path().display().to_string());
     let flags = paths.each_ref().map(|path| vec!["--peer-secret-file", &**path]);
     let mut scene = Scene::each(&flags);

@@ -14,8 +14,7 @@ pub struct Parcel {
     #[prost(bytes = "vec", tag = "4")]
     pub letters: ::prost::alloc::vec::Vec<u8>,
     /// HMAC-SHA256, by the secret that the fleet shares, of `sluicegate.peer.v1`, a zero byte, `from`, `to`, `sequence` (8
-    /// bytes, the most significant first) and `letters`. Empty where replicas know each other otherwise. While the secret is
-    /// replaced two, one behind the other, of which one has to be good.
+    /// bytes, the most significant first) and `letters`. Empty where replicas know each other otherwise.
     #[prost(bytes = "vec", tag = "5")]
     pub seal: ::prost::alloc::vec::Vec<u8>,
 }
