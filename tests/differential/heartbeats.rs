@@ -130,7 +130,7 @@ impl World {
 
     fn change(&mut self) {
         if self.dice.once_in(120) {
-            self.store = self.dice.pick(&["a", "b"]);
+            self.store = self.dice.pick(&["a", "b", ""]);
         }
         if self.dice.once_in(60) {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
@@ -295,6 +295,26 @@ fn a_new_store_is_in_doubt_and_grants_nothing_that_nobody_proves_to_hold() {
     let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
     assert_eq!((grant.share, grant.recovering, grant.fair), (Share(0), true, Share(8)));
     assert_eq!(grant.coordinator, heard.life);
+}
+
+#[test]
+fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_none() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let mut coordinators = Coordinators::default();
+    let mut life = |replica: u64, store: &str| {
+        let (round, at) = (joins(replica), START.plus(Nanos::from_secs(replica)));
+        speaker.queue(&round, "test:", store, Some(at));
+        speaker.client.flush();
+        let heard = speaker.heard(&round);
+        assert_eq!(heard, coordinators.hear(at, store, &round), "{store}");
+        heard.life
+    };
+    let first = life(1, "a");
+    assert_eq!([life(2, ""), life(3, "a"), life(4, "")], [first; 3], "it is one store");
+    let second = life(5, "b");
+    assert_ne!(second, first, "it was started anew");
+    assert_eq!([life(6, ""), life(7, "b")], [second; 2]);
 }
 
 /// `docs/fleet.md` has it.

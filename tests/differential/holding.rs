@@ -8,7 +8,8 @@ use sluicegate::backend::redis::{CHARGE, HOLD};
 use sluicegate::backend::{Charge, Outcome};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::lease::hold::{Holds, Id};
+use sluicegate::kernel::lease::hold::{Holds, Id, MOST_HOLDS};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -216,7 +217,6 @@ fn left(held: Held) -> u64 {
 
 /// An hour of 100, by each strategy.
 fn hours() -> [Charge; 4] {
-    use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
     use sluicegate::kernel::rate::gcra::Gcra;
     use sluicegate::kernel::rate::sliding_log::SlidingLog;
     use sluicegate::kernel::rate::sliding_window::SlidingWindow;
@@ -267,6 +267,26 @@ fn a_hold_is_made_once_and_ends_once() {
         ask(Act::Keep, 2);
         assert_eq!(ask(Act::GiveBack, 2), Some(90), "what is kept stays");
     }
+}
+
+/// A list without a bound would be the store's memory.
+#[test]
+fn what_is_held_at_one_time_is_bounded_and_more_is_held_once_one_has_ended() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    let window = FixedWindow::new(1_000_000, Windows::Every(Nanos::from_secs(3_600))).unwrap();
+    let charge = charge("many", Strategy::FixedWindow(window), Cost::Charge(Hits(1)));
+    let hold = |number| Asked::Act(Act::Hold(TERM), Id(1, number));
+    let most = MOST_HOLDS as u64;
+    (0..most).for_each(|number| holder.queue(hold(number), &charge, Some(START)));
+    holder.client.flush();
+    for number in 0..most {
+        assert_eq!(left(holder.held(hold(number), &charge)), 999_999 - number);
+    }
+    assert_eq!(holder.ask(hold(most), &charge, Some(START)), Held::Refused);
+    let keep = Asked::Act(Act::Keep, Id(1, 7));
+    assert_eq!(holder.ask(keep, &charge, Some(START)), Held::Kept);
+    assert_eq!(left(holder.ask(hold(most), &charge, Some(START))), 999_999 - most);
 }
 
 #[test]

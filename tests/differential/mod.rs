@@ -18,9 +18,11 @@
 //! | leases: given back before it is listed; no expiry | `a_store_without_memory_takes_nothing_back_and_lends_nothing`, `the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later` |
 //! | permits: one too many, a deadline a microsecond late, open too soon, the future's deadlines left, a grace beyond its length, another store believed, nothing taken back, asked twice counted twice | `permits_are_asked_for_and_told_as_the_kernel_does` |
 //! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
+//! | keys that are alike: one hit fewer admitted, a full window's denial without its time, a large count not kept apart, a key left out | `keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone` |
 //! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
+mod alike;
 mod heartbeats;
 mod holding;
 mod lending;

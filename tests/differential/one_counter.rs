@@ -14,7 +14,7 @@ use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
 /// Where traces begin; not a boundary of any window.
-const START: Nanos = Nanos(1_763_632_345_678_912_345);
+pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
 /// 2001 and 2252: what lies outside is not what clocks say.
 const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
 /// What a key lives longer when the instant is given, in milliseconds; `lua/head.lua`.
@@ -25,14 +25,14 @@ const STEPS: usize = 120;
 
 /// A client that comes back exactly when told, or a tick sooner, or whenever it likes, and whose
 /// clock cannot be trusted.
-struct Client {
-    dice: Dice,
-    now: Nanos,
-    back_at: Nanos,
+pub(super) struct Client {
+    pub(super) dice: Dice,
+    pub(super) now: Nanos,
+    pub(super) back_at: Nanos,
 }
 
 impl Client {
-    fn wait(&mut self, limit: &Strategy) {
+    pub(super) fn wait(&mut self, limit: &Strategy) {
         let (tick, span) = (limit.tick().size().0, span(limit).0);
         let hit = (span / u64::from(limit.most().max(1))).max(1);
         let dice = &mut self.dice;
@@ -57,7 +57,7 @@ impl Client {
         self.now = Nanos(self.now.0.saturating_sub(back).max(CLOCK.start));
     }
 
-    fn cost(&mut self, limit: &Strategy, model: &Model) -> Cost {
+    pub(super) fn cost(&mut self, limit: &Strategy, model: &Model) -> Cost {
         let most = u64::from(limit.most());
         let left = model.room(limit, self.now).map_or(0, |room| room.remaining.0);
         let dice = &mut self.dice;
@@ -95,13 +95,13 @@ struct Asked {
 
 /// Follows when a counter will be rested: a step that moves this instant has to write.
 #[derive(Default)]
-struct Rest {
+pub(super) struct Rest {
     at: Nanos,
     lives: [Nanos; 2],
 }
 
 impl Rest {
-    fn lives(&mut self, charge: &Charge, now: Nanos, reset_after: Nanos) -> [Nanos; 2] {
+    pub(super) fn lives(&mut self, charge: &Charge, now: Nanos, reset_after: Nanos) -> [Nanos; 2] {
         let tick = charge.strategy.tick();
         let at = tick.nanos(tick.floor(now)).plus(reset_after);
         // A count from beyond the plan lasts to the end of that plan, whichever that is.
@@ -176,7 +176,7 @@ fn same_answers(kind: Kind) {
 }
 
 /// A key is gone when there is nothing to remember, and lives no longer than its meaning.
-fn lives_as_long_as(ttl: i64, lives: Option<[Nanos; 2]>) -> bool {
+pub(super) fn lives_as_long_as(ttl: i64, lives: Option<[Nanos; 2]>) -> bool {
     /// How long the answer to PTTL may take a crowded machine.
     const LATE: i64 = 60_000;
     let Some(lives) = lives else { return ttl == -2 };

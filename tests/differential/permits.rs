@@ -268,6 +268,50 @@ fn a_new_store_admits_nobody_and_counts_what_it_is_told() {
     assert_eq!(again.acquired, Acquired::Held, "it is held already");
 }
 
+#[test]
+fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_none() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let mut strict = Strict::default();
+    let mut number = 0;
+    let mut closed = |seconds: u64, store: &str| {
+        number += 1;
+        let (act, at) = (acquire(number, Nanos::MILLI), START.plus(Nanos::from_secs(seconds)));
+        let Act::Acquire(asked) = &act else { unreachable!() };
+        scripted.put(&act, letter("test:", store, Some(at)));
+        scripted.client.flush();
+        let Said::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
+        assert_eq!(answer, strict.acquire(at, store, asked), "{store}");
+        match answer.acquired {
+            Acquired::Closed(left) => left,
+            _ => Nanos(0),
+        }
+    };
+    let [none, second] = [Nanos(0), Nanos::from_secs(1)];
+    // The first who comes begins the life that both are of.
+    assert_eq!([closed(0, "a"), closed(2, ""), closed(2, "a")], [GRACE, second, second]);
+    assert_eq!([closed(3, ""), closed(3, "a"), closed(4, ""), closed(4, "a")], [none; 4]);
+    assert_eq!([closed(5, "b"), closed(7, ""), closed(8, "b")], [GRACE, second, none]);
+}
+
+#[test]
+fn whoever_knows_what_the_store_is_called_doubts_once_what_nobody_named() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    let mut closed = |seconds: u64, store: &str| {
+        let (act, at) = (acquire(seconds, Nanos::MILLI), START.plus(Nanos::from_secs(seconds)));
+        scripted.put(&act, letter("test:", store, Some(at)));
+        scripted.client.flush();
+        let Said::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
+        matches!(answer.acquired, Acquired::Closed(_))
+    };
+    assert_eq!([closed(0, ""), closed(3, "")], [true, false]);
+    assert_eq!(
+        [closed(4, "a"), closed(5, ""), closed(7, ""), closed(8, "a")],
+        [true, true, false, false]
+    );
+}
+
 fn expires_at(scripted: &mut Scripted, key: Vec<u8>) -> u64 {
     let reply = scripted.client.call(&[b"PEXPIRETIME".to_vec(), key]);
     u64::try_from(reply.int()).unwrap()

@@ -67,6 +67,9 @@ fn what_makes_a_store_unfit_is_told_with_its_cure() {
     store.tell(&["ACL", "SETUSER", "default", "-eval"]);
     assert_eq!(codes(&store), ["!scripts"]);
     store.tell(&["ACL", "SETUSER", "default", "+eval"]);
+    store.tell(&["ACL", "SETUSER", "default", "-info"]);
+    assert_eq!(codes(&store), ["run_id"]);
+    store.tell(&["ACL", "SETUSER", "default", "+info"]);
     store.tell(&["CONFIG", "SET", "maxmemory", "1mb"]);
     assert!(codes(&store).contains(&"memory".to_owned()));
     store.tell(&["CONFIG", "SET", "maxmemory", "0"]);

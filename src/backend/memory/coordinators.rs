@@ -43,7 +43,7 @@ impl Coordinators {
     }
 
     /// Hears `round` at `now`, in the store that is called `store`: another name is another store, or
-    /// the same after a restart.
+    /// the same after a restart; an empty one is said by who does not know.
     pub fn hear(&mut self, now: Nanos, store: &str, round: &Round) -> Heard {
         let mut life = self.life(now, store);
         self.register(now, &mut life, round);
@@ -54,12 +54,14 @@ impl Coordinators {
     }
 
     fn life(&mut self, now: Nanos, store: &str) -> Life {
-        let known = self.life.filter(|_| self.store == store);
+        let known = self.life.filter(|_| is_same(&self.store, store));
         if self.life.is_none() {
             self.since = now;
         }
-        store.clone_into(&mut self.store);
-        known.unwrap_or_else(|| begin(self.life, now))
+        known.unwrap_or_else(|| {
+            store.clone_into(&mut self.store);
+            begin(self.life, now)
+        })
     }
 
     fn register(&mut self, now: Nanos, life: &mut Life, round: &Round) {
@@ -92,6 +94,12 @@ impl Coordinators {
         }
         reply
     }
+}
+
+/// Whether a life that began in the store `known` goes on in the one `said`. Who does not know what it is
+/// called must not end what those who know began: between the two nobody would ever be admitted.
+pub(super) fn is_same(known: &str, said: &str) -> bool {
+    said.is_empty() || known == said
 }
 
 /// A life after `before`: its number is the instant in microseconds, and larger than any before.

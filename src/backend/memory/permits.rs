@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use super::coordinators::is_same;
 use crate::backend::heartbeat::Name;
 use crate::backend::permits::{Acquire, Answer, Heard, Life, Permits, Round, Times};
 use crate::kernel::units::Nanos;
@@ -28,7 +29,7 @@ impl Strict {
     }
 
     /// Asks for a permit at `now`, in the store that is called `store`: another name is another store, or
-    /// the same after a restart.
+    /// the same after a restart; an empty one is said by who does not know.
     pub fn acquire(&mut self, now: Nanos, store: &str, asked: &Acquire) -> Answer {
         let mut life = self.life(now, store, &asked.ask.times);
         let closed_for = life.closed_for(now, &asked.ask.times);
@@ -57,9 +58,11 @@ impl Strict {
     }
 
     fn life(&mut self, now: Nanos, store: &str, times: &Times) -> Life {
-        let known = self.life.filter(|_| self.store == store);
-        store.clone_into(&mut self.store);
-        known.unwrap_or_else(|| Life::begin(now, times.grace))
+        let known = self.life.filter(|_| is_same(&self.store, store));
+        known.unwrap_or_else(|| {
+            store.clone_into(&mut self.store);
+            Life::begin(now, times.grace)
+        })
     }
 
     fn drop_if_rested(&mut self, bucket: &Name) {

@@ -104,7 +104,11 @@ struct Plan<'q> {
     parts: Vec<Part>,
 }
 
-/// Charges that follow each other: to one key each for itself, or of one question all or nothing.
+/// The rule of a part whose keys have one charge each, all of one record.
+const ALIKE: u16 = 16;
+
+/// Charges that follow each other: to one key or to keys that are alike, each for itself, or of one question
+/// all or nothing.
 struct Part {
     rule: u16,
     /// Of these charges in `whose`.
@@ -119,18 +123,27 @@ struct Run {
     records: SmallVec<[u16; 1]>,
 }
 
+impl Run {
+    /// Whether both have one charge, of one record.
+    fn is_like(&self, other: &Self) -> bool {
+        self.whose.len() == 1 && other.whose.len() == 1 && self.records == other.records
+    }
+}
+
 impl<'q> Plan<'q> {
     fn of(questions: &'q [Packed]) -> Self {
         let (mut plan, mut numbers) = (Self::default(), Numbers::default());
         let mut runs = runs(questions, &mut numbers);
-        // Charges of one record follow each other, so that the script unpacks it once; and first
-        // those whose state is read before it is written.
+        // Charges of one record follow each other, so that the script unpacks it once and takes keys that are
+        // alike in one go; and first those whose state is read before it is written.
         let is_read = |run: &Run| numbers.is_read(run.records[0]);
-        runs.sort_by_key(|run| (!is_read(run), run.records[0]));
+        runs.sort_by_key(|run| (!is_read(run), run.records[0], run.whose.len() != 1));
         plan.read_together = runs.iter().filter(|run| is_read(run)).count();
-        for run in runs {
-            plan.keys.push(run.whose[0]);
-            plan.push(0, run.whose, run.records);
+        plan.keys.extend(runs.iter().map(|run| run.whose[0]));
+        for alike in runs.chunk_by(Run::is_like) {
+            let whose = alike.iter().flat_map(|run| run.whose.iter().copied());
+            let rule = if alike[0].whose.len() == 1 { ALIKE } else { 0 };
+            plan.push(rule, whose, alike[0].records.clone());
         }
         for (question, packed) in questions.iter().enumerate().filter(|(_, asked)| asked.rule != 0)
         {
@@ -156,8 +169,7 @@ impl<'q> Plan<'q> {
 
     /// The plan as the script reads it.
     fn bytes(&self) -> Vec<u8> {
-        let is_plain = |part: &Part| part.rule == 0 && part.charges.len() == 1;
-        if self.records.len() == 1 && self.parts.iter().all(is_plain) {
+        if self.records.len() == 1 && matches!(*self.parts, [Part { rule: ALIKE, .. }]) {
             return Vec::new();
         }
         let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);

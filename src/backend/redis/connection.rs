@@ -125,10 +125,7 @@ impl Live {
         let digest = client.script_load(CHARGE).await?;
         let borrow_digest = client.script_load(BORROW).await?;
         let heartbeat_digest = client.script_load(HEARTBEAT).await?;
-        // Not permitted everywhere: then a restart that lost nothing goes unnoticed, as it may.
-        let info: String = client.info(Some(InfoKind::Server)).await.unwrap_or_default();
-        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        let run_id = run_id.unwrap_or_default().trim().to_owned();
+        let run_id = run_id(&client).await?;
         let hold_digest = client.script_load(HOLD).await?;
         let acquire_digest = client.script_load(ACQUIRE).await?;
         let tell_digest = client.script_load(TELL).await?;
@@ -278,6 +275,28 @@ impl Live {
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
         Some(Next { live: cluster.follow(&redirect)?, asks: redirect.asks })
     }
+}
+
+/// What the process calls this run of it; empty where it does not say, or not to us: then nobody learns
+/// of a restart from us, and who knows the name is believed.
+///
+/// # Errors
+/// It did not answer, and may have a name.
+async fn run_id(client: &Client) -> Result<String, Error> {
+    let info: String = match client.info(Some(InfoKind::Server)).await {
+        Err(error) if is_refused(&error) => {
+            tracing::warn!(error = %error.details(), "redis does not say which run of it this is: let the user run INFO");
+            String::new()
+        }
+        answer => answer?,
+    };
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+    Ok(run_id.unwrap_or_default().trim().to_owned())
+}
+
+/// Whether the process answered that it will not.
+fn is_refused(error: &Error) -> bool {
+    matches!(cause(error), Cause::NotPermitted | Cause::Failing)
 }
 
 /// Says that the next command was sent on.

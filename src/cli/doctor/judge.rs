@@ -27,6 +27,8 @@ pub(super) struct Facts {
     /// `master` or `slave`.
     pub(super) role: Option<String>,
     pub(super) loading: bool,
+    /// Whether it says which run of it this is.
+    pub(super) names_its_run: Option<bool>,
     pub(super) policy: Option<String>,
     /// Bytes; 0 for no bound.
     pub(super) maxmemory: Option<u64>,
@@ -142,6 +144,11 @@ impl Judge<'_> {
         if facts.loading {
             self.error("loading", "it still reads its data and does not answer", "wait for it");
         }
+        if facts.names_its_run == Some(false) {
+            let message = "it does not say which run of it this is (INFO, `run_id`): where it falls back to \
+                           an older state, ceilings on requests in flight are not held until those end";
+            self.warning("run_id", message, "let the user run INFO");
+        }
         // A replica's refusal has been said.
         if let (Some(Err(why)), false) = (&facts.script, is_replica) {
             let message = format!("a script that counts was refused ({why})");
@@ -252,6 +259,7 @@ mod tests {
             at: "h:1".to_owned(),
             version: Some((7, 0)),
             role: Some("master".to_owned()),
+            names_its_run: Some(true),
             policy: Some("noeviction".to_owned()),
             maxmemory: Some(0),
             used: Some(1_000_000),
@@ -292,6 +300,7 @@ mod tests {
             ("", Facts { version: Some((6, 2)), ..sound() }),
             ("!replica", Facts { role: text("slave"), script: refused(), ..sound() }),
             ("!loading", Facts { loading: true, ..sound() }),
+            ("run_id", Facts { names_its_run: Some(false), ..sound() }),
             ("!scripts", Facts { script: refused(), ..sound() }),
             ("!eviction", Facts { policy: text("allkeys-lru"), ..sound() }),
             ("!eviction", Facts { policy: text("volatile-ttl"), ..sound() }),

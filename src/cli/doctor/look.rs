@@ -47,6 +47,7 @@ async fn one(node: &Node, options: &Options, clock: &Clock) -> Facts {
         version: info.text("redis_version").and_then(version),
         role: info.text("role").map(str::to_owned),
         loading: yes("loading").unwrap_or_default(),
+        names_its_run: Some(info.text("run_id").is_some()),
         policy: info.text("maxmemory_policy").map(str::to_owned),
         maxmemory: info.number("maxmemory"),
         used: info.number("used_memory"),

@@ -1,6 +1,6 @@
   until true
 
-  if plan then
+  if from then
     hear(wanted, key, last, through, code, remaining, retry, reset)
   else
     if reset == its_reset then

@@ -22,9 +22,30 @@
           unpack(RECORD, ARGV[in_hand + 2])
       end
       if small and 0 < total and total < half then
-        local sum = try('INCRBY', key, total == 1 and '1' or format('%d', total))
-        if type(sum) == 'number' then
-          local start = now - now % period
+        local by = total == 1 and '1' or format('%d', total)
+        local sum = tonumber(try('INCRBY', key, by))
+        local start = now - now % period
+        -- Of keys that are alike: whose count is this window's, as most are, is answered here.
+        if its_reset == start - now + period and hits <= limit then
+          local most = limit - hits
+          for at = keys + 1, alike do
+            if not sum then break end
+            local room = limit - (sum - start)
+            if room < 0 then
+              if half <= sum - start then break end
+              reply[length + 1], reply[length + 2] = DENY + 8, its_reset
+              length = length + 2
+            elseif room <= most then
+              length = length + 1
+              reply[length] = 16 * room + 8
+            else
+              break
+            end
+            keys, key = at, KEYS[at]
+            sum = tonumber(try('INCRBY', key, by))
+          end
+        end
+        if sum then
           local count = sum - start
           if count < total or half <= count then
             if sum < total or EXACT <= sum then

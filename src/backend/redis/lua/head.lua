@@ -16,7 +16,8 @@
 --
 -- The plan is uint16s, little-endian: how many of the first keys are read together, then parts. A part is
 -- rule, count and `count` records. Rule 0: that many charges to the next key, one after the other, each for
--- itself and all by one strategy; its key is in no other such part, and no such part comes after another. Any
+-- itself and all by one strategy. Rule 16 has one record: a charge of it to each of the next `count` keys, each
+-- for itself. A key of these two is in no other such part, and no such part comes after another. Any
 -- other rule: one question of as many charges, to the next `count` keys; all or nothing is 1, plus 2
 -- when every limit is in the quota group, plus 4 when a descriptor without a counter keeps that group
 -- from denying; none at all is 8.
@@ -78,6 +79,8 @@ local reply, length, said, its_reset = {}, 0, 0, nil
 -- What there is to do by the plan, how it is said, and what becomes of it; a lone record needs none.
 local following, say, hear
 local plan, keys, held = nil, 0, {}
+-- The keys after `keys` up to this one have one charge each, of the record in hand.
+local alike = 0
 
 -- The record in hand.
 local in_hand = 1

@@ -4,7 +4,7 @@
 --          each life of each replica
 -- KEYS[n]  from 2 on: the state of one ceiling each
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
--- ARGV[2]  the name of the store
+-- ARGV[2]  the name of the store; '' of who may not know it
 -- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none),
 --          microseconds for which something of it may be in use, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
@@ -74,7 +74,7 @@ if known_life then
 else
   since_when = told
 end
-if not known_life or call('HGET', KEYS[1], 'store') ~= ARGV[2] then
+if not known_life or (ARGV[2] ~= '' and call('HGET', KEYS[1], 'store') ~= ARGV[2]) then
   begin()
   call('HSET', KEYS[1], 'store', ARGV[2])
   life_changed = true

@@ -5,7 +5,7 @@
 --          is admitted and the one at which it was last told, and the name of the store it began in
 -- KEYS[n]  from 2 on: of one ceiling each, a sorted set of the permits that are held, by their deadlines
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
--- ARGV[2]  the name of the store
+-- ARGV[2]  the name of the store; '' of who may not know it
 -- ARGV[3]  packed: microseconds for which a life that begins admits nobody, and after how many without a telling
 --          one begins
 --
@@ -36,22 +36,24 @@ local grace, silence = unpack('<dd', ARGV[3])
 local function digits(number) return format('%.0f', number) end
 
 -- kernel/concurrency/permits.rs, `Life`.
-local opens_at, told_at
+local opens_at, told_at, store
 
 local function write_life()
-  call('SET', KEYS[1], TAG .. pack('<dd', opens_at, told_at) .. ARGV[2])
+  call('SET', KEYS[1], TAG .. pack('<dd', opens_at, told_at) .. store)
   call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
 end
 
 -- Nothing where it is not understood.
 local function closed_for()
-  local known, store = call('GET', KEYS[1]), nil
+  local known = call('GET', KEYS[1])
   if known then
     if sub(known, 1, 8) ~= TAG or #known < 24 then return nil end
     opens_at, told_at = unpack('<dd', known, 9)
     store = sub(known, 25)
   end
-  local begins = store ~= ARGV[2] or told_at + silence <= now
+  local is_same = store and ARGV[2] == '' or store == ARGV[2]
+  if not is_same then store = ARGV[2] end
+  local begins = not is_same or told_at + silence <= now
   if begins then opens_at, told_at = now + grace, now end
   if begins or now + grace < opens_at then
     opens_at = now + grace

@@ -1,4 +1,5 @@
 if ARGV[2] == '' then
+  alike = #KEYS
   if 1 < #KEYS and (strategy == 1 or strategy == 4) then held = call('MGET', _G.unpack(KEYS)) end
 else
   plan = {string.byte(ARGV[2], 1, -1)}
@@ -65,6 +66,13 @@ else
         if asked then keys, asked = keys + count, nil end
         if ends <= place then return nil end
         rule, count = plan[place], plan[place + 1]
+        if rule == 16 then
+          alike, in_hand = keys + count, plan[place + 2]
+          strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+            unpack(RECORD, ARGV[in_hand + 2])
+          place = place + 3
+          return nil
+        end
         place = place + 2 + count
         if rule == 0 then
           keys = keys + 1
@@ -95,12 +103,19 @@ end
 local worked_out, capacity, at, under
 
 while true do
-  -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand.
+  -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand. A key that is
+  -- like others has one charge, and no place in the plan.
   local key, from, last, value, spared, together
   local act, hits
-  if plan then
+  if plan and alike <= keys then
     key, from, last, value, spared, together = following()
-    if not key then return reply end
+  end
+  if keys < alike then
+    keys = keys + 1
+    key, value, act, hits = KEYS[keys], held[keys], its_act, its_hits
+  elseif not key then
+    return reply
+  else
     if plan[from] ~= in_hand then
       in_hand = plan[from]
       strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
@@ -114,13 +129,8 @@ while true do
       hits = (together[key] or 0) + (act == REFUND and 0 or hits)
       act, together[key] = ASK, hits
     end
-  else
-    keys = keys + 1
-    key, value = KEYS[keys], held[keys]
-    if not key then return reply end
-    act, hits = its_act, its_hits
   end
-  local wanted = plan and said + 1 + last - from
+  local wanted = from and said + 1 + last - from
   -- Whoever leaves the block early has not understood what lives under the key, or has said so. A block
   -- that did not get to the last says how far it got.
   local code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
