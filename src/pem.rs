@@ -28,7 +28,7 @@ pub struct Error {
 impl Error {
     /// Something is wrong with `path`.
     #[must_use]
-    pub fn of(path: &Path, what: impl std::fmt::Display) -> Self {
+    pub fn of(path: &Path, what: &dyn std::fmt::Display) -> Self {
         Self { path: path.to_owned(), what: what.to_string() }
     }
 }
@@ -43,14 +43,14 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     match read {
         Err(error) => Err(unreadable(path, &error)),
         Ok(_) if LARGEST < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
-            Err(Error::of(path, "holds more than a mebibyte"))
+            Err(Error::of(path, &"holds more than a mebibyte"))
         }
         Ok(_) => Ok(bytes),
     }
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
-    Error::of(path, format_args!("cannot be read: {error}"))
+    Error::of(path, &format_args!("cannot be read: {error}"))
 }
 
 /// The certificates of a file, at least one.
@@ -60,8 +60,8 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match found {
-        Err(_) => Err(Error::of(path, "is not PEM")),
-        Ok(none) if none.is_empty() => Err(Error::of(path, "holds no certificate")),
+        Err(_) => Err(Error::of(path, &"is not PEM")),
+        Ok(none) if none.is_empty() => Err(Error::of(path, &"holds no certificate")),
         Ok(certificates) => Ok(certificates),
     }
 }
@@ -72,7 +72,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
 /// It cannot be read, or holds none.
 pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
     // The error is not shown: it could have part of the key in it.
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| Error::of(path, "holds no PEM key"))
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| Error::of(path, &"holds no PEM key"))
 }
 
 /// The certificates of a file as those that may sign others.
@@ -82,7 +82,7 @@ pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
 pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        let unfit = |error| Error::of(path, format_args!("holds no root certificate: {error}"));
+        let unfit = |error| Error::of(path, &format_args!("holds no root certificate: {error}"));
         roots.add(certificate).map_err(unfit)?;
     }
     Ok(roots)
@@ -117,7 +117,7 @@ mod tests {
         };
         let broken = b"-----BEGIN PRIVATE KEY-----\nsecret!\n-----END PRIVATE KEY-----\n";
         let (gone, empty) = (directory.path().join("gone"), at("empty", b""));
-        let (broken, large) = (at("broken", broken), at("large", &[b'x'; (1 << 20) + 1]));
+        let (broken, large) = (at("broken", broken), at("large", &vec![b'x'; (1 << 20) + 1]));
         for (error, path, what) in [
             (certificates(&gone).unwrap_err(), &gone, "cannot be read"),
             (certificates(&empty).unwrap_err(), &empty, "holds no certificate"),

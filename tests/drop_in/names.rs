@@ -140,11 +140,14 @@ const SERIES: &[&str] = &[
     "runtime_num_values",
 ];
 
+/// The longest datagram, in bytes: what fits a frame of Ethernet.
+const LONGEST: usize = 1_432;
+
 /// A service that has met everything that is counted, with what it stands on.
 struct Busy {
     service: Service,
-    _root: TempDir,
-    _authority: Authority,
+    root: TempDir,
+    authority: Authority,
 }
 
 impl Busy {
@@ -176,10 +179,10 @@ impl Busy {
             ]
             .concat(),
         );
-        let busy = Self { service, _root: root, _authority: authority };
-        busy.loads(&busy._root.path().join("s/config"));
+        let busy = Self { service, root, authority };
+        busy.loads(&busy.root.path().join("s/config"));
         busy.is_asked();
-        busy.is_called(&busy._authority.ca());
+        busy.is_called(&busy.authority.ca());
         busy.shows_a_broken_certificate(Path::new(&own.certificate));
         redis.kill();
         second.kill();
@@ -278,11 +281,16 @@ fn ear() -> (String, Arc<Mutex<BTreeSet<String>>>) {
     let heard: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let hearing = Arc::downgrade(&heard);
     std::thread::spawn(move || {
-        let mut datagram = [0; 2_000];
+        let mut datagram = vec![0; 65_536];
         while let Some(heard) = hearing.upgrade() {
             let Ok(length) = socket.recv(&mut datagram) else { continue };
             let lines = String::from_utf8_lossy(&datagram[..length]).into_owned();
-            Mutex::lock(&heard).unwrap().extend(lines.lines().map(bare));
+            let mut heard = Mutex::lock(&heard).unwrap();
+            heard.extend(lines.lines().map(bare));
+            if LONGEST < length {
+                // No name at all: whoever compares is told.
+                heard.insert(format!("a datagram of {length} bytes"));
+            }
         }
     });
     (port, heard)

@@ -183,6 +183,32 @@ fn the_amounts_are_the_references() {
 }
 
 #[test]
+fn in_shadow_mode_what_is_over_is_counted_twice_and_what_is_not_once() {
+    // Five hits on a limit of ten that make thirteen: three are over. Source: reference §6.2.
+    let stats = stats(1);
+    stats.rule(Key::Written("d.k")).verdict(Verdict { shadow: true, ..verdict(5, 13) });
+    let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    lines.sort_unstable();
+    let rule = "ratelimit.service.rate_limit.d.k";
+    let wanted = ["near_limit:2|c", "over_limit:3|c", "shadow_mode:3|c"];
+    assert_eq!(lines, wanted.map(|stat| format!("{rule}.{stat}")));
+}
+
+#[test]
+fn of_several_rewrites_the_first_that_matches_rules() {
+    let rewrite = |pattern: &str, name: &str| Rewrite {
+        pattern: Regex::new(pattern).unwrap(),
+        name: name.to_owned(),
+        tags: Vec::new(),
+    };
+    let rewrites = vec![rewrite("^other", "a"), rewrite("total_hits$", "b"), rewrite("^r", "c")];
+    let stats = stats(1);
+    stats.rule(Key::Written("d.k")).hits(1);
+    let mut dog = Lines::new(Dialect::Dogstatsd, &[], rewrites);
+    assert_eq!(dog.next(&stats, &[]), ["b:1|c"]);
+}
+
+#[test]
 fn a_mapping_of_ones_own_rules() {
     let text = "\
 defaults: {observer_type: histogram, histogram_options: {buckets: [1, 2]}}
@@ -293,11 +319,13 @@ fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut heard, mut bytes) = (String::new(), [0; 4_096]);
-    while !heard.contains("ratelimit.service.rate_limit.d.k.within_limit:1|c\n") {
-        let length = stream.read(&mut bytes).unwrap();
-        assert!(0 < length, "{heard}");
+    until("what waited", || {
+        let length = stream.read(&mut bytes).map_err(|error| error.to_string())?;
         heard.push_str(&String::from_utf8_lossy(&bytes[..length]));
-    }
+        let waited = heard.contains("ratelimit.service.rate_limit.d.k.within_limit:1|c\n");
+        if waited { Ok(()) } else { Err(heard.clone()) }
+    })
+    .unwrap();
 }
 
 #[test]

@@ -220,6 +220,43 @@ fn a_lost_stream_is_opened_again_with_the_version_last_taken_and_limits_outlive_
 }
 
 #[test]
+fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
+    let xds = Xds::start();
+    let service = start(
+        &xds,
+        &[
+            ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "100ms"),
+            ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "10s"),
+            ("XDS_CLIENT_BACKOFF_JITTER", "false"),
+        ],
+    );
+    let asks = |requests: usize| {
+        let came = || match xds.asked().len() {
+            came if requests <= came => Ok(()),
+            came => Err(format!("{came} requests")),
+        };
+        until("a request", came).unwrap();
+    };
+    for stream in 1..=2 {
+        asks(stream);
+        // Its head first: it has none before there is something to say.
+        xds.hang_up();
+        xds.hang_up();
+    }
+    asks(3);
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    assert_eq!(xds.answer("1").1, None);
+    xds.hang_up();
+    let waits = || {
+        let log = service.log();
+        let waits = log.lines().filter_map(|line| line.rsplit_once("again_in="));
+        waits.map(|(_, wait)| wait.to_owned()).collect::<Vec<_>>()
+    };
+    until("three waits", || if waits().len() < 3 { Err(service.log()) } else { Ok(()) }).unwrap();
+    assert_eq!(waits()[..3], ["0.1s", "0.2s", "0.1s"]);
+}
+
+#[test]
 fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_ends_the_wait() {
     let xds = Xds::start();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -21,14 +21,14 @@ pub(super) async fn password(of: &Password) -> Result<String, Error> {
     };
     let bytes = aside({
         let path = path.clone();
-        move || pem::read(&path).map_err(wrong)
+        move || pem::read(&path).map_err(|error| wrong(&error))
     });
     let text = String::from_utf8(bytes.await?)
-        .map_err(|_| wrong(pem::Error::of(&path, "is not UTF-8")))?;
+        .map_err(|_| wrong(&pem::Error::of(&path, &"is not UTF-8")))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() || line.contains(['\n', '\0']) {
-        return Err(wrong(pem::Error::of(&path, "does not hold one line with a password")));
+        return Err(wrong(&pem::Error::of(&path, &"does not hold one line with a password")));
     }
     Ok(line.to_owned())
 }
@@ -44,6 +44,6 @@ pub(super) async fn aside<T: Send + 'static>(
 }
 
 /// What is wrong with a file, as the client's error.
-pub(super) fn wrong(error: pem::Error) -> Error {
+pub(super) fn wrong(error: &pem::Error) -> Error {
     Error::new(ErrorKind::Config, format!("the file {error}"))
 }

@@ -65,12 +65,12 @@ fn client(tls: &Tls) -> Result<ClientConfig, Error> {
     match &tls.identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
-            let chain = pem::certificates(&identity.certificate).map_err(wrong)?;
-            let key = pem::key(&identity.key).map_err(wrong)?;
+            let chain = pem::certificates(&identity.certificate).map_err(|error| wrong(&error))?;
+            let key = pem::key(&identity.key).map_err(|error| wrong(&error))?;
             let unfit = |error| {
-                pem::Error::of(&identity.certificate, format_args!("does not fit: {error}"))
+                pem::Error::of(&identity.certificate, &format_args!("does not fit: {error}"))
             };
-            builder.with_client_auth_cert(chain, key).map_err(|error| wrong(unfit(error)))
+            builder.with_client_auth_cert(chain, key).map_err(|error| wrong(&unfit(error)))
         }
     }
 }
@@ -122,7 +122,8 @@ impl ServerCertVerifier for AnyName {
 }
 
 fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
-    let roots = pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(wrong)?;
+    let roots =
+        pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(|error| wrong(&error))?;
     if roots.is_empty() {
         let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
         return Err(Error::new(ErrorKind::Tls, why));

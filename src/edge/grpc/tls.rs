@@ -144,20 +144,20 @@ impl Files {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| self.unfit(error))?;
+            .map_err(|error| self.unfit(&error))?;
         let clients = match &self.client_ca {
             None => versions.with_no_client_auth(),
             Some(ca) => {
                 let roots = Arc::new(pem::roots(ca)?);
                 let known = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
                 let known =
-                    known.map_err(|error| Error::of(ca, format_args!("does not fit: {error}")))?;
+                    known.map_err(|error| Error::of(ca, &format_args!("does not fit: {error}")))?;
                 versions.with_client_cert_verifier(self.named(known)?)
             }
         };
         let config =
             clients.with_single_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
-        let mut config = config.map_err(|error| self.unfit(error))?;
+        let mut config = config.map_err(|error| self.unfit(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -171,21 +171,21 @@ impl Files {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| self.unfit(error))?
+            .map_err(|error| self.unfit(&error))?
             .with_root_certificates(pem::roots(ca)?)
             .with_client_auth_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
-        let mut config = config.map_err(|error| self.unfit(error))?;
+        let mut config = config.map_err(|error| self.unfit(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
 
-    fn unfit(&self, why: impl std::fmt::Display) -> Error {
+    fn unfit(&self, why: &dyn std::fmt::Display) -> Error {
         let mut why = why.to_string();
         if why.contains("UnsupportedCertVersion") {
             "it is of X.509 version 1; make one of version 3, with its names as subjectAltName"
                 .clone_into(&mut why);
         }
-        Error::of(&self.certificate, format_args!("does not fit: {why}"))
+        Error::of(&self.certificate, &format_args!("does not fit: {why}"))
     }
 
     fn named(
@@ -194,7 +194,7 @@ impl Files {
     ) -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let Some(name) = &self.client_name else { return Ok(known) };
         let name = ServerName::try_from(name.clone())
-            .map_err(|error| self.unfit(format_args!("`{name}`: {error}")))?;
+            .map_err(|error| self.unfit(&format_args!("`{name}`: {error}")))?;
         Ok(Arc::new(Called { known, name }))
     }
 }

@@ -157,7 +157,7 @@ fn config(tls: &Tls) -> io::Result<ClientConfig> {
         Some((certificate, key)) => {
             let chain = pem::certificates(certificate).map_err(io::Error::other)?;
             let own = pem::key(key).map_err(io::Error::other)?;
-            let unfit = |error| pem::Error::of(certificate, format_args!("does not fit: {error}"));
+            let unfit = |error| pem::Error::of(certificate, &format_args!("does not fit: {error}"));
             builder.with_client_auth_cert(chain, own).map_err(unfit).map_err(io::Error::other)?
         }
     };
