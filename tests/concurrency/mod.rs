@@ -22,6 +22,7 @@
 //! | together: a look never raises the ideal | `a_backend_that_became_slower_is_not_taken_for_a_queue_for_long` |
 //! | together: a part that is gone still counts | `one_that_goes_on_alone_follows_its_own_limit` |
 //! | together: without samples it says that all is well | `who_has_not_looked_says_nothing` |
+//! | together: one that is unsure asks for growth | `a_backend_that_became_quicker_is_looked_at_before_anybody_asks_for_more` |
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
 //! | strict: one too many, a deadline late, asked twice counted twice, nothing put back, open too soon | the tests of `permits.rs`, one or more each |
 //! | strict: silence is not doubt | `a_store_that_stood_still_admits_nobody_for_what_ended_unseen` |
