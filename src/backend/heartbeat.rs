@@ -43,6 +43,9 @@ pub struct Beat {
 pub struct Heard {
     /// The life of the store that heard it.
     pub life: Incarnation,
+    /// The store's clock when it heard, in whole microseconds. Not to be compared with another clock: all members
+    /// know by it which instant the others mean.
+    pub at: Nanos,
     /// One per heartbeat, in order; none for a ceiling whose state is not understood, which is left as it is.
     pub replies: Vec<Option<coordinator::Reply>>,
 }

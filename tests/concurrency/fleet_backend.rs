@@ -255,6 +255,7 @@ fn five_adaptive_replicas_together_do_at_least_95_percent_of_the_best_static_cei
     }
     for ((phase, _), (got, best)) in PHASES.iter().zip(together.iter().zip(&best)) {
         assert!(0.95 * best.goodput <= got.goodput, "{phase}: {got:?}, best {best:?}");
+        assert!(got.p99 <= 2.0 * best.p99, "{phase}: {got:?}, best {best:?}");
     }
 }
 

@@ -16,6 +16,13 @@
 //! | gradient: a drain does not end with time | `a_lowered_limit_comes_back_although_nothing_succeeds` |
 //! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
 //! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
+//! | together: each looks by its own clock | `all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show` |
+//! | together: a look does not end | `a_look_lowers_the_share_admits_somebody_and_ends_although_nobody_leaves`, and three more |
+//! | together: the first look is no deeper than others; nobody lowers its own part at once | `a_queue_that_was_there_from_the_beginning_is_found_by_having_fewer_in_flight` |
+//! | together: a look never raises the ideal | `a_backend_that_became_slower_is_not_taken_for_a_queue_for_long` |
+//! | together: a part that is gone still counts | `one_that_goes_on_alone_follows_its_own_limit` |
+//! | together: without samples it says that all is well | `who_has_not_looked_says_nothing` |
+//! | together: one that is unsure asks for growth | `a_backend_that_became_quicker_is_looked_at_before_anybody_asks_for_more` |
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
 //! | strict: one too many, a deadline late, asked twice counted twice, nothing put back, open too soon | the tests of `permits.rs`, one or more each |
 //! | strict: silence is not doubt | `a_store_that_stood_still_admits_nobody_for_what_ended_unseen` |
@@ -43,3 +50,4 @@ mod policy;
 mod register;
 mod seen;
 mod strict;
+mod together;

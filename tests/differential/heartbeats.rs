@@ -370,22 +370,24 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
 #[test]
 fn a_reply_that_the_script_does_not_give_is_refused() {
     let round = joins(1);
-    for reply in [[7, 0, 7, 1, 0, 8, 8, 1, 1], [7, 1, 0, 0, 0, 0, 0, 0, 0]] {
+    for reply in [[7, 9, 0, 7, 1, 0, 8, 8, 1, 1], [7, 9, 1, 0, 0, 0, 0, 0, 0, 0]] {
         assert!(read(&round, &reply).unwrap().replies[0].is_some(), "{reply:?}");
     }
-    let unreadable = read(&round, &[7, 6, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let unreadable = read(&round, &[7, 9, 6, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     assert_eq!(unreadable.replies, [None]);
     for reply in [
         &[][..],
         &[7],
-        &[7, 0, 7, 1, 0, 8, 8, 1],
-        &[7, 0, 7, 1, 0, 8, 8, 1, 1, 0],
-        &[7, 0, 7, 1, -1, 8, 8, 1, 1],
-        &[7, 0, 7, 1, 0, 8, 8, 1, 2],
-        &[7, 1, 0, 1, 0, 0, 0, 0, 0],
-        &[7, 6, 0, 1, 0, 0, 0, 0, 0],
-        &[7, 7, 0, 0, 0, 0, 0, 0, 0],
-        &[7, 0, 7, 1, (1 << 53) + 1, 8, 8, 1, 1],
+        &[7, 9],
+        &[7, 0, 7, 1, 0, 8, 8, 1, 1],
+        &[7, 9, 0, 7, 1, 0, 8, 8, 1],
+        &[7, 9, 0, 7, 1, 0, 8, 8, 1, 1, 0],
+        &[7, 9, 0, 7, 1, -1, 8, 8, 1, 1],
+        &[7, 9, 0, 7, 1, 0, 8, 8, 1, 2],
+        &[7, 9, 1, 0, 1, 0, 0, 0, 0, 0],
+        &[7, 9, 6, 0, 1, 0, 0, 0, 0, 0],
+        &[7, 9, 7, 0, 0, 0, 0, 0, 0, 0],
+        &[7, 9, 0, 7, 1, (1 << 53) + 1, 8, 8, 1, 1],
     ] {
         assert!(read(&round, reply).is_err(), "{reply:?}");
     }

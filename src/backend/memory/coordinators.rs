@@ -50,7 +50,8 @@ impl Coordinators {
         let replies =
             round.beats.iter().map(|beat| Some(self.answer(now, &mut life, beat))).collect();
         self.life = Some(life);
-        Heard { life: life.incarnation, replies }
+        let at = Nanos(now.0.saturating_sub(now.0 % Nanos::MICRO.0));
+        Heard { life: life.incarnation, at, replies }
     }
 
     fn life(&mut self, now: Nanos, store: &str) -> Life {

@@ -19,6 +19,7 @@ use super::usage::Happened;
 use super::{Ask, Load, Look};
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
+use crate::kernel::concurrency::policy::{Looks, Part};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
 use crate::kernel::coordinator::{Heartbeat, Reply};
 use crate::kernel::units::{Incarnation, Nanos, Share};
@@ -286,6 +287,7 @@ impl Bucket {
         clock: &Clock,
         said: &Heartbeat,
         reply: Option<&Reply>,
+        looks: Looks,
         alone: impl FnOnce(u32) -> Share,
     ) {
         let mut state = self.0.lock();
@@ -293,9 +295,16 @@ impl Bucket {
         // Before the answer is taken: a share whose term is over ends for the limiter, too.
         state.step(now, Event::Expire);
         let State { leased: Some(leased), rules, .. } = &mut *state else { return };
-        if let Some(Share(share)) = leased.hear(now, said, reply, alone(rules.limit)) {
-            state.step(now, Event::Share(u32::try_from(share).unwrap_or(u32::MAX)));
-        }
+        let Some(share) = leased.hear(now, said, reply, alone(rules.limit)) else { return };
+        let number = |share: Share| u32::try_from(share.0).unwrap_or(u32::MAX);
+        let event = match reply {
+            Some(Reply::Grant(grant)) => {
+                let (share, ceiling) = (number(share), number(grant.ceiling));
+                Event::Part(Part { share, ceiling, looks })
+            }
+            _ => Event::Share(number(share)),
+        };
+        state.step(now, event);
     }
 
     /// Gives the seat up.

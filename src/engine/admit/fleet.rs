@@ -25,6 +25,7 @@ use crate::backend::{Backend, Cause, Reply};
 use crate::clock::Clock;
 use crate::config::concurrency::{Ceiling, Mode, OnFailure};
 use crate::engine::Membership;
+use crate::kernel::concurrency::policy::Looks;
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::terms::TermsError;
 use crate::kernel::coordinator::{Heartbeat, Terms};
@@ -78,9 +79,18 @@ struct Told {
     under: Option<Incarnation>,
     /// When the store last heard; nothing where it has no line of this replica.
     at: Option<Nanos>,
+    /// The store's clock, read at an instant of this replica's.
+    clock: Reading,
     /// The most members that a ceiling was seen to have.
     members: u64,
     failed: bool,
+}
+
+/// The store's clock, as far as this replica can tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    pub(super) here: Nanos,
+    pub(super) there: Nanos,
 }
 
 /// A heartbeat, and whose it is.
@@ -284,9 +294,11 @@ impl Admission {
             let (buckets, beats): (Vec<_>, Vec<_>) = spoken.into_iter().unzip();
             let round = Round { record, longest, leaves: false, beats };
             let heard = self.say(fleet, backend, &round).await;
+            let store = fleet.told.lock().clock;
             for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
                 let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
-                bucket.hear(clock, &beat.said, reply, |start| fleet.alone(start));
+                let looks = looks(store, beat);
+                bucket.hear(clock, &beat.said, reply, looks, |start| fleet.alone(start));
             }
             spoken = rest;
         }
@@ -308,17 +320,18 @@ impl Admission {
     }
 
     async fn say(&self, fleet: &Fleet, backend: &dyn Backend, round: &Round) -> Option<Heard> {
-        let heard = match backend.heartbeat(self.clock.now(), round) {
+        let sent = self.clock.now();
+        let heard = match backend.heartbeat(sent, round) {
             Reply::Now(heard) => heard,
             Reply::Later(heard) => heard.await,
         };
-        fleet.note(heard.as_ref(), self.clock.now());
+        fleet.note(heard.as_ref(), sent, self.clock.now());
         heard.ok()
     }
 }
 
 impl Fleet {
-    fn note(&self, heard: Result<&Heard, &Cause>, now: Nanos) {
+    fn note(&self, heard: Result<&Heard, &Cause>, sent: Nanos, now: Nanos) {
         let mut told = self.told.lock();
         match heard {
             Ok(heard) => {
@@ -329,6 +342,9 @@ impl Fleet {
                     );
                 }
                 (told.under, told.at, told.failed) = (Some(heard.life), Some(now), false);
+                // Halfway between question and answer, nobody knows it better.
+                let here = sent.plus(Nanos(now.since(sent).0 / 2));
+                told.clock = Reading { here, there: heard.at };
                 let members = heard.replies.iter().flatten().filter_map(|reply| match reply {
                     crate::kernel::coordinator::Reply::Grant(grant) => Some(grant.members),
                     _ => None,
@@ -352,6 +368,14 @@ impl Fleet {
         let most = SCRIPT_MICROS.checked_div(each).unwrap_or(1);
         usize::try_from(most).unwrap_or(MOST_BEATS).clamp(1, MOST_BEATS)
     }
+}
+
+/// When all members look at the ceiling of `beat`: each ceiling at instants of its own, so that what a replica
+/// admits does not fall at all of them at once.
+fn looks(store: Reading, beat: &Beat) -> Looks {
+    let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
+    let there = store.there.plus(apart);
+    Looks { here: store.here, there, heartbeat: beat.law.terms.heartbeat }
 }
 
 fn all(fleet: &Fleet) -> HashMap<Name, Arc<Bucket>> {

@@ -334,7 +334,7 @@ impl Leased {
         let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.terms).max(least);
         let policy = limiter.policy();
         let vote = (self.shared.min < self.shared.max)
-            .then(|| self.usage.vote(policy.estimate()))
+            .then(|| self.usage.vote(policy.estimate()?))
             .flatten();
         Load { in_flight: Share(in_flight.into()), wanted, vote }
     }

@@ -26,7 +26,7 @@
 use smallvec::SmallVec;
 
 use super::in_flight::InFlight;
-use super::policy::{Adaptive, Policy, Sample};
+use super::policy::{Adaptive, Part, Policy, Sample};
 use super::queue::Queue;
 use super::{Outcome, Permit, Ticket};
 use crate::kernel::units::Nanos;
@@ -93,6 +93,8 @@ pub enum Event {
     Reload(Rules),
     /// This replica's part of the ceiling; `u32::MAX` where it is alone.
     Share(u32),
+    /// The same, of a ceiling that a fleet holds together.
+    Part(Part),
     /// This replica's part is over: nobody is admitted, and nobody waits any longer for a place in it.
     Fence,
 }
@@ -162,6 +164,7 @@ impl Limiter {
             // Before anything: what deadlines make room for is not for a share that is over.
             self.share = 0;
         }
+        self.policy.pass(now);
         self.expire(now, &mut effects);
         match event {
             Event::Arrive { keep, patience } => effects.push(self.arrive(now, keep, patience)),
@@ -178,7 +181,14 @@ impl Limiter {
             }
             Event::Expire => {}
             Event::Reload(rules) => self.reload(&rules),
-            Event::Share(share) => self.share = share,
+            Event::Share(share) => {
+                self.share = share;
+                self.policy.take(now, None);
+            }
+            Event::Part(part) => {
+                self.share = part.share;
+                self.policy.take(now, Some(part));
+            }
             Event::Fence => {
                 let waiters = std::iter::from_fn(|| self.queue.serve());
                 effects.extend(waiters.map(|waiter| Effect::Late(waiter.ticket)));

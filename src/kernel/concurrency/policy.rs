@@ -7,6 +7,9 @@
 //! | [`aimd`] | +1 while latency is near the minimum, × 0.9 when it is not | once a round trip |
 //! | [`gradient2`] | limit · tolerance · minRTT / RTT + √limit, smoothed; as published | at every sample |
 //!
+//! A [`Part`] of a ceiling that a fleet holds together is judged by `gradient` as a part of the whole
+//! (`gradient/together.rs`); the other laws infer from their own requests as if they were alone.
+//!
 //! Guarantees: a step is pure, does not allocate, and leaves the limit between `min` and `max`.
 //! What a reload does not change is kept. Growth needs use: a limit that nobody reached says
 //! nothing about a higher one.
@@ -63,6 +66,54 @@ pub struct Sample {
     pub in_flight: u32,
     /// How it went.
     pub outcome: Outcome,
+}
+
+/// What a replica holds of a fleet's ceiling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// What it may use.
+    pub share: u32,
+    /// The whole.
+    pub ceiling: u32,
+    /// When all that hold a part of it lower what they use, to see what a latency without a queue is.
+    pub looks: Looks,
+}
+
+/// When a fleet looks: at multiples of a few heartbeats on a clock that all its members know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Looks {
+    /// An instant of this replica's clock; not after now.
+    pub here: Nanos,
+    /// What the clock that all members know showed then.
+    pub there: Nanos,
+    /// From one heartbeat to the next.
+    pub heartbeat: Nanos,
+}
+
+impl Looks {
+    /// Heartbeats from one look to the next at least.
+    const BEATS: u64 = 4;
+    /// Round trips from one look to the next at least.
+    const TRIPS: u64 = 64;
+    /// The longest pause between two looks, as a multiple of the shortest.
+    const LONGEST: u64 = 64;
+
+    /// The time from one look to the next where requests take `rtt`: the same for all that see about the same.
+    #[must_use]
+    pub fn every(&self, rtt: Nanos) -> Nanos {
+        let least = self.heartbeat.0.saturating_mul(Self::BEATS).max(1);
+        let times = rtt.0.saturating_mul(Self::TRIPS).div_ceil(least);
+        let times = times.checked_next_power_of_two().unwrap_or(Self::LONGEST).min(Self::LONGEST);
+        Nanos(least.saturating_mul(times))
+    }
+
+    /// The first look after `now`.
+    #[must_use]
+    pub fn after(&self, now: Nanos, every: Nanos) -> Nanos {
+        let there = self.there.plus(now.since(self.here));
+        let into = there.0.checked_rem(every.0).unwrap_or(0);
+        now.plus(every).since(Nanos(into))
+    }
 }
 
 /// One ceiling's policy, with what it has learnt.
@@ -133,10 +184,33 @@ impl Policy {
         }
     }
 
-    /// The same with its fraction, as a fleet's ceilings have theirs.
+    /// What it would have in flight, with its fraction, as a fleet's ceilings have theirs; none as long as it
+    /// knows nothing of the ceiling that a fleet holds together.
     #[must_use]
-    pub fn estimate(&self) -> aggregate::Level {
-        self.estimate.fine()
+    pub fn estimate(&self) -> Option<aggregate::Level> {
+        let level = match &self.learnt {
+            Learnt::Gradient(gradient) => gradient.estimate(self.estimate),
+            _ => Some(self.estimate),
+        };
+        level.map(Level::fine)
+    }
+
+    /// Holds that part of a fleet's ceiling from now on; none is all that there is, alone.
+    pub fn take(&mut self, now: Nanos, part: Option<Part>) {
+        if let Learnt::Gradient(gradient) = &mut self.learnt {
+            gradient.take(now, part, self.estimate);
+            self.pass(now);
+        }
+    }
+
+    /// Time has passed.
+    pub fn pass(&mut self, now: Nanos) {
+        let Self { bounds, estimate, learnt, .. } = self;
+        if let Learnt::Gradient(gradient) = learnt
+            && let Some(limit) = gradient.limit(now)
+        {
+            *estimate = limit.within(bounds.min, bounds.max);
+        }
     }
 
     /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy

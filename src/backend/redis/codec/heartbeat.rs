@@ -49,7 +49,10 @@ pub fn read(round: &Round, reply: &[i64]) -> Result<Heard, NotUnderstood> {
     let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT);
     let numbers: Option<Vec<u64>> = reply.iter().map(natural).collect();
     let numbers = numbers.ok_or_else(|| refused("integers from 0 to 2^53"))?;
-    let Some((life, answers)) = numbers.split_first() else { return Err(refused("a life")) };
+    let [life, at, answers @ ..] = &numbers[..] else {
+        return Err(refused("a life and an instant"));
+    };
+    let at = Nanos(at.saturating_mul(Nanos::MICRO.0));
     let (answers, rest) = answers.as_chunks::<FIELDS>();
     if !rest.is_empty() || answers.len() != round.beats.len() {
         return Err(refused("eight integers for each ceiling"));
@@ -62,7 +65,7 @@ pub fn read(round: &Round, reply: &[i64]) -> Result<Heard, NotUnderstood> {
     };
     let replies: Result<_, _> = round.beats.iter().zip(answers).map(answer).collect();
     let replies = replies?;
-    Ok(Heard { life: Incarnation(*life), replies })
+    Ok(Heard { life: Incarnation(*life), at, replies })
 }
 
 /// The key of the life and the table of a fleet.

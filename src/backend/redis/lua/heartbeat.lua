@@ -9,7 +9,7 @@
 --          microseconds for which something of it may be in use, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
 --          its ratio, and 0 is none
--- Reply: the life; then for each ceiling eight integers: a code, and beside 0 (granted) the life, the generation,
+-- Reply: the life; the instant in microseconds; then for each ceiling eight integers: a code, and beside 0 (granted) the life, the generation,
 --   the share, the fair share, the ceiling, the members, and 1 while recovering, else zeros. Codes: 1 left,
 --   2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
 --
@@ -539,7 +539,7 @@ local function on_heartbeat()
   return GRANTED, at, grant(at)
 end
 
-local reply = {0}
+local reply = {0, told}
 for i = 2, #KEYS do
   heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
     h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, ARGV[i + 2])

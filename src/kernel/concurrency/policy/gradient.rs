@@ -39,13 +39,16 @@
 
 mod drain;
 mod finding;
+mod look;
+mod together;
 
 use super::level::{Level, Ratio};
 use super::tally::Tally;
-use super::{Outcome, Sample};
+use super::{Outcome, Part, Sample};
 use crate::kernel::units::Nanos;
 use drain::{Drain, Why};
 use finding::Finding;
+use together::Together;
 
 /// Where the limit is held, in capacities: a short queue keeps the backend busy.
 const TARGET: Ratio = Ratio::percent(130);
@@ -110,6 +113,8 @@ pub struct Gradient {
     settles: Nanos,
     /// A window from which the limit has been lowered since, as a queue would need.
     high: Option<(Level, Nanos)>,
+    /// Where a fleet holds the ceiling together: what is learnt of the whole.
+    together: Option<Box<Together>>,
 }
 
 impl Gradient {
@@ -132,6 +137,7 @@ impl Gradient {
             jitter,
             settles: Nanos(0),
             high: None,
+            together: None,
         };
         new.plan_look();
         new
@@ -139,12 +145,40 @@ impl Gradient {
 
     /// The ideal latency, as far as known.
     #[must_use]
-    pub const fn ideal(&self) -> Option<Nanos> {
-        self.ideal
+    pub fn ideal(&self) -> Option<Nanos> {
+        self.together.as_ref().map_or(self.ideal, |together| together.ideal())
+    }
+
+    /// Holds a part of a fleet's ceiling from now on, or goes on alone from `limit`.
+    pub(super) fn take(&mut self, now: Nanos, part: Option<Part>, limit: Level) {
+        match (part, &mut self.together) {
+            (Some(part), Some(together)) => together.take(now, part),
+            (Some(part), none) => *none = Some(Box::new(Together::new(now, part, self.ideal))),
+            (None, None) => {}
+            (None, Some(together)) => {
+                let ideal = together.ideal();
+                *self = Self { ideal, alone_at: ideal, ..Self::new(limit, self.jitter) };
+            }
+        }
+    }
+
+    /// How many may be in flight here at `now`, where a fleet holds the ceiling; none where it does not.
+    pub(super) fn limit(&mut self, now: Nanos) -> Option<Level> {
+        self.together.as_mut().map(|together| together.limit(now))
+    }
+
+    /// What it would have in flight: `limit`, unless a fleet holds the ceiling; none as long as it knows
+    /// nothing of that.
+    pub(super) fn estimate(&self, limit: Level) -> Option<Level> {
+        self.together.as_ref().map_or(Some(limit), |together| together.estimate())
     }
 
     /// The limit after `sample`, given the one before it and what this replica may use of it.
     pub(super) fn step(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
+        if let Some(together) = &mut self.together {
+            together.note(sample);
+            return limit;
+        }
         self.note(sample, min);
         if self.drain.is_some() {
             return self.step_drain(limit, sample, share, min);

@@ -84,6 +84,12 @@ impl Tally {
         self.squares = self.squares.saturating_add(other.squares);
     }
 
+    /// Counts for half as much from now on.
+    pub(super) const fn halve(&mut self) {
+        (self.count, self.in_flight) = (self.count / 2, self.in_flight / 2);
+        (self.latency, self.squares) = (self.latency / 2, self.squares / 2);
+    }
+
     fn variance(&self) -> u128 {
         let mean = u128::from(self.mean().0);
         let square = self.squares.checked_div(u128::from(self.count)).unwrap_or(0);
