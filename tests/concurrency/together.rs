@@ -102,7 +102,7 @@ fn looks_are_rarer_where_round_trips_are_long_and_each_of_those_is_one_of_the_fr
     assert_eq!(last, Nanos::from_secs(4));
     for millis in 1..2_000 {
         let every = looks.every(Nanos(millis * MILLI));
-        assert!(last <= every && every.0 % last.0 == 0);
+        assert!(last <= every && every.0.is_multiple_of(last.0));
         assert!(millis * MILLI * 64 <= every.0 || every == Nanos::from_secs(256));
         last = every;
     }

@@ -76,7 +76,9 @@ async fn run(mode: &str, members: usize, trace: &[Asked]) -> Came {
     for one in trace {
         while now < one.millis {
             now += 1;
-            fleet.iter().for_each(|engine| pass(engine, Nanos::MILLI));
+            for engine in &fleet {
+                pass(engine, Nanos::MILLI);
+            }
             if now % 1_000 == 0 {
                 for engine in &fleet {
                     tend(engine).await;
@@ -120,7 +122,6 @@ async fn settle() {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_call_at_most() {
     let seed = seed();
     let mut dice = Dice::new(seed);
