@@ -6,7 +6,7 @@
 //!
 //! `often` asks 1,000 of the descriptors, as traffic does, and is what the bound is about: the steps
 //! taken are the same for every size. `anywhere` asks all of them evenly, so that each lookup waits
-//! for main memory two or three times (slot, name, node): that price no table avoids.
+//! for main memory, once for the node at least: that price no table avoids.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use divan::{AllocProfiler, Bencher, black_box};
