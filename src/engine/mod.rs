@@ -82,7 +82,9 @@ pub enum Refusal {
     #[error("no limits are loaded yet; see the log or /config for what is wrong with them")]
     NoConfig,
     /// More descriptors than one question may hold.
-    #[error("{got} descriptors in one question; at most {most} are answered")]
+    #[error(
+        "{got} descriptors in one question; at most {most} are answered: ask the rest in another"
+    )]
     TooManyDescriptors {
         /// How many came.
         got: usize,
@@ -90,7 +92,7 @@ pub enum Refusal {
         most: usize,
     },
     /// More entries than the descriptors of one question may hold together.
-    #[error("{got} entries in one question; at most {most} are answered")]
+    #[error("{got} entries in one question; at most {most} are answered: ask the rest in another")]
     TooManyEntries {
         /// How many came.
         got: usize,

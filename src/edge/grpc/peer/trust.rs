@@ -1,7 +1,8 @@
 //! Whom a replica believes.
 //!
 //! Guarantees: a seal is compared in constant time, and is of one parcel from one life of a replica to one life of another;
-//! while a secret is replaced, who knows the old one and who knows the new one alone hear who knows both; a sequence is good once, and never again after 64 later ones; the secret is never shown.
+//! while a secret is replaced, who knows the old one and who knows the new one alone hear who knows both; a sequence
+//! is good once, and never again after 64 later ones; the secret is never shown.
 //! Leaves out: privacy: with a secret and no certificates, ids can be read on the wire.
 
 use std::collections::HashMap;

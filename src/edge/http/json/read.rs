@@ -34,7 +34,9 @@ pub enum Unreadable {
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
     /// It could not be answered, whatever the objects in it are.
-    #[error("{0} objects in one question; at most {MOST_OBJECTS} can be meant")]
+    #[error(
+        "{0} objects in one question; at most {MOST_OBJECTS} can be meant: ask the rest in another"
+    )]
     TooManyObjects(usize),
 }
 
