@@ -2,7 +2,8 @@
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
 //! the store has to be asked for is charged there once, or not known to be; one that waits for another's
-//! message asks at most once more, and waits at most once more after that; messages are numbered over all keys of this process, which is a
+//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; messages
+//! are numbered over all keys of this process, which is a
 //! member of its own; a message whose future is dropped is given up. At most [`MOST_LEDGERS`] keys are
 //! held: where a new one finds no room, the one that nobody asked for longest gives back and goes.
 //! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
@@ -30,7 +31,7 @@ use crate::config::{Config, Limit, Mode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
-use crate::kernel::rate::Step;
+use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
 use held::Held;
@@ -49,6 +50,12 @@ const TENDED_EVERY: Duration = Duration::from_secs(1);
 /// What would be borrowed before the one after the next is borrowed now, so that messages about many keys go
 /// in few calls.
 const LEISURE: Nanos = Nanos::from_secs(2);
+
+/// Who borrows ahead for one key looks at the others too, but no sooner than this after the last look.
+const LOOKED_EVERY: Nanos = Nanos(100_000_000);
+
+/// Looking takes no more than one part in so many of the time.
+const LOOKING_PART: u64 = 100;
 
 /// Messages that give back, on their way at one time.
 const MOST_PARTINGS: usize = 64;
@@ -69,6 +76,8 @@ pub struct Leases {
     backend: Arc<dyn Backend>,
     member: Member,
     number: AtomicU64,
+    /// When all ledgers may be looked at again, in nanoseconds.
+    next_look: AtomicU64,
     shards: Box<[Guarded]>,
     /// Secret per process, so that nobody can aim keys at one shard.
     secret: SipHasher13,
@@ -117,6 +126,7 @@ impl Leases {
             backend,
             member,
             number: AtomicU64::new(1),
+            next_look: AtomicU64::new(0),
             shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
             secret,
             are_asked_for: AtomicBool::new(false),
@@ -144,13 +154,7 @@ impl Leases {
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
             Turn::Alone => self.charge_alone(leased, hits).await,
-            Turn::Sends(borrow) => match self.send(leased, borrow).await {
-                Lent::Answered(answer) => Outcome::Stepped(answer.step),
-                Lent::Superseded => self.charge_alone(leased, hits).await,
-                Lent::Full(verdict) => Outcome::Full(verdict),
-                Lent::Stale(now) => Outcome::Stale(now),
-                Lent::Failed(cause) => Outcome::Failed(cause),
-            },
+            Turn::Sends(borrow) => self.ask_with(leased, borrow, hits).await,
             Turn::Waits(mut settled) => {
                 // An error says that the ledger is gone, which is as good.
                 let told = settled.changed().await.is_ok();
@@ -159,9 +163,28 @@ impl Leases {
                     (Some(outcome), _) => outcome,
                     // The store did not answer one question, and another is not made to wait for it.
                     (None, Some(cause)) => Outcome::Failed(cause),
-                    (None, None) => self.charge_alone(leased, hits).await,
+                    (None, None) => self.ask_again(leased, hits).await,
                 }
             }
+        }
+    }
+
+    /// Asks with a message, which what is left of the balance goes back with.
+    async fn ask_with(&self, leased: Leased<'_>, borrow: Borrow, hits: Hits) -> Outcome {
+        match self.send(leased, borrow).await {
+            Lent::Answered(answer) => Outcome::Stepped(answer.step),
+            Lent::Superseded => self.charge_alone(leased, hits).await,
+            Lent::Full(verdict) => Outcome::Full(verdict),
+            Lent::Stale(now) => Outcome::Stale(now),
+            Lent::Failed(cause) => Outcome::Failed(cause),
+        }
+    }
+
+    /// Asks for what another's message did not bring.
+    async fn ask_again(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
+        match self.borrow(leased, hits) {
+            Some(borrow) => self.ask_with(leased, borrow, hits).await,
+            None => self.charge_alone(leased, hits).await,
         }
     }
 
@@ -260,10 +283,11 @@ impl Leases {
         if !is_held && hits == Hits(0) {
             return Turn::Alone;
         }
-        if !is_held {
-            self.begin(&mut shard, place, leased, now);
-        }
-        let Some(held) = shard.get_mut(&place) else { return Turn::Alone };
+        let before = if is_held { None } else { self.begin(&mut shard, place, leased, now) };
+        let Some(held) = shard.get_mut(&place) else {
+            self.tell_later(before);
+            return Turn::Alone;
+        };
         held.count(now, hits);
         if let Some(outcome) = held.look(now, hits) {
             self.borrow_ahead(held, now);
@@ -273,40 +297,71 @@ impl Leases {
             return Turn::Alone;
         }
         match held.borrow(now, self.next(), hits) {
-            Some(borrow) => Turn::Sends(borrow),
+            // One message: the store takes no older one after it.
+            Some(borrow) => Turn::Sends(match before {
+                Some((_, parting)) => borrow.with_returned(&parting),
+                None => borrow,
+            }),
             None => Turn::Waits(held.wait()),
         }
     }
 
-    /// Begins a ledger, where there is room for one. One of the same key under other numbers, such as
-    /// those of a calendar's last window, gives back what it holds.
-    fn begin(self: &Arc<Self>, shard: &mut Ledgers, place: Place, leased: Leased<'_>, now: Nanos) {
-        if let Some(before) = shard.remove(&place) {
-            self.dismiss(before, now);
-        }
+    /// Begins a ledger, where there is room for one; with the message that gives back what one of the same key
+    /// under other numbers holds, such as those of the limit before a reload.
+    fn begin(
+        self: &Arc<Self>,
+        shard: &mut Ledgers,
+        place: Place,
+        leased: Leased<'_>,
+        now: Nanos,
+    ) -> Option<(Held, Borrow)> {
+        let before = shard.remove(&place).and_then(|before| self.dismissed(before, now));
         if WAYS <= shard.len() {
             let idle = shard.iter().filter_map(|(place, held)| Some((held.last_asked()?, *place)));
-            let Some((_, longest)) = idle.min() else { return };
-            if let Some(before) = shard.remove(&longest) {
-                self.dismiss(before, now);
-            }
+            let Some((_, longest)) = idle.min() else { return before };
+            self.tell_later(shard.remove(&longest).and_then(|gone| self.dismissed(gone, now)));
         }
         shard.insert(place, Held::new(leased, now, self.next()));
+        before
     }
 
-    /// Gives back what a ledger that is gone held.
-    fn dismiss(self: &Arc<Self>, mut gone: Held, now: Nanos) {
-        if let Some(parting) = gone.give_back(now, self.next()) {
+    /// What a ledger that is gone gives back.
+    fn dismissed(&self, mut gone: Held, now: Nanos) -> Option<(Held, Borrow)> {
+        let parting = gone.give_back(now, self.next())?;
+        Some((gone, parting))
+    }
+
+    fn tell_later(self: &Arc<Self>, parting: Option<(Held, Borrow)>) {
+        if let Some((gone, parting)) = parting {
             let all = Arc::clone(self);
             tokio::spawn(async move { all.tell(gone.leased(), parting).await });
         }
     }
 
-    /// Borrows in the background, where it is time to.
+    /// Borrows in the background, where it is time to; and with it what others will soon need.
     fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
         if let Some(borrow) = held.ahead(now, || self.next()) {
             self.send_later(held, borrow);
+            if self.may_look(now) {
+                let all = Arc::clone(self);
+                tokio::spawn(async move { all.look_around() });
+            }
         }
+    }
+
+    /// Whether it is time to look at all ledgers; who is told so does.
+    fn may_look(&self, now: Nanos) -> bool {
+        let next = self.next_look.load(Relaxed);
+        let after = now.plus(LOOKED_EVERY).0;
+        next <= now.0 && self.next_look.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
+    }
+
+    fn look_around(self: &Arc<Self>) {
+        let began = self.clock.now();
+        self.borrow_at_leisure(began);
+        let took = self.clock.now().since(began);
+        let patience = Nanos(took.0.saturating_mul(LOOKING_PART)).max(LOOKED_EVERY);
+        self.next_look.store(began.plus(patience).0, Relaxed);
     }
 
     /// Borrows in the background for all keys that it will soon be time for.
@@ -360,8 +415,8 @@ impl Leases {
         lent
     }
 
-    /// Charges a question as if its limit were not leased. One that is denied because all that is left
-    /// is held here, or on its way here, is answered with that.
+    /// Charges a question as if its limit were not leased. One that is denied because what is left is held here, or
+    /// on its way here, is answered with that, or asked again together with it.
     async fn charge_alone(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
         let outcome = self.charge_one(leased, hits).await;
         if !matches!(outcome, Outcome::Stepped(Step::Deny { .. })) {
@@ -371,9 +426,29 @@ impl Leases {
             drop(settled.changed().await);
         }
         match self.look(leased, hits) {
-            Some(held @ Outcome::Stepped(Step::Admit(_))) => held,
+            Some(held @ Outcome::Stepped(Step::Admit(_))) => return held,
+            Some(_) => return outcome,
+            None => {}
+        }
+        // A window that counts what it denies has nothing left now.
+        let is_worth_it = self.balance(&leased.charge.key) != Hits(0)
+            && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
+        let Some(borrow) = is_worth_it.then(|| self.borrow(leased, hits)).flatten() else {
+            return outcome;
+        };
+        match self.send(leased, borrow).await {
+            Lent::Answered(answer) => Outcome::Stepped(answer.step),
             _ => outcome,
         }
+    }
+
+    /// The message for a question that was counted; none while another is on its way, or where nothing is known of
+    /// the key.
+    fn borrow(&self, leased: Leased<'_>, hits: Hits) -> Option<Borrow> {
+        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
+        let mut shard = self.shard(place);
+        let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
+        held.borrow(now, self.next(), hits)
     }
 
     fn awaited(&self, leased: Leased<'_>) -> Option<watch::Receiver<Option<Cause>>> {

@@ -328,6 +328,24 @@ fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
 }
 
 #[test]
+fn each_list_of_one_call_is_kept_for_its_own_term() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, longer) = hour(Kind::Gcra);
+    let shorter = Terms { term: Nanos::from_secs(30), ..longer };
+    let first = borrows(limit, shorter, 1, 1, 10);
+    let key = charge("b", limit, Cost::Charge(Hits(0))).key;
+    let second = Message { key, ..borrows(limit, longer, 2, 1, 10) };
+    let both = [first, second];
+    lender.ask_all(&both, START);
+    let mut expires = |message: &Message| {
+        let list = pack(message, PREFIX, None).keys[1].clone();
+        lender.client.call(&[b"PEXPIRETIME".to_vec(), list]).int()
+    };
+    assert_eq!(expires(&both[1]) - expires(&both[0]), 30_000);
+}
+
+#[test]
 fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);

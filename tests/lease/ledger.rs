@@ -208,19 +208,19 @@ fn learned(left: u64) -> Ledger {
 }
 
 #[test]
-fn at_leisure_more_is_asked_for_when_a_quarter_is_left_that_demand_will_take() {
-    // 64 a second: 20 in 313 ms.
-    let time = Nanos(313_000_000);
-    assert_eq!(learned(21).at_leisure(NOW, Number(2), time), None);
-    let mut low = learned(20);
+fn at_leisure_more_is_asked_for_when_a_fifth_is_left_that_demand_will_take() {
+    // 64 a second: 16 in 250 ms.
+    let time = Nanos(250_000_000);
+    assert_eq!(learned(17).at_leisure(NOW, Number(2), time.plus(time)), None);
+    let mut low = learned(16);
     assert_eq!(low.ahead(NOW, Number(2)), None, "there is time");
-    assert_eq!(low.at_leisure(NOW, Number(2), Nanos(300_000_000)), None, "19 in 300 ms");
+    assert_eq!(low.at_leisure(NOW, Number(2), Nanos(249_000_000)), None, "15 in 249 ms");
     let more = low.at_leisure(NOW, Number(2), time).unwrap();
-    let expected = (Hits(0), Hits(44), Hits(20), Hits(0));
+    let expected = (Hits(0), Hits(48), Hits(16), Hits(0));
     assert_eq!((more.hits, more.want, more.held, more.returned), expected, "64 in all");
-    assert_eq!(low.balance(NOW), Hits(20), "it stays usable");
+    assert_eq!(low.balance(NOW), Hits(16), "it stays usable");
     assert_eq!(low.at_leisure(NOW, Number(3), time), None, "a message is on its way");
-    low.settle(NOW, &grant(2, 0, 20));
+    low.settle(NOW, &grant(2, 0, 16));
     assert_eq!(low.at_leisure(after(124), Number(3), TERM), None, "there was nothing to lend");
     assert!(low.at_leisure(after(125), Number(3), TERM).is_some());
 }
@@ -240,12 +240,18 @@ fn at_leisure_a_lease_is_renewed_in_the_last_eighth_of_its_term() {
 #[test]
 fn who_gives_all_back_says_that_it_asks_no_more() {
     assert_eq!(lent().give_back(NOW, Number(2)).unwrap().demand, Hits(0));
-    let mut quiet = learned(40);
-    let gone = quiet.abandon(after(125), Number(2), Nanos(125_000_000)).unwrap();
-    assert_eq!((gone.returned, gone.demand), (Hits(40), Hits(0)), "8 were to be expected");
     let mut rare = lent();
     assert_eq!(rare.abandon(after(900), Number(2), Nanos(999_000_000)), None);
     assert!(rare.abandon(after(900), Number(2), TERM).is_some(), "nobody asked in a whole span");
+}
+
+#[test]
+fn a_key_is_abandoned_after_a_pause_of_eight_questions_whatever_each_asks_for() {
+    // 41 questions a second, and 64 hits: eight questions in 196 ms, eight hits in 125.
+    let mut quiet = learned(40);
+    assert_eq!(quiet.abandon(after(195), Number(2), Nanos(195_000_000)), None);
+    let gone = quiet.abandon(after(196), Number(2), Nanos(196_000_000)).unwrap();
+    assert_eq!((gone.returned, gone.demand), (Hits(40), Hits(0)));
 }
 
 #[test]

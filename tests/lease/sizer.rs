@@ -98,10 +98,7 @@ fn a_balance_runs_low_in_the_last_part_of_a_lease_when_demand_takes_the_rest_in_
     assert!(!sizer.runs_low(NOW, Hits(1), tenth), "nothing was lent yet");
     sizer.lent(NOW, Hits(80));
     assert!(sizer.runs_low(NOW, Hits(10), tenth) && !sizer.runs_low(NOW, Hits(11), tenth));
-    assert!(
-        sizer.runs_low(NOW, Hits(20), TERM) && !sizer.runs_low(NOW, Hits(21), TERM),
-        "a quarter"
-    );
+    assert!(sizer.runs_low(NOW, Hits(16), TERM) && !sizer.runs_low(NOW, Hits(17), TERM), "a fifth");
     assert!(!Sizer::new(Size::Fixed(Hits(80)), TERM, Hits(100)).runs_low(NOW, Hits(1), TERM));
 }
 

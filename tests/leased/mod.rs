@@ -6,12 +6,14 @@ mod denials;
 mod path;
 mod plot;
 mod share;
+mod waiting;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
+use parking_lot::Mutex;
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
@@ -20,52 +22,104 @@ use sluicegate::config;
 use sluicegate::engine::{Answer, Engine, Policy, Refusal};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use tokio::sync::Semaphore;
 
 /// 2026-01-01T00:00:00Z, where every window of the seven units begins.
 const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
 
-/// A store that counts how often it is asked, and may be away.
+/// A store that counts how often it is asked, may be away, and may leave its callers standing.
 #[derive(Debug)]
 pub struct Far {
     memory: Memory,
     pub calls: AtomicU64,
     pub is_away: AtomicBool,
+    /// Whether calls stand from now on until they are told to go on.
+    stands: AtomicBool,
+    /// Every call that stood, in the order that they came in.
+    standing: Mutex<Vec<Arc<Stand>>>,
+}
+
+/// Where a call stands: before the store has it, and before its answer is there.
+#[derive(Debug)]
+struct Stand {
+    taken: Semaphore,
+    answered: Semaphore,
 }
 
 impl Far {
     pub fn new() -> Arc<Self> {
-        let memory = Memory::new(1_000_000, WhenFull::Deny, [7; 16]);
-        Arc::new(Self { memory, calls: AtomicU64::new(0), is_away: AtomicBool::new(false) })
+        Arc::new(Self {
+            memory: Memory::new(1_000_000, WhenFull::Deny, [7; 16]),
+            calls: AtomicU64::new(0),
+            is_away: AtomicBool::new(false),
+            stands: AtomicBool::new(false),
+            standing: Mutex::default(),
+        })
     }
 
     fn calls(&self) -> u64 {
         self.calls.load(Relaxed)
     }
 
-    /// What `reply` is after a moment, in which others have their turn.
-    fn later<'a, T: Send + 'a>(&'a self, reply: Reply<'a, T>) -> Reply<'a, T> {
+    /// The store takes the call that was the `at`th to stand.
+    fn take(&self, at: usize) {
+        self.standing.lock()[at].taken.add_permits(1);
+    }
+
+    /// Its answer is there.
+    fn answer(&self, at: usize) {
+        self.standing.lock()[at].answered.add_permits(1);
+    }
+
+    fn is_away(&self) -> bool {
+        self.is_away.load(Relaxed)
+    }
+
+    /// What `act` comes to after a moment, in which others have their turn, or when the call is told to go on.
+    fn later<'a, T: Send + 'a>(&'a self, act: impl FnOnce() -> T + Send + 'a) -> Reply<'a, T> {
         self.calls.fetch_add(1, Relaxed);
-        let Reply::Now(now) = reply else { return reply };
+        if !self.stands.load(Relaxed) {
+            let came = act();
+            return Reply::Later(Box::pin(async move {
+                tokio::task::yield_now().await;
+                came
+            }));
+        }
+        let (taken, answered) = (Semaphore::new(0), Semaphore::new(0));
+        let stand = Arc::new(Stand { taken, answered });
+        self.standing.lock().push(Arc::clone(&stand));
         Reply::Later(Box::pin(async move {
-            tokio::task::yield_now().await;
-            now
+            stand.taken.acquire().await.unwrap().forget();
+            let came = act();
+            stand.answered.acquire().await.unwrap().forget();
+            came
         }))
     }
 }
 
+/// The answer of a store at hand.
+fn at_hand<T>(reply: Reply<'_, T>) -> T {
+    let Reply::Now(answer) = reply else { panic!("memory answers at once") };
+    answer
+}
+
 impl Backend for Far {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
-        if self.is_away.load(Relaxed) {
-            return Reply::Now(charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect());
-        }
-        self.later(self.memory.charge(now, charges))
+        self.later(move || {
+            if self.is_away() {
+                return charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
+            }
+            at_hand(self.memory.charge(now, charges))
+        })
     }
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        if self.is_away.load(Relaxed) {
-            return Reply::Now(Lent::Failed(Cause::Late));
-        }
-        self.later(self.memory.borrow(now, message))
+        self.later(move || {
+            if self.is_away() {
+                return Lent::Failed(Cause::Late);
+            }
+            at_hand(self.memory.borrow(now, message))
+        })
     }
 }
 

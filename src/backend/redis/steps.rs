@@ -84,3 +84,41 @@ pub(super) fn can_be_held(list: &[Charge], at: usize) -> bool {
     let same = list.iter().filter(|charge| charge.key == its.key && charge.home == its.home);
     matches!(its.cost, Cost::Charge(_)) && same.count() == 1
 }
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::{Spared, Together};
+    use crate::backend::{Cause, Charge, Home, Outcome, Outcomes};
+    use crate::kernel::decision::{Cost, Standing};
+    use crate::kernel::key::{CounterKey, Counting};
+    use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+    use crate::kernel::rate::{Room, Step, Strategy};
+    use crate::kernel::units::{Hits, Nanos};
+
+    #[test]
+    fn who_did_not_answer_is_not_asked_again() {
+        let day = Nanos::from_secs(86_400);
+        let key = |value| {
+            CounterKey::injective("d", [("k", value)].into_iter(), Counting::FixedWindow(day))
+        };
+        let charge = |value| Charge {
+            key: key(value),
+            home: Home::Itself,
+            strategy: Strategy::FixedWindow(FixedWindow::new(9, Windows::Every(day)).unwrap()),
+            cost: Cost::Charge(Hits(1)),
+            standing: Standing::default(),
+            per_second: false,
+        };
+        let list = [charge("a"), charge("b")];
+        let admitted = Outcome::Stepped(Step::Admit(Room::default()));
+        let outcomes: Outcomes = smallvec![admitted, Outcome::Failed(Cause::Late)];
+        for spared in [Spared::All, Spared::Others] {
+            let together = Together { quota_for_all: false, rescued: false, spared };
+            let second = together.second(&list, &[0, 1], &outcomes, &[]);
+            let places: Vec<usize> = second.iter().map(|(at, _)| *at).collect();
+            assert_eq!(places, [0], "{spared:?}");
+        }
+    }
+}

@@ -146,7 +146,8 @@ impl Leases {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
         if !shard.get(&place).is_some_and(|held| held.is_of(leased)) {
-            self.begin(&mut shard, place, leased, now);
+            let before = self.begin(&mut shard, place, leased, now);
+            self.tell_later(before);
             if let Some(held) = shard.get_mut(&place) {
                 held.count(now, hits);
             }

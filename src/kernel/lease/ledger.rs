@@ -28,9 +28,9 @@ const TRIES_A_SPAN: u64 = 8;
 /// A lease is renewed at leisure in its last part, one in so many.
 const LAST_PART: u64 = 8;
 
-/// Where so many hits were to be expected and none came, demand is over: of arrivals by chance one
-/// pause in three thousand is as long.
-const NO_CHANCE: Hits = Hits(8);
+/// Where so many questions were to be expected and none came, demand is over: of arrivals by chance one
+/// pause in three thousand is as long, whatever each asks for.
+const NO_CHANCE: u64 = 8;
 
 /// Hits held of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -227,11 +227,11 @@ impl Ledger {
     }
 
     /// The message that gives everything back because nobody asks any more, after `quiet` in which so
-    /// many hits were to be expected that it is no chance, or of a whole span. None otherwise, or when nothing is
+    /// many questions were to be expected that it is no chance, or of a whole span. None otherwise, or when nothing is
     /// held or another message is on its way.
     pub fn abandon(&mut self, now: Nanos, number: Number, quiet: Nanos) -> Option<Borrow> {
         self.expire(now);
-        let is_chance = self.sizer.expected(now, quiet) < NO_CHANCE && quiet < self.sizer.span();
+        let is_chance = self.sizer.questions(now, quiet) < NO_CHANCE && quiet < self.sizer.span();
         if self.flight.is_some() || self.balance == Hits(0) || is_chance {
             return None;
         }

@@ -91,6 +91,15 @@ pub struct Borrow {
     pub lease: Number,
 }
 
+impl Borrow {
+    /// The same, of a ledger that holds nothing, with what another one of the same key and member gives back: the
+    /// store takes nothing that was numbered before a message that it has taken.
+    #[must_use]
+    pub const fn with_returned(self, parting: &Self) -> Self {
+        Self { returned: parting.returned, lease: parting.lease, ..self }
+    }
+}
+
 /// What the store answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {

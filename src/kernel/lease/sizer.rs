@@ -33,6 +33,10 @@ const LEAST_PART_BACK: u64 = 2;
 /// most, when less is left than the largest question of late or than will be asked for soon.
 const LAST_PART: u64 = 4;
 
+/// What is left of a lease when the next is asked for at leisure, one part in so many: whoever asks sooner lets
+/// more of the budget lie, and needs more messages.
+const LEISURE_PART: u64 = 5;
+
 /// A lease is at most one part in so many of what passes at one instant.
 const PARTS: u64 = 10;
 
@@ -69,6 +73,7 @@ pub struct Sizer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Tally {
     asked: Hits,
+    questions: u64,
     stranded: Hits,
     /// The largest question.
     largest: Hits,
@@ -76,13 +81,17 @@ struct Tally {
     lent: Hits,
 }
 
+impl Tally {
+    const NONE: Self =
+        Self { asked: Hits(0), questions: 0, stranded: Hits(0), largest: Hits(0), lent: Hits(0) };
+}
+
 impl Sizer {
     /// Leases of at most `most` hits, for terms of this length.
     #[must_use]
     pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
-        let none = Tally { asked: Hits(0), stranded: Hits(0), largest: Hits(0), lent: Hits(0) };
         let span = if term.0 < LONGEST_SPAN.0 { term } else { LONGEST_SPAN };
-        Self { size, term, span, most, since: Nanos(0), current: none, last: none }
+        Self { size, term, span, most, since: Nanos(0), current: Tally::NONE, last: Tally::NONE }
     }
 
     /// The span in which demand is counted.
@@ -96,6 +105,7 @@ impl Sizer {
         if self.size == Size::Learned {
             self.turn(now);
             self.current.asked = self.current.asked.plus(hits);
+            self.current.questions = self.current.questions.saturating_add(1);
             self.current.largest = self.current.largest.max(hits);
         }
     }
@@ -160,11 +170,17 @@ impl Sizer {
         }
     }
 
+    /// Questions that would come in `time` if they came as in the last span; none is foretold of a fixed size.
+    #[must_use]
+    pub fn questions(&self, now: Nanos, time: Nanos) -> u64 {
+        scaled(self.seen(now).questions, time.0, self.span.0)
+    }
+
     /// Will `balance` be gone within `time`, and is the last part of a lease all that is left? Nothing is
     /// foretold of a fixed size.
     #[must_use]
     pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
-        let last_part = self.seen(now).lent.0 / LAST_PART;
+        let last_part = self.seen(now).lent.0 / LEISURE_PART;
         balance.0 <= self.expected(now, time).0.min(last_part)
     }
 
@@ -198,10 +214,12 @@ impl Sizer {
         let mut turned = *self;
         turned.turn(now);
         let left = turned.span.since(now.since(turned.since));
-        let fading = |hits: Hits| Hits(scaled(hits.0, left.0, turned.span.0));
+        let fading = |count| scaled(count, left.0, turned.span.0);
+        let fading_hits = |hits: Hits| Hits(fading(hits.0));
         Tally {
-            asked: turned.current.asked.plus(fading(turned.last.asked)),
-            stranded: turned.current.stranded.plus(fading(turned.last.stranded)),
+            asked: turned.current.asked.plus(fading_hits(turned.last.asked)),
+            questions: turned.current.questions.saturating_add(fading(turned.last.questions)),
+            stranded: turned.current.stranded.plus(fading_hits(turned.last.stranded)),
             largest: turned.current.largest.max(turned.last.largest),
             lent: turned.current.lent.max(turned.last.lent),
         }

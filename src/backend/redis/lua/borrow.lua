@@ -41,11 +41,17 @@ local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 -- The message in hand.
 local number, own, want, demand, still_held, back, lease, budget, term, member
 local coupled, has_windows, code, remaining, retry, reset
+-- What stands under the counter's key, where no hits were put to it since it was read.
+local value
 -- What is known of its member, and of the others together: those that stay, what they may spend, what
 -- they ask for, and when the last is forgotten.
-local its, others, out, others_demand, forgotten
+local its_number, its_lease, its_till, its_kept_until, its_mark
+local its_held, its_fresh, its_granted, its_demand, its_passed
+local others, out, others_demand, forgotten
 -- Records read so far.
 local read = 0
+-- Of the message before: when the last of its records is forgotten, and how that is said.
+local last_forgotten, its_end
 
 -- kernel/lease/book.rs, `share`.
 local function share(whole, mine, others)
@@ -53,16 +59,17 @@ local function share(whole, mine, others)
 end
 
 local function held_at()
-  return now < its.till and its.held or 0
+  return now < its_till and its_held or 0
 end
 
 -- Lists this member, where there is room for one more.
 local function put()
   if MOST_MEMBERS <= others then return end
-  call('HSET', KEYS[2], member, pack(KNOWN, its.number, its.lease, its.till, its.kept_until, its.mark,
-    its.held, its.fresh, its.granted, its.demand, its.passed))
-  if forgotten < its.kept_until then forgotten = its.kept_until end
-  call('PEXPIREAT', KEYS[2], expiry(forgotten - now))
+  call('HSET', KEYS[2], member, pack(KNOWN, its_number, its_lease, its_till, its_kept_until, its_mark,
+    its_held, its_fresh, its_granted, its_demand, its_passed))
+  if forgotten < its_kept_until then forgotten = its_kept_until end
+  if forgotten ~= last_forgotten then last_forgotten, its_end = forgotten, expiry(forgotten - now) end
+  call('PEXPIREAT', KEYS[2], its_end)
 end
 
 -- kernel/lease/book.rs, `report`.
@@ -70,23 +77,23 @@ local function report()
   local had = held_at()
   local kept = min(had, still_held)
   local left = min(had, kept + back)
-  local fresh = min(its.fresh, left)
-  local returned = lease == its.lease and min(fresh, left - kept) or 0
-  its.fresh, its.held, its.number = min(fresh - returned, kept), kept, number
-  its.demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
+  local fresh = min(its_fresh, left)
+  local returned = lease == its_lease and min(fresh, left - kept) or 0
+  its_fresh, its_held, its_number = min(fresh - returned, kept), kept, number
+  its_demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
   if returned ~= 0 then
     put()
-    refund(its.mark, returned)
+    refund(its_mark, returned)
   end
 end
 
 -- kernel/lease/book.rs, `may_have`.
 local function may_have()
   if MOST_MEMBERS <= others then return 0 end
-  local of_law = share(remaining, its.demand, others_demand)
+  local of_law = share(remaining, its_demand, others_demand)
   if coupled then return has_windows and of_law or 0 end
-  local unused = budget - out - its.held
-  local of_budget = share(budget, its.demand, others_demand) - its.held
+  local unused = budget - out - its_held
+  local of_budget = share(budget, its_demand, others_demand) - its_held
   local most = min(min(of_law, of_budget), unused)
   return most < 0 and 0 or most
 end
@@ -94,11 +101,11 @@ end
 -- kernel/lease/book.rs, `grant`.
 local function grant(hits)
   if hits == 0 then return end
-  local its_code, its_remaining, _, its_reset = step(CHARGE, hits)
+  local its_code, its_remaining, _, its_reset = step(CHARGE, hits, value)
   if its_code ~= ADMIT then return end
   local charged_at = mark()
-  its.fresh = (its.mark == charged_at and its.fresh or 0) + hits
-  its.mark, its.lease, its.granted, its.held = charged_at, number, hits, its.held + hits
+  its_fresh = (its_mark == charged_at and its_fresh or 0) + hits
+  its_mark, its_lease, its_granted, its_held = charged_at, number, hits, its_held + hits
   remaining, reset = its_remaining, its_reset
 end
 
@@ -110,42 +117,43 @@ end
 
 -- kernel/lease/book.rs, `repeat` and `ask_then_step`: the answer to a message that was taken before.
 local function again()
-  local granted = now < its.till and its.granted or 0
-  code, remaining, retry, reset = step(ASK, its.passed == 1 and 0 or own)
-  if its.passed == 1 then
+  local granted = now < its_till and its_granted or 0
+  code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own)
+  if its_passed == 1 then
     code, retry = ADMIT, 0
   elseif code == ADMIT then
-    its.passed = 1
+    its_passed = 1
     code, remaining, retry, reset = step(CHARGE, own)
     put()
   end
-  local kept, good_for = held_at() - granted, its.till - now
+  local kept, good_for = held_at() - granted, its_till - now
   if kept < 0 then kept = 0 end
   if good_for < 0 then good_for = 0 end
-  return {code, remaining, retry, reset, granted, kept, out, good_for}
+  return code, remaining, retry, reset, granted, kept, out, good_for
 end
 
 -- kernel/lease/book.rs, `turn`: a message that was not seen before.
 local function turn()
   report()
-  local kept = its.held
+  local kept = its_held
   -- Where nothing is put to a debt, what `take` came to still stands.
   if strategy ~= 1 or own ~= 0 or back ~= 0 then
     code, remaining, retry, reset = step(CHARGE, own)
+    value = nil
   end
-  its.passed = (own == 0 or code == ADMIT) and 1 or 0
-  its.granted = 0
-  if its.passed == 1 then grant(min(want, may_have())) end
+  its_passed = (own == 0 or code == ADMIT) and 1 or 0
+  its_granted = 0
+  if its_passed == 1 then grant(min(want, may_have())) end
   local good_for = length_of_lease()
-  its.till, its.kept_until = now + good_for, now + term
+  its_till, its_kept_until = now + good_for, now + term
   put()
-  return {code, remaining, retry, reset, its.granted, kept, out, good_for}
+  return code, remaining, retry, reset, its_granted, kept, out, good_for
 end
 
 -- Finds the member among those `listed`; false where something else is listed there.
 local function look_up(listed)
-  its = {number = 0, lease = 0, till = 0, kept_until = 0, mark = 0, held = 0, fresh = 0, granted = 0,
-    demand = 0, passed = 0}
+  its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
+  its_held, its_fresh, its_granted, its_demand, its_passed = 0, 0, 0, 0, 0
   others, out, others_demand, forgotten = 0, 0, 0, 0
   read = read + #listed / 2
   for i = 1, #listed, 2 do
@@ -154,8 +162,8 @@ local function look_up(listed)
     if kept_until <= now then
       call('HDEL', KEYS[2], listed[i])
     elseif listed[i] == member then
-      its.number, its.lease, its.till, its.kept_until, its.mark = n, l, till, kept_until, m
-      its.held, its.fresh, its.granted, its.demand, its.passed = held, fresh, granted, d, passed
+      its_number, its_lease, its_till, its_kept_until, its_mark = n, l, till, kept_until, m
+      its_held, its_fresh, its_granted, its_demand, its_passed = held, fresh, granted, d, passed
     else
       others, others_demand = others + 1, others_demand + d
       if now < till then out = out + held end
@@ -174,23 +182,30 @@ local function take(message)
   has_windows = strategy == 2 or strategy == 3
   -- A debt that was written under another limit is converted whatever becomes of the message.
   code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
-  if code == STALE or code == NOT_UNDERSTOOD then return {code, 0, retry, 0, 0, 0, 0, 0} end
+  value = stood
+  if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0, 0, 0, 0, 0 end
   local listed = try('HGETALL', KEYS[2])
-  if listed.err or not look_up(listed) then return {NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0} end
-  if number < its.number then return {SUPERSEDED, 0, 0, 0, 0, 0, 0, 0} end
-  if number == its.number then return again() end
+  if listed.err or not look_up(listed) then return NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0 end
+  if number < its_number then return SUPERSEDED, 0, 0, 0, 0, 0, 0, 0 end
+  if number == its_number then return again() end
   return turn()
 end
 
 local keys, lent = KEYS, {}
+KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
     if MOST_READ <= read then break end
-    KEYS, in_hand = {keys[2 * m - 1], keys[2 * m]}, 2 * m - 1
-    strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-      unpack(RECORD, ARGV[in_hand + 2])
+    KEYS[1], KEYS[2] = keys[2 * m - 1], keys[2 * m]
+    -- Many keys have one limit, and what its record comes to is known then.
+    if ARGV[2 * m + 1] ~= ARGV[in_hand + 2] then
+      in_hand = 2 * m - 1
+      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+        unpack(RECORD, ARGV[in_hand + 2])
+    end
   end
-  local said = take(ARGV[2 * m])
-  for i = 1, 8 do lent[#lent + 1] = said[i] end
+  local i = 8 * m - 8
+  lent[i + 1], lent[i + 2], lent[i + 3], lent[i + 4], lent[i + 5], lent[i + 6], lent[i + 7], lent[i + 8] =
+    take(ARGV[2 * m])
 end
 return lent

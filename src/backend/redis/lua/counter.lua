@@ -1,4 +1,5 @@
   until true
+  stood = strategy == 1 and value or nil
   return code, remaining, retry, reset
 end
 

@@ -1,0 +1,216 @@
+//! Questions that wait for each other's messages, and what goes back or is borrowed without a question.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use sluicegate::engine::{Answer, Engine, Refusal};
+use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::task::JoinHandle;
+
+use crate::waiting::PATIENCE;
+
+use super::{Far, admits, ask, engine, held, pass, publish};
+
+/// A hundred at one instant, of which ten may be out, borrowed by ten.
+const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
+const K: &[(&str, &str)] = &[("k", "v")];
+
+/// Asks in the background; until that question waits for something.
+async fn asked(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Refusal>> {
+    let engine = Arc::clone(engine);
+    let asking = tokio::spawn(async move { ask(&engine, K, hits).await });
+    turns().await;
+    asking
+}
+
+/// All others have their turns.
+async fn turns() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn standing(limits: &str) -> (Arc<Far>, Arc<Engine>) {
+    let store = Far::new();
+    let engine = Arc::new(engine(&store, limits));
+    store.stands.store(true, Relaxed);
+    (store, engine)
+}
+
+async fn verdict(asking: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
+    let answered = tokio::time::timeout(PATIENCE, asking).await.expect("it waits for nothing");
+    answered.unwrap().unwrap().verdict
+}
+
+#[tokio::test]
+async fn who_waits_for_anothers_message_is_answered_by_what_it_brings() {
+    let (store, engine) = standing(TEN);
+    let first = asked(&engine, 1).await;
+    let others = [asked(&engine, 4).await, asked(&engine, 6).await];
+    assert_eq!(store.calls(), 1, "the others wait");
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    for other in others {
+        assert_eq!(verdict(other).await, Verdict::Admit);
+    }
+    assert_eq!((store.calls(), held(&engine)), (1, 0), "ten were lent");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_message_that_fails_is_told_so_and_does_not_wait_again() {
+    let limits = TEN.replace("unit: day", "on_backend_failure: deny, unit: day");
+    let (store, engine) = standing(&limits);
+    store.is_away.store(true, Relaxed);
+    let (first, other) = (asked(&engine, 1).await, asked(&engine, 1).await);
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Deny);
+    turns().await;
+    assert!(other.is_finished(), "it was put to the store by itself");
+    assert_eq!((verdict(other).await, store.calls()), (Verdict::Deny, 1));
+}
+
+#[tokio::test]
+async fn who_asks_again_after_a_wait_asks_with_what_is_left_of_the_balance() {
+    let (store, engine) = standing(TEN);
+    let first = asked(&engine, 87).await;
+    let both = [asked(&engine, 6).await, asked(&engine, 6).await];
+    // Three are left beside the 10 that are lent, of which one takes 6: with the others there are enough.
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    turns().await;
+    assert_eq!(store.calls(), 2);
+    store.take(1);
+    store.answer(1);
+    turns().await;
+    assert_eq!(store.calls(), 2, "one call for it");
+    for asking in both {
+        assert_eq!(verdict(asking).await, Verdict::Admit);
+    }
+}
+
+#[tokio::test]
+async fn who_is_denied_what_the_rest_and_the_balance_cover_together_is_asked_again_with_both() {
+    let limits = TEN.replace("max_overshoot: 10%", "max_overshoot: 40%");
+    let (store, engine) = standing(&limits);
+    // Another replica asks for as much, so that each is lent half of what is left.
+    let other = super::engine(&store, &limits);
+    store.stands.store(false, Relaxed);
+    assert!(admits(&other, K, 10).await);
+    store.stands.store(true, Relaxed);
+    let first = asked(&engine, 56).await;
+    let both = [asked(&engine, 11).await, asked(&engine, 11).await];
+    // Of 24 ten are lent: too few for either, who ask again, one with them and one alone.
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    turns().await;
+    assert_eq!(store.calls(), 4);
+    // Of 24 eleven are charged and six lent. Seven are left: eleven are denied.
+    store.take(1);
+    turns().await;
+    store.take(2);
+    store.answer(2);
+    turns().await;
+    store.answer(1);
+    turns().await;
+    assert_eq!(store.calls(), 5, "with the six");
+    store.take(3);
+    store.answer(3);
+    for asking in both {
+        assert_eq!(verdict(asking).await, Verdict::Admit);
+    }
+}
+
+#[tokio::test]
+async fn what_will_soon_run_out_is_borrowed_at_leisure() {
+    let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
+    let store = Far::new();
+    let engine = engine(&store, &limits);
+    while held(&engine) < 200 {
+        assert!(admits(&engine, K, 1).await);
+    }
+    // Nothing was lent to the first question, which is not tried again at once. More than 100 in ten seconds are
+    // 20 in two.
+    pass(&engine, Nanos::from_secs(2));
+    while 20 < held(&engine) {
+        assert!(admits(&engine, K, 1).await);
+    }
+    let (calls, left) = (store.calls(), held(&engine));
+    engine.leases().unwrap().tend().await;
+    turns().await;
+    assert_eq!(store.calls(), calls + 1);
+    assert!(left < held(&engine), "{left} before");
+}
+
+#[tokio::test]
+async fn who_borrows_ahead_takes_along_what_others_will_soon_need_but_not_all_the_time() {
+    let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
+    let store = Far::new();
+    let engine = engine(&store, &limits);
+    let balance = |name| {
+        let key = CounterKey::injective("d", [("k", name)].into_iter(), Counting::Gcra);
+        engine.leases().unwrap().balance(&key).0
+    };
+    let until = async |name, fits: &dyn Fn(u64) -> bool| {
+        while !fits(balance(name)) {
+            assert!(admits(&engine, &[("k", name)], 1).await);
+        }
+    };
+    for name in ["a", "b"] {
+        until(name, &|held| 200 <= held).await;
+    }
+    pass(&engine, Nanos::from_secs(2));
+    for (passes, messages) in [(0, 2), (99, 1), (1, 2)] {
+        pass(&engine, Nanos(passes * 1_000_000));
+        until("a", &|held| held <= 20).await;
+        until("b", &|held| held <= 2).await;
+        let calls = store.calls();
+        assert!(admits(&engine, &[("k", "b")], 1).await);
+        turns().await;
+        assert_eq!(store.calls(), calls + messages, "{passes} ms later");
+        assert!(20 < balance("b") && (20 < balance("a")) == (messages == 2));
+    }
+}
+
+#[tokio::test]
+async fn what_was_held_under_other_numbers_goes_back() {
+    let store = Far::new();
+    let (one, other) = (engine(&store, TEN), engine(&store, TEN));
+    assert!(admits(&one, K, 1).await);
+    assert_eq!(held(&one), 10);
+    let changed = TEN.replace("day", "hour");
+    for engine in [&one, &other] {
+        publish(engine, "", &changed);
+    }
+    let peek = async || ask(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining;
+    assert_eq!(peek().await, Hits(89));
+    assert!(admits(&one, K, 1).await);
+    turns().await;
+    assert_eq!(held(&one), 10, "a lease of the new limit");
+    assert_eq!(peek().await, Hits(100 - 2 - 10), "and nothing of the old one is parked");
+}
+
+#[tokio::test]
+async fn a_quota_group_does_not_deny_where_one_of_it_is_held() {
+    let strict = |key: &str, words: &str, requests: u32| {
+        format!("- key: {key}\n{words}  rate_limit: {{unit: day, requests_per_unit: {requests}}}\n")
+    };
+    let quota = "  quota_mode: true\n";
+    let leased = TEN.replace("key: k\n", &format!("key: k\n{quota}"));
+    let store = Far::new();
+    let engine = engine(&store, &leased);
+    let all = format!("{leased}{}{}", strict("full", quota, 1), strict("plain", "", 50));
+    publish(&engine, "charge: all_or_nothing\n", &all);
+    while held(&engine) == 0 {
+        assert!(admits(&engine, K, 1).await);
+    }
+    assert!(admits(&engine, &[("full", "v")], 1).await);
+    assert!(admits(&engine, &[("k", "v"), ("full", "v"), ("plain", "v")], 1).await);
+    let left = ask(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].finding.room;
+    assert_eq!(left.remaining, Hits(49), "what is admitted is charged");
+}
