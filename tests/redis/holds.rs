@@ -18,7 +18,7 @@ use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 /// Two stores, the second behind a proxy.
 struct Two {
     main: Store,
-    _second: Store,
+    second: Store,
     proxy: Proxy,
 }
 
@@ -26,7 +26,7 @@ impl Two {
     fn new() -> Self {
         let (main, second) = (Store::running(), Store::running());
         let proxy = Proxy::before(Upstream::Unix(second.socket()));
-        Self { main, _second: second, proxy }
+        Self { main, second, proxy }
     }
 
     /// In a test that is itself async.
@@ -172,4 +172,56 @@ async fn both_steps_together_take_no_longer_than_the_deadline() {
     assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
     assert!(matches!(outcomes[0], Outcome::Stepped(_)), "the other counts: {outcomes:?}");
     assert!(took < deadline + deadline / 3, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_takes_more_than_half_of_the_deadline_is_not_waited_for() {
+    let deadline = Duration::from_millis(1_500);
+    let two = Two::within();
+    let (stores, _tasks) = two.connected(deadline);
+    two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3 * 2));
+    let outcomes = ask(&stores, today(), &both(1)).await;
+    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_gone_when_it_is_to_be_kept_is_not_said_to_be_charged() {
+    let two = Two::within();
+    let (stores, _tasks) = two.connected(PATIENCE * 2);
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    let before = two.keys();
+    let (today, asked) = (today(), both(4));
+    let forgets = async {
+        while two.keys() == before {
+            tokio::task::yield_now().await;
+        }
+        two.main.tell(&["FLUSHALL"]);
+        two.proxy.pass();
+    };
+    let (outcomes, ()) = tokio::join!(ask(&stores, today, &asked), forgets);
+    assert_eq!(outcomes[0], Outcome::Failed(Cause::Late));
+    assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
+}
+
+/// What is held is given back by a call, also where the store did not say that it holds: not only when its term ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_not_answered_is_given_back() {
+    let two = Two::within();
+    let (stores, _tasks) = two.connected(Duration::from_secs(1));
+    let calls = || {
+        let said = two.second.tell(&["INFO", "commandstats"]).text();
+        let line = said.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.map_or(0, |calls| calls.split(',').next().unwrap().parse::<u64>().unwrap())
+    };
+    // The script is there.
+    ask(&stores, today(), &both(1)).await;
+    let before = calls();
+    two.proxy.set(Way::FromStore, Flow::Lose);
+    let outcomes = ask(&stores, today(), &both(4)).await;
+    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
+    let heard = || match calls() - before {
+        2 => Ok(()),
+        other => Err(format!("{other} calls")),
+    };
+    until("it is told to hold, and to give back", heard).unwrap();
 }
