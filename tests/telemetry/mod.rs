@@ -13,9 +13,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
+use sluicegate::edge::grpc::permits::api::hold_request::Ask;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
-use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry as Own};
+use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry as Own, HoldRequest};
 use tempfile::TempDir;
+use tokio_stream::StreamExt as _;
 use tonic::Request;
 use tonic::transport::Endpoint;
 
@@ -161,6 +163,40 @@ fn a_programs_acquire_is_a_child_of_its_span() {
     let spans = spans(&collector, 2);
     let span = named(&spans, "sluicegate.v1.Permits/Acquire");
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), SPAN.into()));
+}
+
+#[test]
+fn each_acquire_of_a_stream_is_a_child_of_the_span_that_the_stream_names() {
+    let (collector, limits) = (Collector::start(), limits());
+    let service = serve(limits.path(), &[], &collector.endpoint());
+    let ask = |id: &str| {
+        let entries = vec![Own { key: "api_key".into(), value: "s3cret".into() }];
+        let descriptors = vec![Descriptor { entries, hits: None }];
+        let (id, domain) = (id.to_owned(), "shop".to_owned());
+        let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
+        HoldRequest { ask: Some(Ask::Acquire(asked)) }
+    };
+    let asked = [ask("request-0000000001"), ask("request-0000000002")];
+    let mut request = Request::new(tokio_stream::iter(asked).chain(tokio_stream::pending()));
+    let parent = format!("00-{TRACE}-{SPAN}-01");
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let to = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let mut client = PermitsClient::new(to.connect().await.unwrap());
+        let mut answers = client.hold(request).await.unwrap().into_inner();
+        for _ in 0..2 {
+            answers.message().await.unwrap().unwrap();
+        }
+    });
+    let spans = spans(&collector, 4);
+    let acquires: Vec<_> =
+        spans.iter().filter(|span| span.name == "sluicegate.v1.Permits/Acquire").collect();
+    assert_eq!(acquires.len(), 2);
+    for span in acquires {
+        assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), SPAN.into()));
+        assert!(text(&span.attributes, "sluicegate.outcome").is_some(), "{span:?}");
+    }
 }
 
 #[test]

@@ -130,13 +130,14 @@ impl Permits for Places {
         &self,
         request: Request<Streaming<HoldRequest>>,
     ) -> Result<Response<Self::HoldStream>, Status> {
+        let headers = request.metadata().clone();
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(REPLIES);
         tokio::spawn(async move {
             tokio::select! {
                 // The other side of the stream is gone, and with it whatever is held here.
                 () = replies.closed() => {}
-                () = hold::run(&service, messages, &replies) => {}
+                () = hold::run((&service, &headers), messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

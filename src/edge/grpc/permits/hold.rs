@@ -1,7 +1,8 @@
 //! One stream of a program's questions: what is taken on it is given back at its end.
 //!
 //! Guarantees: an acquire that waits keeps no later question waiting; every question is answered once; a release ends a
-//! wait; whatever ends the stream, or this process, gives back all that is held.
+//! wait; whatever ends the stream, or this process, gives back all that is held. Each acquire is a span, a child of the one
+//! that the stream's headers name.
 //! Leaves out: order among the answers.
 
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
+use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
 use super::api::hold_request::Ask;
@@ -25,6 +27,7 @@ use crate::edge::hook::Unanswered;
 use crate::engine::{Admitted, Permits, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+use crate::telemetry::trace;
 
 /// Ids of one stream that may wait or hold at once.
 pub const MOST: usize = 10_000;
@@ -46,14 +49,20 @@ enum Place {
 /// What is taken, and waited for, on one stream.
 struct Stream<'s> {
     service: &'s Places,
+    headers: &'s MetadataMap,
     places: HashMap<String, Place>,
     asking: FuturesUnordered<BoxFuture<'s, Acquired>>,
 }
 
 /// One stream, from its first question to its end.
-pub(super) async fn run(service: &Places, mut messages: Streaming<HoldRequest>, replies: &Replies) {
+pub(super) async fn run(
+    (service, headers): (&Places, &MetadataMap),
+    mut messages: Streaming<HoldRequest>,
+    replies: &Replies,
+) {
     let mut leaving = service.leaving.clone();
-    let mut stream = Stream { service, places: HashMap::new(), asking: FuturesUnordered::new() };
+    let (places, asking) = (HashMap::new(), FuturesUnordered::new());
+    let mut stream = Stream { service, headers, places, asking };
     loop {
         let reply = tokio::select! {
             _ = leaving.wait_for(|leaving| *leaving) => return,
@@ -111,7 +120,9 @@ impl Stream<'_> {
             let message = format!("{MOST} ids wait or hold permits on this stream: no more may");
             return Err(Status::resource_exhausted(message));
         }
-        let (acquire, handle) = abortable(acquire(self.service, asked.clone()));
+        let header = |name: &str| self.headers.get(name)?.to_str().ok();
+        let span = trace::question(Protocol::Permits, &header);
+        let (acquire, handle) = abortable(span.around(acquire(self.service, asked.clone())));
         let id = asked.id.clone();
         self.places.insert(id.clone(), Place::Waits(handle));
         self.asking.push(async move { (id, acquire.await) }.boxed());
@@ -124,7 +135,6 @@ impl Stream<'_> {
             // Its id is taken out already, and may have been asked with again.
             return reply(id, Err(Status::cancelled("released while it waited")));
         };
-        count(&admitted);
         self.places.remove(&id);
         let said = match admitted {
             Err(why) => Err(refusal(&why)),
@@ -160,8 +170,14 @@ impl Stream<'_> {
 async fn acquire(service: &Places, asked: AcquireRequest) -> Result<Admitted, Unanswered> {
     let wait = shorter(None, asked.max_wait_us);
     let request = question(asked);
-    let question = convert::question(&request, &service.reporting)?;
-    Ok(service.engine.admit_with_deadline(&question, wait).await?)
+    let admitted = match convert::question(&request, &service.reporting) {
+        Ok(question) => {
+            service.engine.admit_with_deadline(&question, wait).await.map_err(Unanswered::from)
+        }
+        Err(why) => Err(why.into()),
+    };
+    count(&admitted);
+    admitted
 }
 
 fn held(admitted: &Admitted) -> Option<Nanos> {
