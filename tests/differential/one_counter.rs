@@ -16,7 +16,7 @@ use crate::support::redis::Redis;
 /// Where traces begin; not a boundary of any window.
 pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
 /// 2001 and 2252: what lies outside is not what clocks say.
-const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
+pub(super) const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
 /// What a key lives longer when the instant is given, in milliseconds; `lua/head.lua`.
 const LINGER: i64 = 86_400_000;
 

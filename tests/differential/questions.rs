@@ -10,6 +10,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
 use super::model::{charge, expected};
+use super::one_counter::CLOCK;
 use super::{Scripted, all_answers, answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
@@ -48,6 +49,11 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
     Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), rule }
 }
 
+/// `nanos` after `now`, as far as clocks go: a few periods of a lifetime would lead beyond.
+fn later(now: Nanos, nanos: u64) -> Nanos {
+    now.plus(Nanos(nanos)).min(Nanos(CLOCK.end))
+}
+
 fn asked(memory: &Memory, now: Nanos, charges: &Charges) -> Outcomes {
     match memory.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
@@ -77,7 +83,7 @@ fn a_question_of_several_charges_is_answered_as_memory_answers_it() {
             let charges = question(&mut dice, trace, &counters);
             // Rested counters are dropped here and kept there: a clock that stepped back would tell.
             let limit = dice.pick(&counters);
-            now = now.plus(Nanos(dice.pick(&[0, 0, 1_000, span(&limit).0 / 7])));
+            now = later(now, dice.pick(&[0, 0, 1_000, span(&limit).0 / 7]));
             let outcomes = asked(&memory, now, &charges);
             scripted.queue(&charges, Some(now));
             trail.push((charges, now, outcomes));
@@ -166,7 +172,7 @@ fn questions_of_one_call_are_answered_as_if_one_came_after_the_other() {
         for _ in 0..STEPS {
             let questions = batch(&mut dice, trace, &counters);
             let [limit, _] = dice.pick(&counters);
-            now = now.plus(Nanos(dice.pick(&[0, 0, 1_000, span(&limit).0 / 7])));
+            now = later(now, dice.pick(&[0, 0, 1_000, span(&limit).0 / 7]));
             let wanted = one_after_the_other(&memory, now, &questions);
             scripted.queue_all(&questions, Some(now));
             trail.push((questions, now, wanted));
