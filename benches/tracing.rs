@@ -5,8 +5,13 @@
 //! surrounds the spans is the least that it can be. Instructions are
 //! counted by valgrind (Debian's), which does not mind what else the machine does: those of many questions less those of few, so
 //! that starting counts for nothing. CPU times are taken in turns and are as good as the machine is idle: their standard error is printed.
+//! Then each is the whole service, in a process of its own and asked over gRPC as `wire` does, started anew for each turn: what a
+//! service takes of its processors depends a little on where it was loaded.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
+
+#[path = "support/service.rs"]
+mod service;
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -14,12 +19,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
-    RateLimitDescriptor, rate_limit_descriptor::Entry,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message as _;
 use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::cli::{self, Terminal};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::Reporting;
@@ -29,18 +31,20 @@ use sluicegate::engine::{Engine, Policy};
 use sluicegate::kernel::units::Revision;
 use tonic::metadata::MetadataMap;
 
+use service::{ARGUMENTS, LIMITS, Server, on_processor, question, tokio};
+
 /// As in the binary.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
-                      rate_limit: {requests_per_unit: 4000000000, unit: day}\n";
 const FEW: u64 = 1_000;
 const MANY: u64 = 51_000;
 /// Questions of one turn, and how many turns.
 const ASKED: u64 = 400_000;
 const TURNS: usize = 41;
+/// Questions that a service is asked in a turn, after a tenth as many that do not count.
+const CALLS: u64 = 50_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -48,12 +52,24 @@ fn main() {
         let number = |by: usize| arguments[at + by].parse::<u64>().unwrap();
         return ask(number(1), number(2));
     }
+    if arguments.get(1).is_some_and(|first| first == "serve") {
+        return serve();
+    }
     let (with, without) = (std::env::current_exe().unwrap(), without_spans());
     for descriptors in [1, 3] {
         println!("one question, {descriptors} descriptor(s), nobody collects");
         instructions(&with, &without, descriptors);
         times(&with, &without, descriptors);
     }
+    println!("the whole service, asked over gRPC, nobody collects");
+    services(&with, &without);
+}
+
+/// Is the service, as the command line says.
+fn serve() {
+    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+    let mut terminal = Terminal { out: &mut out, err: &mut err };
+    let _ = cli::run(std::env::args_os().collect(), std::env::vars_os(), &mut terminal);
 }
 
 /// Asks so often, and prints the nanoseconds on a processor.
@@ -64,7 +80,8 @@ fn ask(questions: u64, descriptors: u64) {
     engine.publish(Arc::new(config));
     let service = RateLimits::new(engine, Reporting::default());
     let message = question(descriptors).encode_to_vec();
-    let before = on_processor();
+    let this = Path::new("/proc/self/schedstat");
+    let before = on_processor(this);
     for _ in 0..questions {
         let request = arrived(&message).unwrap().unwrap();
         let mut headers = MetadataMap::new();
@@ -76,22 +93,7 @@ fn ask(questions: u64, descriptors: u64) {
         };
         std::hint::black_box(reply.unwrap());
     }
-    println!("{}", on_processor() - before);
-}
-
-fn question(descriptors: u64) -> RateLimitRequest {
-    let descriptor = |n| {
-        let entry = Entry { key: "api_key".into(), value: format!("client-{n:04}") };
-        RateLimitDescriptor { entries: vec![entry], ..Default::default() }
-    };
-    let descriptors = (0..descriptors).map(descriptor).collect();
-    RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 1 }
-}
-
-/// Nanoseconds that this process spent on a processor.
-fn on_processor() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/schedstat").unwrap();
-    text.split(' ').next().unwrap().parse().unwrap()
+    println!("{}", on_processor(this) - before);
 }
 
 /// This bench without spans, built now if it was not.
@@ -138,7 +140,31 @@ fn times(with: &Path, without: &Path, descriptors: u64) {
         let out = Command::new(exe).args(["ask", &asked, &descriptors]).output().unwrap();
         String::from_utf8(out.stdout).unwrap().trim().parse::<u64>().unwrap() as f64 / ASKED as f64
     };
-    let mut turns: Vec<(f64, f64)> = (0..TURNS).map(|_| (time(with), time(without))).collect();
+    in_turns(|| time(with), || time(without));
+}
+
+fn services(with: &Path, without: &Path) {
+    let (dir, client) = (tempfile::tempdir().unwrap(), tokio(1));
+    std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
+    let time = |exe: &Path| {
+        let mut command = Command::new(exe);
+        let server = Server::start(command.args(ARGUMENTS).arg("--limits").arg(dir.path()));
+        client.block_on(server.cpu_per_call(CALLS / 10));
+        client.block_on(server.cpu_per_call(CALLS))
+    };
+    in_turns(|| time(with), || time(without));
+}
+
+/// Prints how much more the first takes, turn by turn; every second turn begins with the second.
+fn in_turns(with: impl Fn() -> f64, without: impl Fn() -> f64) {
+    let turn = |n: usize| {
+        if n.is_multiple_of(2) {
+            return (with(), without());
+        }
+        let second = without();
+        (with(), second)
+    };
+    let mut turns: Vec<(f64, f64)> = (0..TURNS).map(turn).collect();
     let ratios: Vec<f64> = turns.iter().map(|(with, without)| with / without - 1.0).collect();
     let mean = ratios.iter().sum::<f64>() / TURNS as f64;
     let spread = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>();

@@ -157,6 +157,34 @@ fn a_pattern_takes_longer_keys_that_go_on_with_its_text() {
     );
 }
 
+#[test]
+fn names_that_begin_or_end_alike_are_told_apart_at_every_letter() {
+    // Letters of one byte and of two, so that each may lie across wherever a name is cut.
+    let text = |letter: char, odd: usize, len: usize| -> String {
+        (0..len).map(|at| if at == odd { 'x' } else { letter }).collect()
+    };
+    let letters =
+        || ['a', 'é'].into_iter().flat_map(|letter| (1..40).map(move |len| (letter, len)));
+    // Each value twice: at the top, and below a node that is named as the first.
+    let values: Vec<String> = letters().map(|(letter, len)| text(letter, len, len)).collect();
+    let named =
+        |value: &String| node("k", value, Some(u32::try_from(value.len()).unwrap()), Vec::new());
+    let mut top: Vec<Descriptor> = values.iter().map(named).collect();
+    top.push(node("p", "", None, values.iter().step_by(2).map(named).collect()));
+    let config = by_hand(top.clone()).unwrap();
+    let tree = &config.domains["d"].tree;
+    for (letter, len) in letters() {
+        for odd in 0..=len {
+            let entry = ("k".to_owned(), text(letter, odd, len));
+            for entries in [vec![entry.clone()], vec![("p".to_owned(), "v".to_owned()), entry]] {
+                let found = tree.lookup(entries.iter().map(|(key, value)| (&**key, &**value)));
+                let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);
+                assert_eq!(found, model_lookup(&top, &entries), "{entries:?}");
+            }
+        }
+    }
+}
+
 fn shared(descriptor: &str, rule: &str) -> Vec<(usize, String)> {
     let text = format!("domain: d\ndescriptors:\n{rule}");
     let (config, _) = super::load(&[("a.yaml", &text)], false).unwrap();

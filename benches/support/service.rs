@@ -1,0 +1,119 @@
+//! A service in a process of its own, asked over gRPC, and what an answer takes of its processors.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor::Entry,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+
+pub(crate) const CONNECTIONS: usize = 4;
+pub(crate) const IN_FLIGHT: usize = 32;
+
+pub(crate) const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
+                          rate_limit: {requests_per_unit: 4000000000, unit: day}\n";
+
+/// What `sluicegate` is told, limits left out: any ports, two threads, counters in memory.
+pub(crate) const ARGUMENTS: [&str; 9] = [
+    "serve",
+    "--grpc-port=0",
+    "--http-port=0",
+    "--admin-port=0",
+    "--metrics-port=0",
+    "--peer-port=0",
+    "--host=127.0.0.1",
+    "--threads=2",
+    "--log-level=warn",
+];
+
+/// A server process and where it answers.
+pub(crate) struct Server {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Returns when it says that it is ready.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut address = None;
+        for line in lines.map(Result::unwrap) {
+            if let Some(at) = line.strip_prefix("grpc listening on ") {
+                address = Some(at.parse().unwrap());
+            }
+            if line.starts_with("ready") {
+                break;
+            }
+        }
+        Self { process, address: address.unwrap() }
+    }
+
+    /// Nanoseconds that its threads spent on processors; of those that live.
+    fn on_processors(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        tasks.map(|task| on_processor(&task.unwrap().path().join("schedstat"))).sum()
+    }
+
+    /// Nanoseconds of its processors for one of `calls` answers, over [`CONNECTIONS`] with [`IN_FLIGHT`]
+    /// questions on each.
+    pub(crate) async fn cpu_per_call(&self, calls: u64) -> f64 {
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let address = format!("http://{}", self.address);
+            clients.push(RateLimitServiceClient::connect(address).await.unwrap());
+        }
+        let (before, left) = (self.on_processors(), Arc::new(AtomicU64::new(calls)));
+        let workers = clients.iter().flat_map(|client| (0..IN_FLIGHT).map(move |_| client.clone()));
+        let tasks: Vec<_> =
+            workers.map(|client| tokio::spawn(ask(client, Arc::clone(&left)))).collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        (self.on_processors() - before) as f64 / calls as f64
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Nanoseconds on a processor, of a `schedstat`.
+pub(crate) fn on_processor(schedstat: &std::path::Path) -> u64 {
+    let text = std::fs::read_to_string(schedstat).unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+pub(crate) fn tokio(threads: usize) -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+async fn ask(mut client: RateLimitServiceClient<tonic::transport::Channel>, left: Arc<AtomicU64>) {
+    while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+        let answer = client.should_rate_limit(question(1)).await.unwrap().into_inner();
+        assert_eq!(answer.overall_code, Code::Ok as i32);
+    }
+}
+
+/// A question of so many descriptors, each of another client.
+pub(crate) fn question(descriptors: u64) -> RateLimitRequest {
+    let descriptor = |n| {
+        let entry = Entry { key: "api_key".into(), value: format!("client-{n:04}") };
+        RateLimitDescriptor { entries: vec![entry], ..Default::default() }
+    };
+    let descriptors = (0..descriptors).map(descriptor).collect();
+    RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 1 }
+}
