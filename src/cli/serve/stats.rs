@@ -305,3 +305,24 @@ async fn connected(at: &Address) -> std::io::Result<UdpSocket> {
     socket.connect(address).await?;
     Ok(socket)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{DATAGRAM, packet};
+
+    #[test]
+    fn a_datagram_is_as_long_as_fits_a_frame_of_ethernet_and_no_longer() {
+        // 1432: what StatsD advises for fast Ethernet (docs/metric_types.md, "Multi-Metric Packets").
+        let lines = |lengths: [usize; 3]| lengths.map(|length| "x".repeat(length)).into();
+        let lengths = |mut waiting| {
+            std::iter::from_fn(move || packet(&mut waiting, DATAGRAM))
+                .map(|one| one.len())
+                .collect()
+        };
+        let of = |its| -> Vec<usize> { lengths(lines(its)) };
+        assert_eq!(of([700, 732, 1]), [1_432, 1]);
+        assert_eq!(of([700, 733, 1]), [700, 734]);
+        // What is longer alone is not held back.
+        assert_eq!(of([1_433, 1_431, 1]), [1_433, 1_432]);
+    }
+}
