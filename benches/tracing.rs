@@ -5,8 +5,10 @@
 //! surrounds the spans is the least that it can be. Instructions are
 //! counted by valgrind (Debian's), which does not mind what else the machine does: those of many questions less those of few, so
 //! that starting counts for nothing. CPU times are taken in turns and are as good as the machine is idle: their standard error is printed.
-//! Then each is the whole service, in a process of its own and asked over gRPC as `wire` does, started anew for each turn: what a
-//! service takes of its processors depends a little on where it was loaded.
+//! Then each is the whole service, in a process of its own, asked over gRPC as `wire` does: both at one time and a few questions in
+//! turns, so that what else the machine does falls on both; and anew a number of times, because what a
+//! process takes depends a little on where it was loaded. Last, the one without spans against itself: what such a
+//! comparison finds where there is nothing. `-- handler` and `-- service` are one half each.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 
@@ -43,8 +45,10 @@ const MANY: u64 = 51_000;
 /// Questions of one turn, and how many turns.
 const ASKED: u64 = 400_000;
 const TURNS: usize = 41;
-/// Questions that a service is asked in a turn, after a tenth as many that do not count.
-const CALLS: u64 = 50_000;
+/// Questions that a service is asked in a turn, how many turns it is asked, and how often it is started anew.
+const CALLS: u64 = 10_000;
+const SERVED: usize = 21;
+const STARTS: usize = 30;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -55,14 +59,19 @@ fn main() {
     if arguments.get(1).is_some_and(|first| first == "serve") {
         return serve();
     }
+    let named = |part: &str| arguments.iter().any(|one| one == part);
     let (with, without) = (std::env::current_exe().unwrap(), without_spans());
-    for descriptors in [1, 3] {
+    let handlers = if named("service") && !named("handler") { [].as_slice() } else { &[1, 3] };
+    for &descriptors in handlers {
         println!("one question, {descriptors} descriptor(s), nobody collects");
         instructions(&with, &without, descriptors);
         times(&with, &without, descriptors);
     }
-    println!("the whole service, asked over gRPC, nobody collects");
-    services(&with, &without);
+    if named("service") || !named("handler") {
+        println!("the whole service, asked over gRPC, nobody collects");
+        services("with spans", &with, &without);
+        services("without, against itself", &without, &without);
+    }
 }
 
 /// Is the service, as the command line says.
@@ -140,40 +149,60 @@ fn times(with: &Path, without: &Path, descriptors: u64) {
         let out = Command::new(exe).args(["ask", &asked, &descriptors]).output().unwrap();
         String::from_utf8(out.stdout).unwrap().trim().parse::<u64>().unwrap() as f64 / ASKED as f64
     };
-    in_turns(|| time(with), || time(without));
+    let turns: Vec<(f64, f64)> =
+        (0..TURNS).map(|n| turn(n, || time(with), || time(without))).collect();
+    let (mean, error) = mean_and_error(turns.iter().map(|(with, without)| with / without - 1.0));
+    println!(
+        "  CPU time            {:>6.0} ns   {mean:+.2} % ± {error:.2} (mean of {TURNS} turns, one standard error)",
+        median(turns.iter().map(|turn| turn.0)),
+    );
 }
 
-fn services(with: &Path, without: &Path) {
+fn services(what: &str, first: &Path, second: &Path) {
     let (dir, client) = (tempfile::tempdir().unwrap(), tokio(1));
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
-    let time = |exe: &Path| {
+    let start = |exe: &Path| {
         let mut command = Command::new(exe);
-        let server = Server::start(command.args(ARGUMENTS).arg("--limits").arg(dir.path()));
-        client.block_on(server.cpu_per_call(CALLS / 10));
-        client.block_on(server.cpu_per_call(CALLS))
+        Server::start(command.args(ARGUMENTS).arg("--limits").arg(dir.path()))
     };
-    in_turns(|| time(with), || time(without));
+    let takes = |server: &Server| client.block_on(server.cpu_per_call(CALLS));
+    let compared = |_| {
+        let (first, second) = (start(first), start(second));
+        takes(&first);
+        takes(&second);
+        let turns = (0..SERVED).map(|n| turn(n, || takes(&first), || takes(&second)));
+        let turns: Vec<(f64, f64)> = turns.collect();
+        let of = |what: fn(&(f64, f64)) -> f64| median(turns.iter().map(what));
+        (of(|turn| turn.0), of(|turn| turn.0 / turn.1 - 1.0))
+    };
+    let starts: Vec<(f64, f64)> = (0..STARTS).map(compared).collect();
+    let (mean, error) = mean_and_error(starts.iter().map(|start| start.1));
+    println!(
+        "  {what:<24}{:>6.0} ns   {mean:+.2} % ± {error:.2} (mean of {STARTS} starts' medians of {SERVED} turns, one standard error)",
+        median(starts.iter().map(|start| start.0)),
+    );
 }
 
-/// Prints how much more the first takes, turn by turn; every second turn begins with the second.
-fn in_turns(with: impl Fn() -> f64, without: impl Fn() -> f64) {
-    let turn = |n: usize| {
-        if n.is_multiple_of(2) {
-            return (with(), without());
-        }
-        let second = without();
-        (with(), second)
-    };
-    let mut turns: Vec<(f64, f64)> = (0..TURNS).map(turn).collect();
-    let ratios: Vec<f64> = turns.iter().map(|(with, without)| with / without - 1.0).collect();
-    let mean = ratios.iter().sum::<f64>() / TURNS as f64;
+/// What the two take; every second turn begins with the second.
+fn turn(n: usize, first: impl Fn() -> f64, second: impl Fn() -> f64) -> (f64, f64) {
+    if n.is_multiple_of(2) {
+        return (first(), second());
+    }
+    let second = second();
+    (first(), second)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// In percent.
+fn mean_and_error(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
+    let ratios: Vec<f64> = ratios.map(|ratio| ratio * 100.0).collect();
+    let count = ratios.len() as f64;
+    let mean = ratios.iter().sum::<f64>() / count;
     let spread = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>();
-    let error = (spread / (TURNS - 1) as f64 / TURNS as f64).sqrt();
-    turns.sort_by(|a, b| a.0.total_cmp(&b.0));
-    println!(
-        "  CPU time            {:>6.0} ns   {:+.2} % ± {:.2} (mean of {TURNS} turns, one standard error)",
-        turns[TURNS / 2].0,
-        mean * 100.0,
-        error * 100.0
-    );
+    (mean, (spread / (count - 1.0) / count).sqrt())
 }
