@@ -182,9 +182,10 @@ impl Leases {
 
     /// Asks for what another's message did not bring.
     async fn ask_again(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
-        match self.borrow(leased, hits) {
-            Some(borrow) => self.ask_with(leased, borrow, hits).await,
-            None => self.charge_alone(leased, hits).await,
+        match self.turn_again(leased, hits) {
+            Turn::Answered(outcome) => outcome,
+            Turn::Sends(borrow) => self.ask_with(leased, borrow, hits).await,
+            Turn::Waits(_) | Turn::Alone => self.charge_alone(leased, hits).await,
         }
     }
 
@@ -425,30 +426,36 @@ impl Leases {
         if let Some(mut settled) = self.awaited(leased) {
             drop(settled.changed().await);
         }
-        match self.look(leased, hits) {
-            Some(held @ Outcome::Stepped(Step::Admit(_))) => return held,
-            Some(_) => return outcome,
-            None => {}
-        }
         // A window that counts what it denies has nothing left now.
         let is_worth_it = self.balance(&leased.charge.key) != Hits(0)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
-        let Some(borrow) = is_worth_it.then(|| self.borrow(leased, hits)).flatten() else {
-            return outcome;
+        let turn = if is_worth_it {
+            self.turn_again(leased, hits)
+        } else {
+            self.look(leased, hits).map_or(Turn::Alone, Turn::Answered)
         };
-        match self.send(leased, borrow).await {
-            Lent::Answered(answer) => Outcome::Stepped(answer.step),
-            _ => outcome,
+        match turn {
+            Turn::Answered(held @ Outcome::Stepped(Step::Admit(_))) => held,
+            Turn::Sends(borrow) => match self.send(leased, borrow).await {
+                Lent::Answered(answer) => Outcome::Stepped(answer.step),
+                _ => outcome,
+            },
+            Turn::Answered(_) | Turn::Waits(_) | Turn::Alone => outcome,
         }
     }
 
-    /// The message for a question that was counted; none while another is on its way, or where nothing is known of
-    /// the key.
-    fn borrow(&self, leased: Leased<'_>, hits: Hits) -> Option<Borrow> {
+    /// What a question that was counted does now: answered or a message in one step, because a message takes all that
+    /// is held back with it, of which another's answer may have brought enough since the last look.
+    fn turn_again(&self, leased: Leased<'_>, hits: Hits) -> Turn {
         let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
         let mut shard = self.shard(place);
-        let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
-        held.borrow(now, self.next(), hits)
+        let Some(held) = shard.get_mut(&place).filter(|held| held.is_of(leased)) else {
+            return Turn::Alone;
+        };
+        if let Some(outcome) = held.look(now, hits) {
+            return Turn::Answered(outcome);
+        }
+        held.borrow(now, self.next(), hits).map_or(Turn::Alone, Turn::Sends)
     }
 
     fn awaited(&self, leased: Leased<'_>) -> Option<watch::Receiver<Option<Cause>>> {

@@ -14,7 +14,7 @@ const ROUNDS: [usize; 6] = [1_000, 50, 50, 5, 50, 50];
 fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {
     let (limit, stores) = (40, Stores::start());
     for strategy in strategies(limit) {
-        for (backend, rounds) in stores.backends().into_iter().zip(ROUNDS) {
+        for (kind, (backend, rounds)) in stores.backends().into_iter().zip(ROUNDS).enumerate() {
             let backend: Arc<dyn Backend> = backend.into();
             for round in 0..rounds {
                 let ask = |_| {
@@ -25,7 +25,7 @@ fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {
                 let tasks: Vec<_> = (0..TASKS).map(ask).collect();
                 let outcomes = tasks.into_iter().map(|task| RUNTIME.block_on(task).unwrap()[0]);
                 let admitted = outcomes.filter(|&outcome| admits(outcome)).count();
-                assert_eq!(admitted, limit as usize, "round {round} of {strategy:?}");
+                assert_eq!(admitted, limit as usize, "round {round} of store {kind}, {strategy:?}");
             }
         }
     }

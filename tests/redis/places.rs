@@ -43,9 +43,10 @@ fn a_user_a_password_and_a_database_are_used_and_the_password_is_shown_nowhere()
         text => Err(text),
     };
     until("the user is refused", refused).unwrap();
-    until("the refusal is logged", || match service.log() {
-        log if log.contains("redis cannot be had") => Ok(()),
-        log => Err(log),
+    until("the refusal is logged", || {
+        let (log, at) = (service.log(), format!("at=127.0.0.1:{port}"));
+        let says = |line: &str| line.contains("redis cannot be had") && line.contains(&at);
+        if log.lines().any(says) { Ok(()) } else { Err(log) }
     })
     .unwrap();
     for text in [service.log(), service.said.clone()] {

@@ -52,6 +52,15 @@ impl Whereabouts {
         }
     }
 
+    /// Where it is to be found, if that need not be asked.
+    const fn known(&self) -> Option<&At> {
+        match self {
+            Self::Fixed(at) | Self::Node(at, _) => Some(at),
+            // What its sentinels say names them.
+            Self::Named(_) => None,
+        }
+    }
+
     fn cluster(&self) -> Option<Weak<Cluster>> {
         match self {
             Self::Node(_, cluster) => Some(Weak::clone(cluster)),
@@ -88,7 +97,8 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
                 // Once for each new reason: an outage of an hour is not ten thousand lines.
                 let why = in_words(&error);
                 if why != said {
-                    tracing::warn!(error = %why, "redis cannot be had: on_backend_failure answers");
+                    let at = place.known().map(tracing::field::display);
+                    tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
                     said = why;
                 }
             }
