@@ -12,7 +12,7 @@ use sluicegate::edge::grpc::KEEPALIVE;
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, over_all};
-use super::observed::{Ending, ends, free_since, keeps_once};
+use super::observed::{Ending, ends, free_since, keeps};
 use super::visits::Visit;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::{PATIENCE, now, until};
@@ -280,16 +280,14 @@ const fn bounded(hook: Shipped) -> &'static str {
 /// Two requests under way, and what happens to their Envoy then. `at_once` is for the hook whose stream breaks.
 fn fails(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy)) {
     for hook in HOOKS {
+        let (mut scene, door) = behind_a_door(hook, bounded(hook));
+        let _clients = [scene.connect(), scene.connect()];
+        let _visits = [scene.upstream.next(), scene.upstream.next()];
+        scene.holds(2);
+        let at = now();
+        fail(&mut scene, &door);
         let promised = if let Shipped::ExtProc = hook { at_once } else { DEADLINE };
-        keeps_once(name(hook), what, promised, || {
-            let (mut scene, door) = behind_a_door(hook, bounded(hook));
-            let _clients = [scene.connect(), scene.connect()];
-            let _visits = [scene.upstream.next(), scene.upstream.next()];
-            scene.holds(2);
-            let at = now();
-            fail(&mut scene, &door);
-            free(&scene, at)
-        });
+        keeps(name(hook), what, promised, &[free(&scene, at)]);
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::envoy::replace_once;
 use super::in_flight::over_all;
 use super::in_nginx::{BOTH, By, Scene};
-use super::observed::{Ending, ends, free_since, keeps_once};
+use super::observed::{Ending, ends, free_since, keeps};
 use super::visits::{Visit, Visits};
 use crate::waiting::{PATIENCE, now};
 
@@ -251,14 +251,12 @@ fn a_place_is_free_as_soon_as_the_failure_table_says_whatever_ends_the_request()
 /// Two requests under way, and what happens to their NGINX then.
 fn fails(what: &str, promised: [Duration; 2], fail: fn(&mut Scene)) {
     for (column, by) in BOTH.into_iter().enumerate() {
-        keeps_once(name(by), what, promised[column], || {
-            let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
-            let _clients = [scene.connect(), scene.connect()];
-            let _visits = [scene.upstream.next(), scene.upstream.next()];
-            let at = now();
-            fail(&mut scene);
-            free(&scene, at)
-        });
+        let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
+        let _clients = [scene.connect(), scene.connect()];
+        let _visits = [scene.upstream.next(), scene.upstream.next()];
+        let at = now();
+        fail(&mut scene);
+        keeps(name(by), what, promised[column], &[free(&scene, at)]);
     }
 }
 

@@ -28,15 +28,6 @@ pub fn ends<S>(by: &str, scene: &S, ending: &Ending<S>) {
     keeps(by, ending.what, Duration::from_millis(ending.promised), &tries);
 }
 
-/// Tries until one keeps the promise, a few times.
-pub fn keeps_once(by: &str, what: &str, promised: Duration, mut one: impl FnMut() -> Duration) {
-    let mut tries = vec![one()];
-    while tries.len() < 3 && tries.iter().all(|took| promised + ALLOWANCE < *took) {
-        tries.push(one());
-    }
-    keeps(by, what, promised, &tries);
-}
-
 /// What was promised, and what it took.
 pub fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
     let fastest = tries.iter().min().copied().unwrap_or_default();
