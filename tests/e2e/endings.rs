@@ -12,7 +12,7 @@ use sluicegate::edge::grpc::KEEPALIVE;
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, over_all};
-use super::observed::{Ending, ends, free_since, keeps};
+use super::observed::{self, Ending, ends, free_since};
 use super::visits::Visit;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::{PATIENCE, now, until};
@@ -284,10 +284,9 @@ fn fails(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy)) {
         let _clients = [scene.connect(), scene.connect()];
         let _visits = [scene.upstream.next(), scene.upstream.next()];
         scene.holds(2);
-        let at = now();
-        fail(&mut scene, &door);
         let promised = if let Shipped::ExtProc = hook { at_once } else { DEADLINE };
-        keeps(name(hook), what, promised, &[free(&scene, at)]);
+        let metrics = scene.service.metrics;
+        observed::fails(name(hook), what, promised, metrics, || fail(&mut scene, &door));
     }
 }
 

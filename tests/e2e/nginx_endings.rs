@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::envoy::replace_once;
 use super::in_flight::over_all;
 use super::in_nginx::{BOTH, By, Scene};
-use super::observed::{Ending, ends, free_since, keeps};
+use super::observed::{self, Ending, ends, free_since};
 use super::visits::{Visit, Visits};
 use crate::waiting::{PATIENCE, now};
 
@@ -254,9 +254,8 @@ fn fails(what: &str, promised: [Duration; 2], fail: fn(&mut Scene)) {
         let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
         let _clients = [scene.connect(), scene.connect()];
         let _visits = [scene.upstream.next(), scene.upstream.next()];
-        let at = now();
-        fail(&mut scene);
-        keeps(name(by), what, promised[column], &[free(&scene, at)]);
+        let metrics = scene.service.metrics;
+        observed::fails(name(by), what, promised[column], metrics, || fail(&mut scene));
     }
 }
 

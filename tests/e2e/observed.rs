@@ -1,13 +1,19 @@
 //! How soon a place came back after what ended its request, against what is promised of that ending.
 //!
-//! A busy machine only adds: the fastest of a few tries has to keep the promise and [`ALLOWANCE`], and none may take so long
-//! that something else than the promised way must have freed it.
+//! A busy machine only adds: where an ending can be repeated, the fastest of a few tries has to keep the promise and
+//! [`ALLOWANCE`], and none may take so long that something else than the promised way must have freed it. What is
+//! done once has to keep it but for the time in which [`Watchers`] saw the machine run nobody.
 #![expect(clippy::print_stdout, reason = "the table is part of the proof")]
 
 use std::net::SocketAddr;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{JoinHandle, available_parallelism, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use super::in_flight::shows;
+use crate::waiting::now;
 
 /// For a page of metrics, looked at every 5 ms, and for processes that wait for one of two cores.
 pub const ALLOWANCE: Duration = Duration::from_millis(50);
@@ -29,7 +35,7 @@ pub fn ends<S>(by: &str, scene: &S, ending: &Ending<S>) {
 }
 
 /// What was promised, and what it took.
-pub fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
+fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
     let fastest = tries.iter().min().copied().unwrap_or_default();
     let slowest = tries.iter().max().copied().unwrap_or_default();
     let [want, least, most] = [promised, fastest, slowest].map(|it| it.as_millis());
@@ -38,8 +44,65 @@ pub fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
     assert!(slowest <= promised + CROWDED, "{by}: {what}: {tries:?}, promised {promised:?}");
 }
 
+/// Does `fail`, which can be done only once, and looks when nothing is in flight any more.
+pub fn fails(by: &str, what: &str, promised: Duration, metrics: SocketAddr, fail: impl FnOnce()) {
+    let watchers = Watchers::start();
+    let at = now();
+    fail();
+    let took = free_since(metrics, at);
+    let late = watchers.stop();
+    println!(
+        "| {what} | {by} | {} ms | {} ms | watchers {} ms late |",
+        promised.as_millis(),
+        took.as_millis(),
+        late.as_millis()
+    );
+    assert!(
+        took <= promised + ALLOWANCE + late,
+        "{by}: {what}: {took:?}, promised {promised:?}, watchers were {late:?} late"
+    );
+}
+
 /// How long after `at` nothing is in flight.
 pub fn free_since(metrics: SocketAddr, at: Instant) -> Duration {
     shows(metrics, "sluicegate_requests_in_flight", 0);
     at.elapsed()
+}
+
+/// Threads that only wake, two for each core: as late as they are, whatever else was due then was.
+struct Watchers {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Duration>>,
+}
+
+impl Watchers {
+    fn start() -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let watch = |_| {
+            let over = Arc::clone(&over);
+            spawn(move || lateness(&over))
+        };
+        let threads = (0..2 * available_parallelism().map_or(1, NonZero::get)).map(watch).collect();
+        Self { over, threads }
+    }
+
+    /// All that one of them was late together, of whichever it was most.
+    fn stop(self) -> Duration {
+        self.over.store(true, Relaxed);
+        self.threads.into_iter().map(|it| it.join().unwrap()).max().unwrap_or_default()
+    }
+}
+
+/// What a thread oversleeps until it is `over`; less than [`NO_PAUSE`] at one time is not counted.
+fn lateness(over: &AtomicBool) -> Duration {
+    const TICK: Duration = Duration::from_millis(1);
+    const NO_PAUSE: Duration = Duration::from_millis(10);
+    let mut late = Duration::ZERO;
+    while !over.load(Relaxed) {
+        let asleep = now();
+        sleep(TICK);
+        let pause = asleep.elapsed() - TICK;
+        late += if pause < NO_PAUSE { Duration::ZERO } else { pause };
+    }
+    late
 }
