@@ -97,6 +97,13 @@ impl Envoy {
         count.and_then(|count| count.parse().ok()).unwrap_or_default()
     }
 
+    /// How many questions Envoy had no answer to in the time that its filter gives them.
+    pub fn gave_up(&self) -> u64 {
+        let stats = "/stats?filter=cluster.sluicegate.upstream_rq_timeout$";
+        let page = http1::get(self.admin, stats, &[]).unwrap().text();
+        page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap()
+    }
+
     /// Ends it without a word, as SIGKILL does.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();

@@ -6,13 +6,10 @@
 #![expect(clippy::print_stdout, reason = "the table is part of the proof")]
 
 use std::net::SocketAddr;
-use std::num::NonZero;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{JoinHandle, available_parallelism, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use super::in_flight::shows;
+use super::watchers::Watchers;
 use crate::waiting::now;
 
 /// For a page of metrics, looked at every 5 ms, and for processes that wait for one of two cores.
@@ -50,7 +47,7 @@ pub fn fails(by: &str, what: &str, promised: Duration, metrics: SocketAddr, fail
     let at = now();
     fail();
     let took = free_since(metrics, at);
-    let late = watchers.stop();
+    let late = watchers.stop().altogether;
     println!(
         "| {what} | {by} | {} ms | {} ms | watchers {} ms late |",
         promised.as_millis(),
@@ -67,42 +64,4 @@ pub fn fails(by: &str, what: &str, promised: Duration, metrics: SocketAddr, fail
 pub fn free_since(metrics: SocketAddr, at: Instant) -> Duration {
     shows(metrics, "sluicegate_requests_in_flight", 0);
     at.elapsed()
-}
-
-/// Threads that only wake, two for each core: as late as they are, whatever else was due then was.
-struct Watchers {
-    over: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Duration>>,
-}
-
-impl Watchers {
-    fn start() -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let watch = |_| {
-            let over = Arc::clone(&over);
-            spawn(move || lateness(&over))
-        };
-        let threads = (0..2 * available_parallelism().map_or(1, NonZero::get)).map(watch).collect();
-        Self { over, threads }
-    }
-
-    /// All that one of them was late together, of whichever it was most.
-    fn stop(self) -> Duration {
-        self.over.store(true, Relaxed);
-        self.threads.into_iter().map(|it| it.join().unwrap()).max().unwrap_or_default()
-    }
-}
-
-/// What a thread oversleeps until it is `over`; less than [`NO_PAUSE`] at one time is not counted.
-fn lateness(over: &AtomicBool) -> Duration {
-    const TICK: Duration = Duration::from_millis(1);
-    const NO_PAUSE: Duration = Duration::from_millis(10);
-    let mut late = Duration::ZERO;
-    while !over.load(Relaxed) {
-        let asleep = now();
-        sleep(TICK);
-        let pause = asleep.elapsed() - TICK;
-        late += if pause < NO_PAUSE { Duration::ZERO } else { pause };
-    }
-    late
 }

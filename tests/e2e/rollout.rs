@@ -79,7 +79,7 @@ fn a_rolling_update_of_three_replicas_fails_no_request() {
     endpoints.become_these(&addresses(&pods));
     let envoy = Envoy::start_with(endpoints.configured(upstream::start()), 3);
     let traffic = Traffic::new();
-    traffic.beside(envoy.ingress, "busy", || {
+    traffic.beside(&envoy, "busy", || {
         for _ in 0..3 {
             // maxSurge 1, maxUnavailable 0: the next one is ready before one goes.
             pods.push(pod(&chart, limits.path()));
