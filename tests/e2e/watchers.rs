@@ -54,7 +54,7 @@ fn watch(over: &AtomicBool) -> Late {
     while !over.load(Relaxed) {
         let asleep = now();
         sleep(TICK);
-        let pause = asleep.elapsed() - TICK;
+        let pause = asleep.elapsed().saturating_sub(TICK);
         late.longest = late.longest.max(pause);
         late.altogether += if pause < NO_PAUSE { Duration::ZERO } else { pause };
     }

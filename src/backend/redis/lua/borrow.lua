@@ -34,164 +34,27 @@
 -- back before it is: a store that has no memory to list it does not give it back either.
 -- Commands: those at the top, and HGETALL, HSET, HDEL, LRANGE.
 
+--
+-- One loop, because the store makes a script's functions anew at every call: with the kernel's functions as so many of its
+-- own, a lone message cost half as much again.
+
 local SUPERSEDED = 6
 local KNOWN = '<dddddI4I4I4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 
--- The message in hand.
-local number, own, want, demand, still_held, back, lease, budget, term, member
-local coupled, has_windows, code, remaining, retry, reset
--- What stands under the counter's key, where no hits were put to it since it was read.
-local value
--- What is known of its member, and of the others together: those that stay, what they may spend, what
--- they ask for, and when the last is forgotten.
-local its_number, its_lease, its_till, its_kept_until, its_mark
-local its_held, its_fresh, its_granted, its_demand, its_passed
-local others, out, others_demand, forgotten
--- Records read so far.
-local read = 0
 -- Of the message before: when the last of its records is forgotten, and how that is said.
 local last_forgotten, its_end
 
--- kernel/lease/book.rs, `share`.
-local function share(whole, mine, others)
-  return floor(whole * mine / (mine + others))
-end
-
-local function held_at()
-  return now < its_till and its_held or 0
-end
-
--- Lists this member, where there is room for one more.
-local function put()
+-- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
+local function put(member, others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
-  call('HSET', KEYS[2], member, pack(KNOWN, its_number, its_lease, its_till, its_kept_until, its_mark,
-    its_held, its_fresh, its_granted, its_demand, its_passed))
-  if forgotten < its_kept_until then forgotten = its_kept_until end
+  call('HSET', KEYS[2], member, known)
+  if forgotten < kept_until then forgotten = kept_until end
   if forgotten ~= last_forgotten then last_forgotten, its_end = forgotten, expiry(forgotten - now) end
   call('PEXPIREAT', KEYS[2], its_end)
 end
 
--- kernel/lease/book.rs, `report`.
-local function report()
-  local had = held_at()
-  local kept = min(had, still_held)
-  local left = min(had, kept + back)
-  local fresh = min(its_fresh, left)
-  local returned = lease == its_lease and min(fresh, left - kept) or 0
-  its_fresh, its_held, its_number = min(fresh - returned, kept), kept, number
-  its_demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
-  if returned ~= 0 then
-    put()
-    refund(its_mark, returned)
-  end
-end
-
--- kernel/lease/book.rs, `may_have`.
-local function may_have()
-  if MOST_MEMBERS <= others then return 0 end
-  local of_law = share(remaining, its_demand, others_demand)
-  if coupled then return has_windows and of_law or 0 end
-  local unused = budget - out - its_held
-  local of_budget = share(budget, its_demand, others_demand) - its_held
-  local most = min(min(of_law, of_budget), unused)
-  return most < 0 and 0 or most
-end
-
--- kernel/lease/book.rs, `grant`.
-local function grant(hits)
-  if hits == 0 then return end
-  local its_code, its_remaining, _, its_reset = step(CHARGE, hits, value)
-  if its_code ~= ADMIT then return end
-  local charged_at = mark()
-  its_fresh = (its_mark == charged_at and its_fresh or 0) + hits
-  its_mark, its_lease, its_granted, its_held = charged_at, number, hits, its_held + hits
-  remaining, reset = its_remaining, its_reset
-end
-
--- kernel/lease/book.rs, `length`.
-local function length_of_lease()
-  if coupled and has_windows then return min(term, reset) end
-  return term
-end
-
--- kernel/lease/book.rs, `repeat` and `ask_then_step`: the answer to a message that was taken before.
-local function again()
-  local granted = now < its_till and its_granted or 0
-  code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own)
-  if its_passed == 1 then
-    code, retry = ADMIT, 0
-  elseif code == ADMIT then
-    its_passed = 1
-    code, remaining, retry, reset = step(CHARGE, own)
-    put()
-  end
-  local kept, good_for = held_at() - granted, its_till - now
-  if kept < 0 then kept = 0 end
-  if good_for < 0 then good_for = 0 end
-  return code, remaining, retry, reset, granted, kept, out, good_for
-end
-
--- kernel/lease/book.rs, `turn`: a message that was not seen before.
-local function turn()
-  report()
-  local kept = its_held
-  -- Where nothing is put to a debt, what `take` came to still stands.
-  if strategy ~= 1 or own ~= 0 or back ~= 0 then
-    code, remaining, retry, reset = step(CHARGE, own)
-    value = nil
-  end
-  its_passed = (own == 0 or code == ADMIT) and 1 or 0
-  its_granted = 0
-  if its_passed == 1 then grant(min(want, may_have())) end
-  local good_for = length_of_lease()
-  its_till, its_kept_until = now + good_for, now + term
-  put()
-  return code, remaining, retry, reset, its_granted, kept, out, good_for
-end
-
--- Finds the member among those `listed`; false where something else is listed there.
-local function look_up(listed)
-  its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
-  its_held, its_fresh, its_granted, its_demand, its_passed = 0, 0, 0, 0, 0
-  others, out, others_demand, forgotten = 0, 0, 0, 0
-  read = read + #listed / 2
-  for i = 1, #listed, 2 do
-    if #listed[i + 1] ~= 57 then return false end
-    local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
-    if kept_until <= now then
-      call('HDEL', KEYS[2], listed[i])
-    elseif listed[i] == member then
-      its_number, its_lease, its_till, its_kept_until, its_mark = n, l, till, kept_until, m
-      its_held, its_fresh, its_granted, its_demand, its_passed = held, fresh, granted, d, passed
-    else
-      others, others_demand = others + 1, others_demand + d
-      if now < till then out = out + held end
-      if forgotten < kept_until then forgotten = kept_until end
-    end
-  end
-  return true
-end
-
--- kernel/lease/book.rs, `step`.
-local function take(message)
-  local member_at
-  number, own, want, demand, still_held, back, lease, budget, term, member_at = unpack('<ddddddddd', message)
-  member = string.sub(message, member_at)
-  coupled = budget < 0
-  has_windows = strategy == 2 or strategy == 3
-  -- A debt that was written under another limit is converted whatever becomes of the message.
-  code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
-  value = stood
-  if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0, 0, 0, 0, 0 end
-  local listed = try('HGETALL', KEYS[2])
-  if listed.err or not look_up(listed) then return NOT_UNDERSTOOD, 0, 0, 0, 0, 0, 0, 0 end
-  if number < its_number then return SUPERSEDED, 0, 0, 0, 0, 0, 0, 0 end
-  if number == its_number then return again() end
-  return turn()
-end
-
-local keys, lent = KEYS, {}
+local keys, lent, read = KEYS, {}, 0
 KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
@@ -204,8 +67,119 @@ for m = 1, #keys / 2 do
         unpack(RECORD, ARGV[in_hand + 2])
     end
   end
+  local number, own, want, demand, still_held, back, lease, budget, term, member_at =
+    unpack('<ddddddddd', ARGV[2 * m])
+  local member = string.sub(ARGV[2 * m], member_at)
+  local its_granted, kept, out, good_for = 0, 0, 0, 0
+  -- A debt that was written under another limit is converted whatever becomes of the message.
+  local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
+  -- What stands under the counter's key, where no hits were put to it since it was read.
+  local value = stood
+  repeat -- kernel/lease/book.rs, `step`.
+    if code == STALE or code == NOT_UNDERSTOOD then
+      remaining, reset = 0, 0
+      break
+    end
+
+    -- What is known of the member, and of the others together: those that stay, what they may spend, what they ask
+    -- for, and when the last is forgotten.
+    local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
+    local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
+    local others, others_demand, forgotten = 0, 0, 0
+    local listed = try('HGETALL', KEYS[2])
+    local understood = not listed.err
+    read = read + #listed / 2
+    for i = 1, #listed, 2 do
+      if #listed[i + 1] ~= 57 then
+        understood = false
+        break
+      end
+      local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
+      if kept_until <= now then
+        call('HDEL', KEYS[2], listed[i])
+      elseif listed[i] == member then
+        its_number, its_lease, its_till, its_kept_until, its_mark = n, l, till, kept_until, m
+        its_held, its_fresh, its_granted, its_demand, its_passed = held, fresh, granted, d, passed
+      else
+        others, others_demand = others + 1, others_demand + d
+        if now < till then out = out + held end
+        if forgotten < kept_until then forgotten = kept_until end
+      end
+    end
+    if not understood or number < its_number then
+      code, remaining, retry, reset = understood and SUPERSEDED or NOT_UNDERSTOOD, 0, 0, 0
+      its_granted, out = 0, 0
+      break
+    end
+
+    local had = now < its_till and its_held or 0
+    if number == its_number then -- `repeat`, and `ask_then_step`: the answer to a message that was taken before.
+      code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own)
+      if its_passed == 1 then
+        code, retry = ADMIT, 0
+      elseif code == ADMIT then
+        code, remaining, retry, reset = step(CHARGE, own)
+        put(member, others, forgotten, its_kept_until, pack(KNOWN, number, its_lease, its_till,
+          its_kept_until, its_mark, its_held, its_fresh, its_granted, its_demand, 1))
+      end
+      if its_till <= now then its_granted = 0 end
+      kept, good_for = had - its_granted, its_till - now
+      if kept < 0 then kept = 0 end
+      if good_for < 0 then good_for = 0 end
+      break
+    end
+
+    -- `report`.
+    kept = min(had, still_held)
+    local left = min(had, kept + back)
+    local fresh = min(its_fresh, left)
+    local returned = lease == its_lease and min(fresh, left - kept) or 0
+    its_fresh, its_held = min(fresh - returned, kept), kept
+    its_demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
+    if returned ~= 0 then
+      put(member, others, forgotten, its_kept_until, pack(KNOWN, number, its_lease, its_till,
+        its_kept_until, its_mark, its_held, its_fresh, its_granted, its_demand, its_passed))
+      refund(its_mark, returned)
+    end
+
+    -- `turn`. Where nothing is put to a debt, what it came to still stands.
+    if strategy ~= 1 or own ~= 0 or back ~= 0 then
+      code, remaining, retry, reset = step(CHARGE, own)
+      value = nil
+    end
+    its_passed, its_granted = 0, 0
+    local coupled, has_windows = budget < 0, strategy == 2 or strategy == 3
+    if own == 0 or code == ADMIT then
+      its_passed = 1
+      -- `may_have`, and `share`.
+      local most, all = 0, its_demand + others_demand
+      if others < MOST_MEMBERS then
+        local of_law = floor(remaining * its_demand / all)
+        if coupled then
+          most = has_windows and of_law or 0
+        else
+          local of_budget = floor(budget * its_demand / all) - its_held
+          most = min(min(of_law, of_budget), budget - out - its_held)
+        end
+      end
+      local hits = min(want, most)
+      if 0 < hits then -- `grant`.
+        local its_code, its_remaining, _, its_reset = step(CHARGE, hits, value)
+        if its_code == ADMIT then
+          local charged_at = mark()
+          its_fresh = (its_mark == charged_at and its_fresh or 0) + hits
+          its_mark, its_lease, its_granted, its_held = charged_at, number, hits, its_held + hits
+          remaining, reset = its_remaining, its_reset
+        end
+      end
+    end
+    -- `length`.
+    good_for = coupled and has_windows and min(term, reset) or term
+    put(member, others, forgotten, now + term, pack(KNOWN, number, its_lease, now + good_for,
+      now + term, its_mark, its_held, its_fresh, its_granted, its_demand, its_passed))
+  until true
   local i = 8 * m - 8
   lent[i + 1], lent[i + 2], lent[i + 3], lent[i + 4], lent[i + 5], lent[i + 6], lent[i + 7], lent[i + 8] =
-    take(ARGV[2 * m])
+    code, remaining, retry, reset, its_granted, kept, out, good_for
 end
 return lent
