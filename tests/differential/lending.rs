@@ -4,7 +4,7 @@ use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::redis::BORROW;
 use sluicegate::backend::redis::codec::lending::{call, pack, read, share_out};
 use sluicegate::kernel::decision::{Cause, Cost};
-use sluicegate::kernel::lease::book::Book;
+use sluicegate::kernel::lease::book::{Book, MOST_MEMBERS};
 use sluicegate::kernel::lease::counter::Counter;
 use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
@@ -403,6 +403,34 @@ fn a_store_without_memory_takes_nothing_back_and_lends_nothing() {
         let Value::Error(error) = lender.client.receive() else { panic!("answered") };
         assert!(error.contains("OOM"), "{error}");
         assert_eq!(dumps(&mut lender), before, "{kind:?}");
+    }
+}
+
+/// What the script keeps of a member that holds nothing and asks for nothing, until the year 2255.
+fn idle() -> Vec<u8> {
+    const YEAR_2255: f64 = 9_007_199_254_740_991.0;
+    let doubles = [1.0, 0.0, YEAR_2255, YEAR_2255, 0.0].map(f64::to_le_bytes).concat();
+    [doubles, vec![0; 4 * 4], vec![1]].concat()
+}
+
+#[test]
+fn beside_as_many_members_as_are_listed_one_is_charged_its_own_hits_and_lent_nothing() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let of = |member| Message { member: Member(member), ..borrows(limit, terms, 1, 1, 10) };
+    let [_, list] = pack(&of(0), PREFIX, None).keys;
+    let mut fill = vec![b"HSET".to_vec(), list.clone()];
+    for other in 1..MOST_MEMBERS as u64 {
+        fill.extend([other.to_le_bytes().to_vec(), idle()]);
+    }
+    lender.client.call(&fill);
+    for (member, left, granted) in [(1 << 50, 100 - 1 - 10, 10), (1 << 51, 89 - 1, 0)] {
+        let Lent::Answered(answer) = lender.ask(&of(member), None) else { panic!("no answer") };
+        let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+        assert_eq!((room.remaining, answer.granted), (Hits(left), Hits(granted)));
+        let listed = lender.client.call(&[b"HLEN".to_vec(), list.clone()]);
+        assert_eq!(listed, Value::Int(2_048));
     }
 }
 
