@@ -55,7 +55,11 @@ impl Speaker {
     }
 
     fn say(&mut self, round: &Round) -> Heard {
-        self.queue(round, "test:", "a", None);
+        self.say_at(round, None)
+    }
+
+    fn say_at(&mut self, round: &Round, at: Option<Nanos>) -> Heard {
+        self.queue(round, "test:", "a", at);
         self.client.flush();
         self.heard(round)
     }
@@ -352,6 +356,29 @@ fn a_state_is_kept_ten_minutes_longer_than_it_is_in_use_and_the_life_for_thirty_
     let month = 30 * 86_400 * 1_000;
     let life = expires(lives(b"test:"));
     assert!(before + month <= life && life <= after + month + 3, "{life}");
+}
+
+/// One round speaks of many states, and each has seats of its own.
+#[test]
+fn a_state_whose_heartbeat_is_refused_is_kept_for_its_own_seats_whatever_was_granted_before_it() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let at = |seconds| Some(Nanos(1_763_632_345_000_000_000).plus(Nanos::from_secs(seconds)));
+    let mut round = joins(1);
+    round.beats.push(Beat { bucket: bucket(1), ..round.beats[0].clone() });
+    speaker.say_at(&round, at(0));
+    round.beats[0].said.number = 2;
+    let heard = speaker.say_at(&round, at(2));
+    assert!(matches!(heard.replies[..], [Some(Reply::Grant(_)), Some(Reply::Late)]), "{heard:?}");
+    let mut left = |number| {
+        let key = state(&bucket(number), b"test:");
+        speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
+    };
+    assert_eq!(
+        left(0) - left(1),
+        2_000,
+        "milliseconds by which the granted seat is in use for longer"
+    );
 }
 
 #[test]
