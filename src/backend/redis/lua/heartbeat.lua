@@ -414,7 +414,7 @@ end
 local function grant(at)
   local now, n, M, U, HS, GS, F, W = now, n, M, U, HS, GS, F, W
   local whole, others, ends, alive, want, wants = ceiling(), 0, 0, 0, 0, 0
-  local seats, needs, is_short, none_is_short = {}, {}, false, true
+  local seats, needs, is_short, each_has_one = {}, {}, false, true
   me = nil
   for i = 1, n do
     local its_end, granted, its = U[i], GS[i], nil
@@ -430,7 +430,7 @@ local function grant(at)
     else
       if its then
         if granted < its then is_short = true end
-        if granted == 0 then none_is_short = false end
+        if granted == 0 then each_has_one = false end
       end
       local most_of_it = HS[i]
       if most_of_it < granted then most_of_it = granted end
@@ -441,7 +441,7 @@ local function grant(at)
   end
   living, live, need, hungry, total_need, last_end = alive, seats, needs, want, wants, ends
   local by = rule(whole)
-  local any_short = is_short or by == ALL and not none_is_short
+  local any_short = is_short or by == ALL and not each_has_one
   if by == ALL and want < alive then
     -- Each needs one at least.
     for i = 1, alive do
