@@ -14,6 +14,7 @@ use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, over_all};
 use super::observed::{self, Ending, ends, free_since};
 use super::visits::Visit;
+use super::watchers::undisturbed;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::{PATIENCE, now, until};
 
@@ -280,13 +281,15 @@ const fn bounded(hook: Shipped) -> &'static str {
 /// Two requests under way, and what happens to their Envoy then. `at_once` is for the hook whose stream breaks.
 fn fails(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy)) {
     for hook in HOOKS {
-        let (mut scene, door) = behind_a_door(hook, bounded(hook));
-        let _clients = [scene.connect(), scene.connect()];
-        let _visits = [scene.upstream.next(), scene.upstream.next()];
-        scene.holds(2);
-        let promised = if let Shipped::ExtProc = hook { at_once } else { DEADLINE };
-        let metrics = scene.service.metrics;
-        observed::fails(name(hook), what, promised, metrics, || fail(&mut scene, &door));
+        undisturbed(|| {
+            let (mut scene, door) = behind_a_door(hook, bounded(hook));
+            let _clients = [scene.connect(), scene.connect()];
+            let _visits = [scene.upstream.next(), scene.upstream.next()];
+            scene.holds(2);
+            let promised = if let Shipped::ExtProc = hook { at_once } else { DEADLINE };
+            let metrics = scene.service.metrics;
+            observed::fails(name(hook), what, promised, metrics, || fail(&mut scene, &door))
+        });
     }
 }
 

@@ -12,6 +12,7 @@ use super::in_flight::over_all;
 use super::in_nginx::{BOTH, By, Scene};
 use super::observed::{self, Ending, ends, free_since};
 use super::visits::{Visit, Visits};
+use super::watchers::undisturbed;
 use crate::waiting::{PATIENCE, now};
 
 /// One place, and one that waits for it.
@@ -251,11 +252,13 @@ fn a_place_is_free_as_soon_as_the_failure_table_says_whatever_ends_the_request()
 /// Two requests under way, and what happens to their NGINX then.
 fn fails(what: &str, promised: [Duration; 2], fail: fn(&mut Scene)) {
     for (column, by) in BOTH.into_iter().enumerate() {
-        let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
-        let _clients = [scene.connect(), scene.connect()];
-        let _visits = [scene.upstream.next(), scene.upstream.next()];
-        let metrics = scene.service.metrics;
-        observed::fails(name(by), what, promised[column], metrics, || fail(&mut scene));
+        undisturbed(|| {
+            let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
+            let _clients = [scene.connect(), scene.connect()];
+            let _visits = [scene.upstream.next(), scene.upstream.next()];
+            let metrics = scene.service.metrics;
+            observed::fails(name(by), what, promised[column], metrics, || fail(&mut scene))
+        });
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
+use super::watchers::{Spoiled, undisturbed};
 use super::{Limits, Traffic, upstream};
 use crate::chart::Installed;
 use crate::http1;
@@ -72,9 +73,13 @@ fn asked(envoy: &Envoy, replica: SocketAddr, times: u64) {
 fn a_rolling_update_of_three_replicas_fails_no_request() {
     let chart = Installed::with_defaults();
     let limits = Limits::per_key(1_000_000_000);
+    undisturbed(|| rolled_out(&chart, limits.path()));
+}
+
+fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Spoiled> {
     let home = tempfile::tempdir().unwrap();
     let endpoints = Endpoints(home.path().join("endpoints.yaml"));
-    let mut pods: Vec<_> = (0..3).map(|_| pod(&chart, limits.path())).collect();
+    let mut pods: Vec<_> = (0..3).map(|_| pod(chart, limits)).collect();
     let addresses = |pods: &[Service]| pods.iter().map(|pod| pod.grpc).collect::<Vec<_>>();
     endpoints.become_these(&addresses(&pods));
     let envoy = Envoy::start_with(endpoints.configured(upstream::start()), 3);
@@ -82,7 +87,7 @@ fn a_rolling_update_of_three_replicas_fails_no_request() {
     traffic.beside(&envoy, "busy", || {
         for _ in 0..3 {
             // maxSurge 1, maxUnavailable 0: the next one is ready before one goes.
-            pods.push(pod(&chart, limits.path()));
+            pods.push(pod(chart, limits));
             endpoints.become_these(&addresses(&pods));
             asked(&envoy, pods[3].grpc, 50);
             let mut leaving = pods.remove(0);
@@ -96,5 +101,5 @@ fn a_rolling_update_of_three_replicas_fails_no_request() {
             assert!(began.elapsed() < Duration::from_secs(chart.grace_seconds), "killed");
         }
         Traffic::wait_for(&traffic.admitted, 500);
-    });
+    })
 }

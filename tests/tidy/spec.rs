@@ -42,6 +42,9 @@ fn a_place_ends_where_it_ends() {
     assert_eq!(place(tla, "A", "\\*").unwrap(), "A(m) == /\\ x");
     assert_eq!(place(tla, "B", "\\*").unwrap(), "B == y");
     assert_eq!(place(tla, "C", "\\*"), None);
+    let lua = "loop\n  -- `a`, and `b`: why.\n  if x then\n    y()\n  end\n  z()\n\n  w()\nend\n";
+    assert_eq!(place(lua, "a", "--").unwrap(), "if x then y() end z()");
+    assert_eq!(place(lua, "b", "--"), None);
 }
 
 /// What is wrong with a cell, such as "`lease/ledger.rs::settle` 0123abcd".
@@ -61,7 +64,9 @@ fn place(text: &str, name: &str, comment: &str) -> Option<String> {
     let mut lines = text.lines().skip_while(|line| !opens(line, name));
     let first = lines.next()?;
     let indent = &first[..first.len() - first.trim_start().len()];
+    let is_paragraph = first.trim().starts_with(comment);
     let ends = |line: &str| match comment {
+        _ if is_paragraph => line.trim().is_empty(),
         "\\*" => line.trim().is_empty(),
         "//" => line == format!("{indent}}}"),
         _ => line == format!("{indent}end"),
@@ -78,7 +83,7 @@ fn place(text: &str, name: &str, comment: &str) -> Option<String> {
     Some(kept.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" "))
 }
 
-/// Whether a definition of `name` opens in this line.
+/// Whether a definition of `name` opens in this line, or in Lua the paragraph that transcribes it.
 fn opens(line: &str, name: &str) -> bool {
     let called = |word: &str| {
         line.split_once(word).is_some_and(|(before, rest)| {
@@ -90,7 +95,9 @@ fn opens(line: &str, name: &str) -> bool {
     let tla = line
         .strip_prefix(name)
         .is_some_and(|rest| rest.starts_with('(') || rest.starts_with(" =="));
-    tla || called("fn ") || called("function ")
+    let paragraph = line.trim().strip_prefix("-- `").and_then(|rest| rest.strip_prefix(name));
+    let lua = paragraph.is_some_and(|rest| rest.starts_with('`'));
+    tla || lua || called("fn ") || called("function ")
 }
 
 fn hash_of(place: &str) -> String {

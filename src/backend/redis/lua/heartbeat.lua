@@ -118,7 +118,7 @@ local state, said_vote, all_changed, grace
 -- The latest end of a seat's term, once it is known.
 local last_end
 
--- What a loop reads of each seat is made the function's own first, which halves what a step of it costs.
+-- What a loop reads of each seat is made the function's own first: a name that functions share is looked up at each use.
 
 -- The rest of one seat, and of all: of one it costs little.
 local function load(i)
