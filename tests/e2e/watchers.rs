@@ -62,10 +62,10 @@ impl Watchers {
     }
 }
 
-/// Wakes until it is `over`; less than 10 ms at one time is no pause.
+/// Wakes until it is `over`; less than 2 ms at one time is no pause.
 fn watch(over: &AtomicBool) -> Late {
     const TICK: Duration = Duration::from_millis(1);
-    const NO_PAUSE: Duration = Duration::from_millis(10);
+    const NO_PAUSE: Duration = Duration::from_millis(2);
     let mut late = Late::default();
     while !over.load(Relaxed) {
         let asleep = now();
