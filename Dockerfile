@@ -18,7 +18,7 @@ COPY src src
 
 FROM source AS build
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --release --locked --bin sluicegate --config 'profile.release.strip=true' \
+    cargo build --release --locked --bin sluicegate --config 'profile.release.strip="debuginfo"' \
     && mkdir -p /out/bin \
     && cp target/release/sluicegate /out/bin/sluicegate \
     # What the image of envoyproxy/ratelimit is started as.

@@ -138,6 +138,11 @@ impl Service {
         })
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends SIGTERM and returns at once.
     pub fn terminate(&self) {
         self.signal("TERM");

@@ -55,6 +55,12 @@ impl Server {
         Self { process, address: address.unwrap() }
     }
 
+    /// The number of the process.
+    #[allow(dead_code, reason = "who looks at it from outside asks")]
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Nanoseconds that its threads spent on processors; of those that live.
     fn on_processors(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();

@@ -1,7 +1,7 @@
 //! The admin port: what is loaded, and why a question would be answered as it would.
 //!
 //! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
-//! looking changes nothing and charges nothing; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
+//! looking changes nothing and charges nothing, and only a profile costs more than its answer; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
 //! each time with a line of the log.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
@@ -9,6 +9,7 @@ mod counter;
 mod explain;
 mod freeze;
 mod permits;
+mod profiles;
 mod show;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
@@ -48,7 +49,7 @@ pub struct Admin {
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 13] = [
+const PATHS: [(&str, &str); 14] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
@@ -67,10 +68,11 @@ const PATHS: [(&str, &str); 13] = [
     ("/frozen", "the limits that are held at one answer, as JSON"),
     ("/reset", "POST, takes a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
+    (profiles::PATH, "where the process spends its time, ?seconds=30, for pprof"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them, but where the reference has profiles.
+/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them, but below `/debug/pprof`.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -81,10 +83,8 @@ pub fn router(admin: Admin) -> Router {
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
-        .route("/debug/pprof", any(no_profiles))
-        .route("/debug/pprof/", any(no_profiles))
-        .route("/debug/pprof/{*of}", any(no_profiles))
         .fallback(show_list)
+        .merge(profiles::router())
         .merge(changes(&admin))
         .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
@@ -108,13 +108,6 @@ async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     let mut lines: Vec<_> = PATHS.iter().take(shown).map(line).collect();
     lines.sort_unstable();
     (PLAIN, lines.concat()).into_response()
-}
-
-/// Not the list: whoever fetches profiles would keep it as one.
-async fn no_profiles() -> Response {
-    let why = "there are no profiles here: `perf record -g -p PID` makes one from outside, and what memory is for \
-               is on the metrics page\n";
-    (StatusCode::NOT_FOUND, PLAIN, why).into_response()
 }
 
 async fn show_stats(State(admin): State<Admin>) -> Response {
@@ -251,7 +244,11 @@ async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Resp
         return next.run(request).await;
     }
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
-    (StatusCode::UNAUTHORIZED, challenge, PLAIN, "a bearer token is needed\n").into_response()
+    let why = match admin.token {
+        Some(_) => "a bearer token is needed\n",
+        None => "a bearer token is needed, which admin_token sets; none is set\n",
+    };
+    (StatusCode::UNAUTHORIZED, challenge, PLAIN, why).into_response()
 }
 
 fn bears(headers: &HeaderMap, token: &Secret) -> bool {

@@ -1,0 +1,140 @@
+//! Holds one thread after the other of a process, and reads where it is.
+//!
+//! Guarantees: a thread is held while its registers and [`STACK`] of its stack are read, and let go with what it was sent meanwhile;
+//! one that sleeps is left alone. What a thread took of a processor (`schedstat`) counts for what it was next seen at, so that
+//! the sum is what was taken, however late a look was. What is kept is bounded.
+//! Leaves out: what the addresses are called ([`super::program`]).
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::program::{Program, Registers, registers};
+use super::sampler::{Place, Seen};
+
+/// How much of a stack is read, in bytes. What is deeper is not seen.
+const STACK: usize = 64 << 10;
+
+/// How many places are told apart: 20 MB at most, where each is as deep as can be.
+const MOST_PLACES: usize = 20_000;
+
+/// What is known while it goes on.
+pub(super) struct Looking {
+    pid: u32,
+    memory: File,
+    program: Program,
+    seen: Seen,
+    /// What each thread had taken of a processor when it was last counted, in nanoseconds.
+    counted: HashMap<i32, u64>,
+    stack: Vec<u8>,
+}
+
+impl Looking {
+    pub(super) fn at(pid: u32, program: Program) -> Result<Self, String> {
+        let memory = File::open(format!("/proc/{pid}/mem")).map_err(|error| {
+            format!("this system does not let one process look at another here: {error}")
+        })?;
+        let mut looking = Self {
+            pid,
+            memory,
+            program,
+            seen: Seen::new(),
+            counted: HashMap::new(),
+            stack: vec![0; STACK],
+        };
+        // What was taken before it began is not of it.
+        for thread in looking.threads()? {
+            looking.counted.insert(thread, looking.taken(thread).unwrap_or(0));
+        }
+        Ok(looking)
+    }
+
+    pub(super) fn done(self) -> (Program, Seen) {
+        (self.program, self.seen)
+    }
+
+    pub(super) fn look_at_all(&mut self) -> Result<(), String> {
+        for thread in self.threads()? {
+            self.look_at(thread)?;
+        }
+        Ok(())
+    }
+
+    fn threads(&self) -> Result<Vec<i32>, String> {
+        let listed = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let listed = listed.map_err(|error| format!("the process is gone: {error}"))?;
+        let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        Ok(listed.flatten().filter_map(id).collect())
+    }
+
+    /// A thread that is gone meanwhile is nobody's loss.
+    fn look_at(&mut self, thread: i32) -> Result<(), String> {
+        let Some((name, true)) = self.name_and_whether_it_runs(thread) else { return Ok(()) };
+        let Some(taken) = self.taken(thread) else { return Ok(()) };
+        let held = match self.held(Pid::from_raw(thread)) {
+            Ok(held) => held,
+            Err(Errno::ESRCH) => return Ok(()),
+            Err(error) => {
+                let why = "this system does not let one process look at another here";
+                return Err(format!("{why}: ptrace: {error}"));
+            }
+        };
+        let Some((registers, bytes)) = held else { return Ok(()) };
+        let stack = self.stack.get(..bytes).unwrap_or_default();
+        let addresses = self.program.unwound(registers, stack);
+        let before = self.counted.insert(thread, taken).unwrap_or(0);
+        let place = self.kept(Place { thread: name, addresses });
+        let (times, nanos) = self.seen.entry(place).or_default();
+        *times += 1;
+        *nanos += taken.saturating_sub(before);
+        Ok(())
+    }
+
+    /// The place; where too many are known, what the thread began with.
+    fn kept(&self, place: Place) -> Place {
+        if self.seen.len() < MOST_PLACES || self.seen.contains_key(&place) {
+            return place;
+        }
+        let first = place.addresses.last().copied();
+        Place { addresses: first.into_iter().collect(), ..place }
+    }
+
+    fn name_and_whether_it_runs(&self, thread: i32) -> Option<(String, bool)> {
+        let stat = fs::read_to_string(format!("/proc/{}/task/{thread}/stat", self.pid)).ok()?;
+        let (_, rest) = stat.split_once('(')?;
+        let (name, rest) = rest.rsplit_once(") ")?;
+        Some((name.to_owned(), rest.starts_with('R')))
+    }
+
+    /// What the thread took of a processor since it began, in nanoseconds.
+    fn taken(&self, thread: i32) -> Option<u64> {
+        let path = format!("/proc/{}/task/{thread}/schedstat", self.pid);
+        fs::read_to_string(path).ok()?.split(' ').next()?.parse().ok()
+    }
+
+    /// Holds the thread while its registers and stack are read; so many bytes of the latter are in `stack` then.
+    fn held(&mut self, thread: Pid) -> Result<Option<(Registers, usize)>, Errno> {
+        ptrace::seize(thread, ptrace::Options::empty())?;
+        ptrace::interrupt(thread)?;
+        // A signal for which nix has no name, which nobody here sends, ends the profile, and reaches the thread.
+        let sent = match waitpid(thread, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::Stopped(_, signal) => Some(signal),
+            WaitStatus::PtraceEvent(..) => None,
+            _ => return Ok(None),
+        };
+        let read = self.read(thread);
+        ptrace::detach(thread, sent)?;
+        read.map(Some)
+    }
+
+    fn read(&mut self, thread: Pid) -> Result<(Registers, usize), Errno> {
+        let registers = registers(&ptrace::getregs(thread)?);
+        let read = self.memory.read_at(&mut self.stack, registers.stack);
+        Ok((registers, read.unwrap_or(0)))
+    }
+}
