@@ -59,13 +59,15 @@ fn main() {
 fn looking_at(pid: u32) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.args(["profile", "--seconds", "300", "--pid", &pid.to_string()]);
-    let profiler = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut profiler = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let memory = format!("/proc/{pid}/mem");
+    let files = format!("/proc/{}/fd", profiler.id());
     let is_open = || {
-        let files = std::fs::read_dir(format!("/proc/{}/fd", profiler.id())).unwrap().flatten();
+        let files = std::fs::read_dir(&files).unwrap().flatten();
         files.filter_map(|file| file.path().read_link().ok()).any(|at| at == Path::new(&memory))
     };
     while !is_open() {
+        assert!(profiler.try_wait().unwrap().is_none(), "it may not look");
         std::thread::yield_now();
     }
     profiler

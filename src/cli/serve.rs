@@ -411,13 +411,23 @@ impl Service<'_> {
         published: watch::Receiver<Published>,
         parts: &mut Parts,
     ) {
+        let (leave, leaving) = watch::channel(false);
         let admin = http::admin::Admin {
             token: self.settings.admin_token.clone(),
             debug_pages: self.settings.debug_pages,
             engine: Arc::clone(&self.engine),
             loads: Arc::new(move || limits::loads(&published)),
+            leaving,
         };
-        self.start_pages(listener, http::admin::router(admin), parts);
+        let finishing = drain::finishing(self.finishing.clone());
+        let served = http::serve(listener, http::admin::router(admin), async move {
+            finishing.await;
+            leave.send_replace(true);
+        });
+        parts.finishing(async move {
+            served.await;
+            Ok(())
+        });
     }
 
     fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut Parts) {

@@ -46,28 +46,32 @@ pub enum Refused {
     /// The system does not let one process look at another, or not here.
     #[error("{0}")]
     CannotLook(String),
+    /// The profiler did not come to its end.
+    #[error("no profile: {0}")]
+    Failed(String),
 }
 
 /// Takes a profile of this process for so long: gzip of pprof's `profile.proto`.
 ///
 /// # Errors
-/// When another is being taken, and when the system does not allow it, with the reason.
+/// When another is being taken, when the system does not allow it, and when it came to nothing; with the reason.
 pub async fn take(seconds: u64) -> Result<Vec<u8>, Refused> {
     let one = ONE_AT_A_TIME.try_acquire();
     let _one = one.map_err(|_: TryAcquireError| Refused::Busy)?;
+    tracing::info!(seconds, "a profile is taken");
     let length = Duration::from_secs(seconds).min(LONGEST);
-    let cannot = |error: std::io::Error| Refused::CannotLook(format!("no profiler: {error}"));
-    let child = begin(length).await.map_err(cannot)?;
+    let failed = |error: std::io::Error| Refused::Failed(error.to_string());
+    let child = begin(length).await.map_err(failed)?;
     let Ok(ended) = timeout(length + AROUND, child.wait_with_output()).await else {
-        return Err(Refused::CannotLook("the profiler did not come to an end".to_owned()));
+        return Err(Refused::Failed("the profiler did not come to an end".to_owned()));
     };
-    let ended = ended.map_err(cannot)?;
+    let ended = ended.map_err(failed)?;
     if ended.status.success() {
         return Ok(ended.stdout);
     }
     let why = String::from_utf8_lossy(&ended.stderr);
     let Some(why) = why.lines().next() else {
-        return Err(Refused::CannotLook(format!("the profiler ended: {}", ended.status)));
+        return Err(Refused::Failed(format!("the profiler ended: {}", ended.status)));
     };
     Err(Refused::CannotLook(why.to_owned()))
 }
@@ -85,7 +89,8 @@ async fn begin(length: Duration) -> std::io::Result<Child> {
         let_look(id);
     }
     if let Some(mut told) = child.stdin.take() {
-        told.write_all(b"\n").await?;
+        // One that has ended already has said why.
+        told.write_all(b"\n").await.ok();
     }
     Ok(child)
 }

@@ -10,7 +10,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{JoinHandle, available_parallelism, sleep, spawn};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::waiting::now;
 
@@ -27,18 +27,17 @@ pub fn undisturbed(mut one_try: impl FnMut() -> Result<(), Spoiled>) {
     }
 }
 
-/// Two for each core, from their start to [`Watchers::stop`].
+/// Two for each core, from their start until they are stopped or dropped.
 pub struct Watchers {
     over: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Late>>,
+    threads: Vec<JoinHandle<Vec<Pause>>>,
 }
 
-/// By how much one of them overslept.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Late {
-    pub altogether: Duration,
-    pub longest: Duration,
-}
+/// From when one of them was due to when it ran.
+type Pause = (Instant, Instant);
+
+/// What each of them saw.
+pub struct Pauses(Vec<Vec<Pause>>);
 
 impl Watchers {
     pub fn start() -> Self {
@@ -51,28 +50,68 @@ impl Watchers {
         Self { over, threads }
     }
 
-    /// The most that any of them saw.
-    pub fn stop(self) -> Late {
+    pub fn stop(mut self) -> Pauses {
         self.over.store(true, Relaxed);
-        let seen = self.threads.into_iter().map(|it| it.join().unwrap());
-        seen.fold(Late::default(), |most, it| Late {
-            altogether: most.altogether.max(it.altogether),
-            longest: most.longest.max(it.longest),
-        })
+        Pauses(self.threads.drain(..).map(|it| it.join().unwrap()).collect())
     }
 }
 
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        self.over.store(true, Relaxed);
+    }
+}
+
+impl Pauses {
+    /// How long one of them did not run in this time altogether, the one that saw most.
+    pub fn altogether(&self, time: Pause) -> Duration {
+        let each = self.0.iter().map(|seen| seen.iter().map(|&pause| shared(pause, time)).sum());
+        each.max().unwrap_or_default()
+    }
+
+    /// The same at one time.
+    pub fn longest(&self, time: Pause) -> Duration {
+        let all = self.0.iter().flatten().map(|&pause| shared(pause, time));
+        all.max().unwrap_or_default()
+    }
+}
+
+/// How much of a pause lies in this time.
+fn shared((due, ran): Pause, (from, to): Pause) -> Duration {
+    ran.min(to).saturating_duration_since(due.max(from))
+}
+
 /// Wakes until it is `over`; less than 2 ms at one time is no pause.
-fn watch(over: &AtomicBool) -> Late {
+fn watch(over: &AtomicBool) -> Vec<Pause> {
     const TICK: Duration = Duration::from_millis(1);
     const NO_PAUSE: Duration = Duration::from_millis(2);
-    let mut late = Late::default();
+    let mut pauses = Vec::new();
     while !over.load(Relaxed) {
-        let asleep = now();
+        let due = now() + TICK;
         sleep(TICK);
-        let pause = asleep.elapsed().saturating_sub(TICK);
-        late.longest = late.longest.max(pause);
-        late.altogether += if pause < NO_PAUSE { Duration::ZERO } else { pause };
+        let ran = now();
+        if NO_PAUSE <= ran.saturating_duration_since(due) {
+            pauses.push((due, ran));
+        }
     }
-    late
+    pauses
+}
+
+#[test]
+fn only_what_lies_in_the_time_counts_and_of_one_watcher() {
+    let at = |millis| now_plus(millis);
+    let pauses = Pauses(vec![vec![(at(0), at(10)), (at(20), at(25))], vec![(at(8), at(20))]]);
+    let millis = Duration::from_millis;
+    assert_eq!(pauses.altogether((at(0), at(30))), millis(15));
+    assert_eq!(pauses.altogether((at(9), at(30))), millis(11));
+    assert_eq!(pauses.longest((at(0), at(30))), millis(12));
+    assert_eq!(pauses.longest((at(21), at(30))), millis(4));
+    assert_eq!(pauses.longest((at(26), at(30))), Duration::ZERO);
+}
+
+/// So long after one instant that is always the same.
+#[cfg(test)]
+fn now_plus(millis: u64) -> Instant {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    *FIRST.get_or_init(now) + Duration::from_millis(millis)
 }

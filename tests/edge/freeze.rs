@@ -1,6 +1,7 @@
 //! A limit that an operator holds at one answer: what it answers, for how long, and over reloads.
 
 use std::sync::Arc;
+use tokio::sync::watch;
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -22,7 +23,13 @@ const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
     let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
-    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), loads })
+    router(Admin {
+        token,
+        debug_pages: false,
+        engine: Arc::clone(engine),
+        loads,
+        leaving: watch::channel(false).1,
+    })
 }
 
 fn advance(engine: &Engine, by: Nanos) {

@@ -22,6 +22,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use tokio::sync::watch;
+
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
 use crate::engine::Engine;
@@ -46,6 +48,8 @@ pub struct Admin {
     pub engine: Arc<Engine>,
     /// What looks up how loads went.
     pub loads: Arc<dyn Fn() -> Loads + Send + Sync>,
+    /// Becomes true when what takes long must end.
+    pub leaving: watch::Receiver<bool>,
 }
 
 /// The paths and what they are for, as `/` lists them.

@@ -1,9 +1,9 @@
 //! A profile as pprof reads it: gzip of `profile.proto` (github.com/google/pprof, proto/profile.proto).
 //!
 //! Guarantees: what is said once is listed once; strings are numbered from the empty one, everything else from 1, as that file asks.
-//! Leaves out: lines of source, which whoever has the program can look up by the addresses and its build id.
+//! Leaves out: lines of source, which pprof finds in the program where it is told to (`-symbolize=force`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -134,8 +134,12 @@ pub(super) fn encode(program: &Program, seen: &Seen, when: When) -> std::io::Res
     writing.string("");
     writing.head(when);
     let names = program.names(seen.keys().flat_map(|place| &place.addresses).copied());
-    writing.profile.mapping =
-        program.ranges().iter().zip(1..).map(|(range, id)| writing.mapping(range, id)).collect();
+    let with_names: HashSet<_> =
+        names.keys().filter_map(|address| program.range_of(*address)).collect();
+    for (at, range) in program.ranges().iter().enumerate() {
+        let mapping = writing.mapping(range, (at as u64 + 1, with_names.contains(&at)));
+        writing.profile.mapping.push(mapping);
+    }
     for (place, (times, nanos)) in seen {
         let at = |address: &u64| writing.location(program, *address, names.get(address));
         let location_id = place.addresses.iter().map(at).collect();
@@ -169,7 +173,7 @@ impl Writing {
         number
     }
 
-    fn mapping(&mut self, range: &Range, id: u64) -> Mapping {
+    fn mapping(&mut self, range: &Range, (id, has_functions): (u64, bool)) -> Mapping {
         Mapping {
             id,
             memory_start: range.begins,
@@ -177,7 +181,7 @@ impl Writing {
             file_offset: range.offset,
             filename: self.string(&range.path),
             build_id: self.string(&range.build_id),
-            has_functions: range.has_names,
+            has_functions,
         }
     }
 

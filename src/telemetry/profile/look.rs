@@ -1,8 +1,8 @@
 //! Holds one thread after the other of a process, and reads where it is.
 //!
 //! Guarantees: a thread is held while its registers and [`STACK`] of its stack are read, and let go with what it was sent meanwhile;
-//! one that sleeps is left alone. What a thread took of a processor (`schedstat`) counts for what it was next seen at, so that
-//! the sum is what was taken, however late a look was. What is kept is bounded.
+//! one that sleeps is left alone. What a thread took of a processor (`schedstat`) counts for what it was next seen at, however
+//! late that is; what it took after it was last seen counts for nothing, so that the sum is at most what was taken. What is kept is bounded.
 //! Leaves out: what the addresses are called ([`super::program`]).
 
 use std::collections::HashMap;
@@ -17,10 +17,13 @@ use nix::unistd::Pid;
 use super::program::{Program, Registers, registers};
 use super::sampler::{Place, Seen};
 
+const NOT_ALLOWED: &str = "this system does not let one process look at another here";
+
 /// How much of a stack is read, in bytes. What is deeper is not seen.
 const STACK: usize = 64 << 10;
 
-/// How many places are told apart: 20 MB at most, where each is as deep as can be.
+/// How many places are told apart: 20 MB at most, where each is as deep as can be, and as much for each of the two forms in which they are
+/// written.
 const MOST_PLACES: usize = 20_000;
 
 /// What is known while it goes on.
@@ -36,9 +39,8 @@ pub(super) struct Looking {
 
 impl Looking {
     pub(super) fn at(pid: u32, program: Program) -> Result<Self, String> {
-        let memory = File::open(format!("/proc/{pid}/mem")).map_err(|error| {
-            format!("this system does not let one process look at another here: {error}")
-        })?;
+        let memory = File::open(format!("/proc/{pid}/mem"));
+        let memory = memory.map_err(|error| format!("{NOT_ALLOWED}: {error}"))?;
         let mut looking = Self {
             pid,
             memory,
@@ -49,9 +51,18 @@ impl Looking {
         };
         // What was taken before it began is not of it.
         for thread in looking.threads()? {
-            looking.counted.insert(thread, looking.taken(thread).unwrap_or(0));
+            let taken = looking.taken(thread).ok_or("this system has no schedstat of threads")?;
+            looking.counted.insert(thread, taken);
         }
+        looking.try_once()?;
         Ok(looking)
+    }
+
+    /// Looks at the first thread, whether it runs or not: where nobody runs for a while, that it may not is seen at once.
+    fn try_once(&mut self) -> Result<(), String> {
+        let first = i32::try_from(self.pid).map_err(|error| error.to_string())?;
+        let held = self.held(Pid::from_raw(first));
+        held.map(drop).map_err(|error| format!("{NOT_ALLOWED}: ptrace: {error}"))
     }
 
     pub(super) fn done(self) -> (Program, Seen) {
@@ -79,10 +90,9 @@ impl Looking {
         let held = match self.held(Pid::from_raw(thread)) {
             Ok(held) => held,
             Err(Errno::ESRCH) => return Ok(()),
-            Err(error) => {
-                let why = "this system does not let one process look at another here";
-                return Err(format!("{why}: ptrace: {error}"));
-            }
+            // What Linux says of one that has ended and is still listed.
+            Err(Errno::EPERM) if !self.runs(thread) => return Ok(()),
+            Err(error) => return Err(format!("{NOT_ALLOWED}: ptrace: {error}")),
         };
         let Some((registers, bytes)) = held else { return Ok(()) };
         let stack = self.stack.get(..bytes).unwrap_or_default();
@@ -102,6 +112,10 @@ impl Looking {
         }
         let first = place.addresses.last().copied();
         Place { addresses: first.into_iter().collect(), ..place }
+    }
+
+    fn runs(&self, thread: i32) -> bool {
+        self.name_and_whether_it_runs(thread).is_some_and(|(_, runs)| runs)
     }
 
     fn name_and_whether_it_runs(&self, thread: i32) -> Option<(String, bool)> {

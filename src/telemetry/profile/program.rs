@@ -4,7 +4,7 @@
 //! read, or is none, is a range without names, in which a stack is followed by its frame pointers.
 //! Leaves out: inlined functions, which are seen as the function that they are in.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 
 use framehop::{
@@ -50,7 +50,9 @@ impl Registers {
 
     #[cfg(target_arch = "aarch64")]
     fn native(&self) -> UnwindRegsNative {
-        UnwindRegsNative::new(self.link, self.stack, self.frame)
+        // Linux' user addresses have 48 bits; above them are signatures.
+        let mask = framehop::aarch64::PtrAuthMask((1 << 48) - 1);
+        UnwindRegsNative::new_with_ptr_auth_mask(mask, self.link, self.stack, self.frame)
     }
 }
 
@@ -64,7 +66,6 @@ pub(super) struct Range {
     pub(super) path: String,
     /// In hexadecimal; empty where there is none.
     pub(super) build_id: String,
-    pub(super) has_names: bool,
     /// From an address in the file to the one in memory.
     shift: u64,
 }
@@ -111,7 +112,6 @@ impl Program {
         let Ok(object) = object::File::parse(&cache) else { return };
         let Some(shift) = shift(&object, range) else { return };
         range.shift = shift;
-        range.has_names = object.symbols().chain(object.dynamic_symbols()).next().is_some();
         range.build_id = hexadecimal(object.build_id().ok().flatten().unwrap_or_default());
         let module = Module::new(
             range.path.clone(),
@@ -159,18 +159,18 @@ impl Program {
     /// What the functions at these addresses are called, where their files say.
     pub(super) fn names(&self, addresses: impl Iterator<Item = u64>) -> HashMap<u64, String> {
         let mut wanted: HashMap<usize, Vec<u64>> = HashMap::new();
-        for address in addresses {
+        for address in addresses.collect::<BTreeSet<u64>>() {
             if let Some(at) = self.range_of(address) {
                 wanted.entry(at).or_default().push(address);
             }
         }
-        let known = |(at, addresses)| Some(self.names_in(self.ranges.get(at)?, addresses));
-        wanted.into_iter().filter_map(known).flatten().flatten().collect()
+        let known =
+            |(at, addresses): (usize, Vec<u64>)| self.names_in(self.ranges.get(at)?, &addresses);
+        wanted.into_iter().filter_map(known).flatten().collect()
     }
 
-    fn names_in(&self, range: &Range, mut addresses: Vec<u64>) -> Option<Vec<(u64, String)>> {
-        addresses.sort_unstable();
-        addresses.dedup();
+    /// The names of the functions at these addresses, which are in order.
+    fn names_in(&self, range: &Range, addresses: &[u64]) -> Option<Vec<(u64, String)>> {
         let cache = ReadCache::new(opened(self.pid, &range.path)?);
         let object = object::File::parse(&cache).ok()?;
         let mut names = Vec::new();
@@ -179,8 +179,12 @@ impl Program {
             let ends = begins.wrapping_add(symbol.size());
             let first = addresses.partition_point(|address| *address < begins);
             let of_it = addresses.get(first..).unwrap_or_default();
+            let mut of_it = of_it.iter().take_while(|address| **address < ends).peekable();
+            // Before the name, each of which is read from the file by itself.
+            if of_it.peek().is_none() {
+                continue;
+            }
             let Some(name) = symbol.name().ok().filter(|name| !name.is_empty()) else { continue };
-            let of_it = of_it.iter().take_while(|address| **address < ends);
             names.extend(of_it.map(|address| (*address, name.to_owned())));
         }
         Some(names)
@@ -189,28 +193,32 @@ impl Program {
 
 /// A line of `/proc/PID/maps`, where it is of code in a file.
 fn range(line: &str) -> Option<Range> {
-    let mut words = line.split_ascii_whitespace();
+    // A path may have blanks.
+    let mut words = line.splitn(6, ' ');
     let (begins, ends) = words.next()?.split_once('-')?;
     let may = words.next()?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let offset = number(words.next()?)?;
-    let path = words.nth(2).filter(|path| path.starts_with('/') && may.contains('x'))?;
+    let path = words.nth(2)?.trim_start();
+    if !path.starts_with('/') || !may.contains('x') {
+        return None;
+    }
     Some(Range {
         begins: number(begins)?,
         ends: number(ends)?,
         offset,
         path: path.to_owned(),
         build_id: String::new(),
-        has_names: false,
         shift: 0,
     })
 }
 
-/// The file of a range. The program's own may have been replaced or removed since it began.
+/// The file of a range. The program's own is had though it was replaced or removed since it began; a library's is not.
 fn opened(pid: u32, path: &str) -> Option<File> {
     let program = format!("/proc/{pid}/exe");
-    let own = std::fs::read_link(&program).ok()?;
-    let path = if own.to_str()?.trim_end_matches(" (deleted)") == path { &program } else { path };
+    if std::fs::read_link(&program).ok()?.to_str()? == path {
+        return File::open(program).ok();
+    }
     File::open(path).ok()
 }
 

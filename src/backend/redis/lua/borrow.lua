@@ -111,7 +111,6 @@ for m = 1, #keys / 2 do
       its_granted, out = 0, 0
       break
     end
-
     local had = now < its_till and its_held or 0
 
     -- `repeat`, and `ask_then_step`: the answer to a message that was taken before.

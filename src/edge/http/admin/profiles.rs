@@ -4,7 +4,7 @@
 //! Leaves out: taking one ([`take`]), and who may.
 
 use axum::Router;
-use axum::extract::Query;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};
@@ -36,16 +36,27 @@ async fn no_others() -> Response {
     (StatusCode::NOT_FOUND, PLAIN, why).into_response()
 }
 
-async fn profile(Query(query): Query<Vec<(String, String)>>) -> Response {
+async fn profile(
+    State(mut admin): State<Admin>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
     let refused = |status, why: String| (status, PLAIN, why + "\n").into_response();
     let seconds = match seconds(&query) {
         Ok(seconds) => seconds,
         Err(why) => return refused(StatusCode::BAD_REQUEST, why),
     };
-    tracing::info!(seconds, "a profile is taken");
-    match take(seconds).await {
+    let taken = tokio::select! {
+        taken = take(seconds) => taken,
+        _ = admin.leaving.wait_for(|leaving| *leaving) => {
+            return refused(StatusCode::SERVICE_UNAVAILABLE, "the service is leaving".to_owned());
+        }
+    };
+    match taken {
         Ok(profile) => (FILE, NO_SNIFFING, profile).into_response(),
         Err(why @ Refused::Busy) => refused(StatusCode::CONFLICT, why.to_string()),
+        Err(why @ Refused::Failed(_)) => {
+            refused(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())
+        }
         Err(why @ Refused::CannotLook(_)) => {
             let cure = "`perf record -g -p PID` from outside makes one for who may";
             refused(StatusCode::NOT_IMPLEMENTED, format!("{why}; {cure}"))
