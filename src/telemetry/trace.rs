@@ -7,7 +7,6 @@
 
 mod parent;
 
-use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
@@ -24,11 +23,6 @@ static LISTENER: OnceLock<Listener> = OnceLock::new();
 tokio::task_local! {
     /// The span of the question that this task answers.
     static QUESTION: Context;
-}
-
-thread_local! {
-    /// The same of one that is answered without a wait; it comes before the other.
-    static AT_ONCE: RefCell<Option<Context>> = const { RefCell::new(None) };
 }
 
 #[derive(Debug)]
@@ -86,46 +80,22 @@ impl Listener {
 
     #[cold]
     fn part(&self, part: Part) -> Span {
-        Span(in_question(|context| {
+        let begun = QUESTION.try_with(|context| {
             let kind = if part == Part::Backend { SpanKind::Client } else { SpanKind::Internal };
             let builder = self.tracer.span_builder(part.as_str()).with_kind(kind);
             context.with_span(builder.start_with_context(&self.tracer, context))
-        }))
-    }
-}
-
-/// What is said of the question that is being answered here, if one is.
-fn in_question<T>(say: impl Fn(&Context) -> T) -> Option<T> {
-    let at_once = AT_ONCE.with_borrow(|context| context.as_ref().map(&say));
-    at_once.or_else(|| QUESTION.try_with(&say).ok())
-}
-
-/// A question is answered at once, until this is dropped.
-struct AtOnce {
-    before: Option<Context>,
-}
-
-impl AtOnce {
-    #[cold]
-    fn begin(context: &Context) -> Self {
-        Self { before: AT_ONCE.replace(Some(context.clone())) }
-    }
-}
-
-impl Drop for AtOnce {
-    #[cold]
-    fn drop(&mut self) {
-        AT_ONCE.set(self.before.take());
+        });
+        Span(begun.ok())
     }
 }
 
 impl Span {
     /// Does `work` within this span, which goes on.
-    // One place in which it is done, whether anybody listens or not, so that it costs the same where nobody does.
-    #[inline]
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _at_once = self.0.as_ref().map(AtOnce::begin);
-        work()
+        match &self.0 {
+            Some(context) => QUESTION.sync_scope(context.clone(), work),
+            None => work(),
+        }
     }
 
     /// Does `work` within this span, and ends it.
@@ -142,7 +112,7 @@ pub(super) fn outcome(outcome: Outcome) {
     if listener().is_none() {
         return;
     }
-    let _outside = in_question(|context| {
+    let _outside = QUESTION.try_with(|context| {
         let span = context.span();
         span.set_attribute(KeyValue::new("sluicegate.outcome", outcome.as_str()));
         if !matches!(outcome, Outcome::Admit | Outcome::Deny | Outcome::NothingToAsk) {
@@ -155,7 +125,7 @@ pub(super) fn outcome(outcome: Outcome) {
 #[inline]
 pub(super) fn sampled() -> Option<Traced> {
     listener()?;
-    in_question(traced).flatten()
+    QUESTION.try_with(traced).ok().flatten()
 }
 
 fn traced(context: &Context) -> Option<Traced> {

@@ -51,8 +51,7 @@ impl Looking {
         };
         // What was taken before it began is not of it.
         for thread in looking.threads()? {
-            let taken = looking.taken(thread).ok_or("this system has no schedstat of threads")?;
-            looking.counted.insert(thread, taken);
+            looking.counted.insert(thread, looking.taken(thread).unwrap_or(0));
         }
         looking.try_once()?;
         Ok(looking)
@@ -61,6 +60,7 @@ impl Looking {
     /// Looks at the first thread, whether it runs or not: where nobody runs for a while, that it may not is seen at once.
     fn try_once(&mut self) -> Result<(), String> {
         let first = i32::try_from(self.pid).map_err(|error| error.to_string())?;
+        self.taken(first).ok_or("this system does not say what a thread takes: no schedstat")?;
         let held = self.held(Pid::from_raw(first));
         held.map(drop).map_err(|error| format!("{NOT_ALLOWED}: ptrace: {error}"))
     }
