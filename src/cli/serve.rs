@@ -324,7 +324,7 @@ impl Service<'_> {
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
-        let (leave, leaving) = watch::channel(false);
+        let (leaving, finishing) = self.leaving();
         let ask = http::Ask {
             engine: Arc::clone(&self.engine),
             reporting: reporting_of(self.settings),
@@ -332,11 +332,7 @@ impl Service<'_> {
             hooks: Arc::new(self.settings.hooks.clone()),
             leaving,
         };
-        let finishing = drain::finishing(self.finishing.clone());
-        let served = http::serve(listener, http::router(ask), async move {
-            finishing.await;
-            leave.send_replace(true);
-        });
+        let served = http::serve(listener, http::router(ask), finishing);
         parts.finishing(async move {
             served.await;
             Ok(())
@@ -411,7 +407,7 @@ impl Service<'_> {
         published: watch::Receiver<Published>,
         parts: &mut Parts,
     ) {
-        let (leave, leaving) = watch::channel(false);
+        let (leaving, finishing) = self.leaving();
         let admin = http::admin::Admin {
             token: self.settings.admin_token.clone(),
             debug_pages: self.settings.debug_pages,
@@ -419,15 +415,22 @@ impl Service<'_> {
             loads: Arc::new(move || limits::loads(&published)),
             leaving,
         };
-        let finishing = drain::finishing(self.finishing.clone());
-        let served = http::serve(listener, http::admin::router(admin), async move {
-            finishing.await;
-            leave.send_replace(true);
-        });
+        let served = http::serve(listener, http::admin::router(admin), finishing);
         parts.finishing(async move {
             served.await;
             Ok(())
         });
+    }
+
+    /// What ends when a port is to finish, and what becomes true for the requests on it that would else go on.
+    fn leaving(&self) -> (watch::Receiver<bool>, impl Future<Output = ()> + use<>) {
+        let (leave, leaving) = watch::channel(false);
+        let finishing = drain::finishing(self.finishing.clone());
+        let told = async move {
+            finishing.await;
+            leave.send_replace(true);
+        };
+        (leaving, told)
     }
 
     fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut Parts) {

@@ -33,7 +33,7 @@ pub const LONGEST: Duration = Duration::from_secs(300);
 const AROUND: Duration = Duration::from_secs(30);
 
 /// The command that is the child.
-pub const COMMAND: &str = "profile";
+const COMMAND: &str = "profile";
 
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 

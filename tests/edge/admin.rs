@@ -100,6 +100,8 @@ async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_
         let (_, list) = get(&router, "/nothing", None).await;
         let paths: Vec<_> = list.lines().map(|line| line.split(": ").next().unwrap()).collect();
         assert_eq!(paths, ["/", "/rlconfig", "/stats"]);
+        let (_, why) = get(&router, "/config", None).await;
+        assert_eq!(why.contains("admin_token sets"), !has_token, "{why}");
         for path in ["/config", "/explain", "/fleet"] {
             assert_eq!(get(&router, path, None).await.0, 401, "{path}");
             let known = get(&router, path, Some("Bearer open-sesame")).await.0;

@@ -21,7 +21,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-
 use tokio::sync::watch;
 
 use super::{JSON, PLAIN};
