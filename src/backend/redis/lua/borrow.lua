@@ -71,10 +71,9 @@ for m = 1, #keys / 2 do
     unpack('<ddddddddd', ARGV[2 * m])
   local member = string.sub(ARGV[2 * m], member_at)
   local its_granted, kept, out, good_for = 0, 0, 0, 0
+  local again = strategy == 1 and AGAIN or nil
   -- A debt that was written under another limit is converted whatever becomes of the message.
-  local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
-  -- What stands under the counter's key, where no hits were put to it since it was read.
-  local value = stood
+  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0)
   repeat
     if code == STALE or code == NOT_UNDERSTOOD then
       remaining, reset = 0, 0
@@ -115,7 +114,7 @@ for m = 1, #keys / 2 do
 
     -- `repeat`, and `ask_then_step`: the answer to a message that was taken before.
     if number == its_number then
-      code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own)
+      code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own, again)
       if its_passed == 1 then
         code, retry = ADMIT, 0
       elseif code == ADMIT then
@@ -143,10 +142,9 @@ for m = 1, #keys / 2 do
       refund(its_mark, returned)
     end
 
-    -- `turn`: where nothing is put to a debt, what it came to still stands.
-    if strategy ~= 1 or own ~= 0 or back ~= 0 then
-      code, remaining, retry, reset = step(CHARGE, own)
-      value = nil
+    -- `turn`: where nothing is put to a debt, what it came to still stands. What is, is written with the grant.
+    if not again or own ~= 0 or back ~= 0 then
+      code, remaining, retry, reset = step(again and ASK or CHARGE, own, again)
     end
     its_passed, its_granted = 0, 0
     local coupled, has_windows = budget < 0, strategy == 2 or strategy == 3
@@ -168,15 +166,16 @@ for m = 1, #keys / 2 do
       -- `grant`.
       local hits = min(want, most)
       if 0 < hits then
-        local its_code, its_remaining, _, its_reset = step(CHARGE, hits, value)
+        local its_code, its_remaining, _, its_reset = step(CHARGE, hits, again)
         if its_code == ADMIT then
-          local charged_at = mark()
+          local charged_at = again and 0 or mark()
           its_fresh = (its_mark == charged_at and its_fresh or 0) + hits
           its_mark, its_lease, its_granted, its_held = charged_at, number, hits, its_held + hits
           remaining, reset = its_remaining, its_reset
         end
       end
     end
+    if again and unwritten then step(CHARGE, 0, again) end
 
     -- `length`.
     good_for = coupled and has_windows and min(term, reset) or term

@@ -1,5 +1,5 @@
   until true
-  stood = strategy == 1 and value or nil
+  debt, unwritten = ahead, changed and act == ASK
   return code, remaining, retry, reset
 end
 

@@ -8,29 +8,34 @@
         worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
         under = pack('<I4dI4I4', limit, period, burst, tick)
       end
-      local ahead, changed = 0, false
+      ahead = 0
+      changed = false
       value = value or try('GET', key)
       if value then
-        -- An error is a table of no length.
-        if #value ~= 37 then break end
-        local mark, since, owed, its = unpack('<Bddc20', value)
-        if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
-          break
-        end
-        if its == under then
-          ahead = owed - (at - since) * limit
-          if capacity < ahead then ahead, changed = capacity, true end
-        else -- carry
-          local n, p, b, t = unpack('<I4dI4I4', its)
-          if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
-            or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
+        if #value ~= 37 then
+          -- An error is a table of no length, and so is what asks to go on from the step before.
+          if value ~= AGAIN then break end
+          ahead, changed = debt, unwritten
+        else
+          local mark, since, owed, its = unpack('<Bddc20', value)
+          if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
             break
           end
-          local left = owed - ((now - now % t) / t - since) * n
-          if b * p < left then left = b * p end
-          local carried = ceil(left / p)
-          if burst < carried then carried = burst end
-          ahead, changed = carried * period, true
+          if its == under then
+            ahead = owed - (at - since) * limit
+            if capacity < ahead then ahead, changed = capacity, true end
+          else -- carry
+            local n, p, b, t = unpack('<I4dI4I4', its)
+            if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
+              or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
+              break
+            end
+            local left = owed - ((now - now % t) / t - since) * n
+            if b * p < left then left = b * p end
+            local carried = ceil(left / p)
+            if burst < carried then carried = burst end
+            ahead, changed = carried * period, true
+          end
         end
         if ahead < 0 then ahead = 0 end
       end

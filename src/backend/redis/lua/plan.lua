@@ -101,12 +101,14 @@ end
 
 -- What the record of a GCRA comes to, and which one: many keys have one limit.
 local worked_out, capacity, at, under
+-- Of several steps to one counter, which are `step.lua`'s: none here.
+local AGAIN, debt, unwritten
 
 while true do
   -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand. A key that is
   -- like others has one charge, and no place in the plan.
   local key, from, last, value, spared, together
-  local act, hits
+  local act, hits, ahead, changed
   if plan and alike <= keys then
     key, from, last, value, spared, together = following()
   end

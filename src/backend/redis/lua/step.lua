@@ -4,12 +4,13 @@
 -- What the record of a GCRA comes to, as in `charge.lua`.
 local worked_out, capacity, at, under
 
--- What stood under the key of a GCRA at the last step.
-local stood
+-- What asks to go on from the last step, and of a GCRA after it: what the debt came to, and whether that has yet to be written.
+local AGAIN, debt, unwritten = {}, nil, nil
 
--- Puts `hits` to the counter: code, remaining, retry after, reset after. Told what stood under a GCRA's key when 0 hits
--- were put to it, it does not read that: what was converted then is converted again, and comes to the same.
+-- Puts `hits` to the counter: code, remaining, retry after, reset after. With AGAIN for its value a GCRA is taken up where the
+-- step before left it, what was only asked among it: so that several are one step to the store, which the last writes.
 local function step(act, hits, value)
   local key, from, last = KEYS[1], 1, 1
+  local ahead, changed
   local code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
   repeat
