@@ -1,17 +1,24 @@
 //! Clients that leave in the window where the answer arrives: no place leaks, with any of Envoy's hooks.
 //!
-//! What takes a place comes 20 ms later to the service than what gives it back, and clients leave 17 to 23 ms after they
-//! came: about half of the releases overtake their acquires, and the rest meet the answer on its way. The known-bad
-//! variant, one rate limit filter that takes and gives back, runs beside and leaks.
+//! What takes a place comes 20 ms later to the service than what gives it back, and clients leave within 3 ms of the moment at
+//! which half of them are answered, which each finds by itself however busy the machine is: so some releases overtake
+//! their acquires, and the rest meet the answer on its way. The known-bad variants run beside and leak: one rate limit
+//! filter that takes and gives back, and two before a service that remembers no release which came first.
 #![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
+
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::health::Ready;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::in_flight::{gauge, over_all};
+use super::leaving::{forgetful, leaked};
 use super::upstream;
+use crate::edge::grpc::served_with;
 use crate::service::Service;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
@@ -19,7 +26,10 @@ use crate::waiting::until;
 
 const REQUESTS: usize = 4_000;
 const CLIENTS: usize = 32;
+/// Half of them are answered, once each client has found out when that is.
+const MANY: u64 = REQUESTS as u64 / 4;
 const LATE: Duration = Duration::from_millis(20);
+const CEILING: &str = "limit: 100000, max_duration: 10m";
 
 const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
     [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}]]}]"#;
@@ -81,33 +91,56 @@ struct Seen {
 }
 
 /// Comes, and leaves at about the time when the answer does.
-fn visit(ingress: SocketAddr, dice: &mut Dice) {
-    let mut stream = TcpStream::connect(ingress).unwrap();
-    let patience = Duration::from_micros(17_000 + dice.up_to(6_000));
-    stream.set_read_timeout(Some(patience)).unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
-    let _answered = stream.read(&mut [0; 64]);
+struct Client {
+    ingress: SocketAddr,
+    dice: Dice,
+    /// When half of its visits are answered.
+    answered: Duration,
 }
 
-fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
-    let limits = tempfile::tempdir().unwrap();
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 100000"));
-    std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-    let flags = ["--hooks", HOOKS].map(str::to_owned);
-    let service = Service::start(limits.path(), &flags).unwrap();
-    let door = Proxy::before(Upstream::Tcp(service.grpc));
+impl Client {
+    const EARLY: Duration = Duration::from_millis(3);
+    const STEP: Duration = Duration::from_millis(1);
+
+    fn visit(&mut self) {
+        let mut stream = TcpStream::connect(self.ingress).unwrap();
+        let after = Duration::from_micros(self.dice.up_to(6_000));
+        let patience = self.answered.saturating_sub(Self::EARLY) + after;
+        stream.set_read_timeout(Some(patience.max(Self::STEP))).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
+        self.answered = match stream.read(&mut [0; 64]) {
+            Ok(1..) => self.answered.saturating_sub(Self::STEP),
+            _ => self.answered + Self::STEP,
+        };
+    }
+}
+
+/// All visits, and the seed of their dice.
+fn leave(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> u64 {
+    let door = Proxy::before(Upstream::Tcp(grpc));
     door.set(Way::ToStore, Flow::Delay(LATE));
-    let mut text = configured(hook, upstream::start(), &[service.grpc], WhenDown::Allow);
+    let mut text = configured(hook, upstream::start(), &[grpc], WhenDown::Allow);
     change(&mut text);
     take_the_long_way(&mut text, door.address());
     let envoy = Envoy::start_with(text, 1);
     let first = seed();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (ingress, mut dice) = (envoy.ingress, Dice::new(first.wrapping_add(client as u64)));
-            scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| visit(ingress, &mut dice)));
+            let dice = Dice::new(first.wrapping_add(client as u64));
+            let mut client = Client { ingress: envoy.ingress, dice, answered: LATE };
+            scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| client.visit()));
         }
     });
+    first
+}
+
+fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
+    let limits = tempfile::tempdir().unwrap();
+    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+    let flags = ["--hooks", HOOKS].map(str::to_owned);
+    let service = Service::start(limits.path(), &flags).unwrap();
+    let first = leave(hook, change, service.grpc);
     let ids = |event| {
         gauge(service.metrics, &format!(r#"sluicegate_permit_ids_total{{event="{event}"}}"#))
     };
@@ -126,20 +159,34 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
 #[test]
 fn with_ext_proc_no_place_leaks() {
     let seen = chaos("ext_proc", Shipped::ExtProc, |_| {});
-    assert!(seen.leaked == 0 && 0 < seen.acquired, "{seen:?}");
+    assert!(seen.leaked == 0 && MANY < seen.acquired, "{seen:?}");
 }
 
 #[test]
 fn with_ext_authz_and_the_access_log_no_place_leaks_and_releases_that_came_first_are_why() {
     let seen = chaos("ext_authz and access log", Shipped::ExtAuthzConcurrency, |_| {});
-    assert!(seen.leaked == 0 && 0 < seen.over && 0 < seen.acquired, "{seen:?}");
+    assert!(seen.leaked == 0 && 0 < seen.over && MANY < seen.acquired, "{seen:?}");
 }
 
 #[test]
 fn with_two_rate_limit_filters_no_place_leaks_and_with_one_they_do() {
     let good = chaos("two rate limit filters", Shipped::RlsConcurrency, |_| {});
-    assert!(good.leaked == 0 && 0 < good.over && 0 < good.acquired, "{good:?}");
+    assert!(good.leaked == 0 && 0 < good.over && MANY < good.acquired, "{good:?}");
     let bad =
         chaos("one rate limit filter, known to be bad", Shipped::RlsConcurrency, with_one_filter);
     assert!(10 <= bad.leaked, "{bad:?}");
+}
+
+#[test]
+fn without_the_memory_of_early_releases_two_rate_limit_filters_leak() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let engine = forgetful(CEILING);
+    let serving = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default());
+    let served = runtime.block_on(serving);
+    let first = leave(Shipped::RlsConcurrency, |_| {}, served.address);
+    let leaked = leaked(&engine);
+    println!(
+        "two rate limit filters, no tombstones: {REQUESTS} requests, seed {first}: {leaked} leaked"
+    );
 }

@@ -151,17 +151,31 @@ fn of_four_thousand_clients_that_leave_as_the_answer_arrives_none_keeps_a_place(
     }
 }
 
-/// A service that remembers no release which came first.
-fn forgetful(runtime: &Runtime) -> (Arc<Engine>, SocketAddr, SocketAddr) {
+/// What remembers no release that came first, under this ceiling.
+pub(super) fn forgetful(ceiling: &str) -> Arc<Engine> {
     let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
     let none = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
     let engine = Engine::new(Clock::system(), memory, Policy::default());
     let engine = Arc::new(engine.with_early_releases(none));
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    let text = format!("domain: edge\ndescriptors:\n{}", over_all(ceiling));
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
+    engine
+}
+
+/// Places that nobody gives back, as soon as there are ten.
+pub(super) fn leaked(engine: &Engine) -> u64 {
+    let leaked = until("leaks", || match engine.ceilings().total().in_flight {
+        few @ 0..10 => Err(format!("{few} leaked")),
+        some => Ok(some),
+    });
+    leaked.unwrap()
+}
+
+/// Its doors for NGINX: HTTP and syslog.
+fn doors(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
     let ask = http::Ask {
-        engine: Arc::clone(&engine),
+        engine: Arc::clone(engine),
         reporting: Reporting::default(),
         health: Health::new(Ready::Yes),
         hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
@@ -174,24 +188,21 @@ fn forgetful(runtime: &Runtime) -> (Arc<Engine>, SocketAddr, SocketAddr) {
     });
     let addresses = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
     runtime.spawn(http::serve(listener, http::router(ask), std::future::pending()));
-    runtime.spawn(syslog::serve(socket, Arc::clone(&engine), Networks::loopback()));
-    (engine, addresses.0, addresses.1)
+    runtime.spawn(syslog::serve(socket, Arc::clone(engine), Networks::loopback()));
+    addresses
 }
 
 #[test]
 fn without_the_memory_of_early_releases_the_same_clients_leave_places_behind() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let (engine, http, syslog) = forgetful(&runtime);
+    let engine = forgetful(CEILING);
+    let (http, syslog) = doors(&runtime, &engine);
     let between = Proxy::before(Upstream::Tcp(http));
     between.both(Flow::Delay(WAY));
     let relay = Relay::to(syslog);
     let shipped = Shipped::Concurrency(relay.address);
     let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
     relay.has_passed(leave(nginx.ingress, 1));
-    let leaked = until("leaks", || match engine.ceilings().total().in_flight {
-        few @ 0..10 => Err(format!("{few} leaked")),
-        some => Ok(some),
-    });
-    println!("without tombstones: {} leaked of {CLIENTS}", leaked.unwrap());
+    println!("without tombstones: {} leaked of {CLIENTS}", leaked(&engine));
 }

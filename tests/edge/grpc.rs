@@ -34,9 +34,9 @@ pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A served port, a client of it, what stops it and how it ended.
-pub(super) struct Served {
+pub(crate) struct Served {
     pub(super) channel: Channel,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     health: Health,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
@@ -47,7 +47,7 @@ async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
 }
 
 /// With these hooks for `ext_authz`.
-pub(super) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks) -> Served {
+pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);

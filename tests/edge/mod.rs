@@ -8,7 +8,7 @@ mod convert;
 mod ext_authz;
 mod ext_proc;
 mod freeze;
-mod grpc;
+pub(crate) mod grpc;
 mod headers;
 mod http;
 mod json;
