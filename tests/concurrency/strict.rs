@@ -455,12 +455,9 @@ fn who_waits_is_let_pass_when_one_of_this_replica_leaves_and_in_the_order_of_com
             permits.finish(Outcome::Success, None);
         }
         alone.engine.speak_once().await;
-        let passed_first = tokio::select! {
-            biased;
-            _ = &mut second => panic!("overtaken"),
-            admitted = &mut first => passed(admitted.unwrap()),
-        };
-        let permits = passed_first.unwrap();
+        assert!(poll_immediate(&mut second).await.is_none(), "overtaken");
+        let woken = poll_immediate(&mut first).await;
+        let permits = passed(woken.expect("woken, not left to ask again").unwrap()).unwrap();
         assert_eq!(alone.engine.ceilings().total().waiting, 1);
         permits.finish(Outcome::Success, None);
         alone.engine.speak_once().await;

@@ -339,6 +339,20 @@ fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days
 }
 
 #[test]
+fn a_ceilings_key_goes_not_a_microsecond_before_its_last_deadline() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    // Milliseconds cut off anywhere would show in most of the rounds.
+    let keep = Nanos::from_secs(30).plus(Nanos(999_000));
+    for _ in 0..20 {
+        let before = micros(&scripted.client.call(&["TIME"]));
+        scripted.ask(&tell(&[(Id(1, 0), keep)], &[]));
+        let goes = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0))) * 1_000;
+        assert!(before + 30_000_999 <= goes, "told after {before}, gone at {goes}");
+    }
+}
+
+#[test]
 fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_others_are_answered() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
