@@ -15,8 +15,9 @@ use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Duration, Struct, UInt32Value, Value};
+use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::access_log::{Says, owner, says};
+use sluicegate::edge::grpc::access_log::{Says, entries, owner, says};
 use sluicegate::edge::health::Ready;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
@@ -53,6 +54,24 @@ fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (Outcome, Opti
         Says::Ended { outcome, rtt } => (outcome, rtt),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn one_entry_at_a_time_is_made_of_a_message() {
+    let [end, goes_on] = [AccessLogType::DownstreamEnd, AccessLogType::DownstreamPeriodic];
+    let log_entry = vec![entry(end, 200), entry(goes_on, 0), entry(end, 503)];
+    let logs = HttpAccessLogEntries { log_entry: log_entry.clone() };
+    let log_entries = Some(LogEntries::HttpLogs(logs));
+    let message = StreamAccessLogsMessage { log_entries, ..StreamAccessLogsMessage::default() };
+    let read: Result<Vec<_>, _> = entries(&message.encode_to_vec()).collect();
+    assert_eq!(read.unwrap(), log_entry);
+
+    // Field 2 of a message, of 4,000,000 bytes: two million entries without content.
+    let empty = [b"\x12\x80\x92\xf4\x01".to_vec(), b"\n\0".repeat(2_000_000)].concat();
+    let made = allocation_counter::measure(|| assert_eq!(entries(&empty).count(), 2_000_000));
+    assert!(made.bytes_max < 100_000, "{made:?}");
+    let broken = b"\x12\x03\n\x01\xff";
+    assert!(entries(broken).next().unwrap().is_err(), "an entry that is none");
 }
 
 #[test]

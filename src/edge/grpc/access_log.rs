@@ -2,24 +2,34 @@
 //!
 //! Guarantees: an entry of a request's end gives back what its id holds, with the upstream's latency and
 //! how it went; one of a request that goes on renews it; any other does nothing. A stream that does
-//! not end holds no shutdown up.
+//! not end holds no shutdown up. One entry at a time is made of a message: two million empty ones fit 4 MiB, and all
+//! together are four gigabytes.
 //! Leaves out: everything else that an entry says. TCP entries have no request and tell nothing.
 
+use std::convert::Infallible;
+use std::future::ready;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use envoy_types::pb::envoy::data::accesslog::v3::{
     AccessLogCommon, AccessLogType, HttpAccessLogEntry, ResponseFlags,
 };
-use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogService;
-use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::LogEntries;
-use envoy_types::pb::envoy::service::accesslog::v3::{
-    StreamAccessLogsMessage, StreamAccessLogsResponse,
-};
+use envoy_types::pb::envoy::service::accesslog::v3::StreamAccessLogsResponse;
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::SERVICE_NAME;
 use envoy_types::pb::google::protobuf::Duration;
+use prost::bytes::{Buf as _, Bytes};
+use prost::{DecodeError, Message as _};
 use tokio::sync::watch;
-use tonic::{Request, Response, Status, Streaming};
+use tokio::task::yield_now;
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::{ClientStreamingService, Grpc, NamedService};
+use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_prost::ProstEncoder;
 
+use super::fields::Fields;
 use crate::edge::hook::{self, ID};
 use crate::engine::peers::Told;
 use crate::engine::{Engine, check_id};
@@ -30,8 +40,26 @@ use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
 /// Where the `ext_authz` filter puts what its service says.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
-/// The service.
-#[derive(Debug)]
+/// The one method.
+const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
+
+/// Field numbers: a message's HTTP entries, and one entry of them.
+const HTTP_LOGS: u64 = 2;
+const LOG_ENTRY: u64 = 1;
+
+/// Entries after which others have their turn.
+const TURN: usize = 256;
+
+/// The HTTP entries of `message`, each made of its bytes when it is asked for. An error where an entry is none.
+pub fn entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
+    let logs = Fields::of(message).filter(|(number, _)| *number == HTTP_LOGS);
+    let entries = logs.flat_map(|(_, logs)| Fields::of(logs));
+    let entries = entries.filter(|(number, _)| *number == LOG_ENTRY);
+    entries.map(|(_, entry)| HttpAccessLogEntry::decode(entry))
+}
+
+/// The service, at its path. By hand: the one that is made of the proto decodes whatever comes, at once.
+#[derive(Clone, Debug)]
 pub struct AccessLogs {
     engine: Arc<Engine>,
     /// True once this process goes.
@@ -69,11 +97,10 @@ impl AccessLogs {
     }
 }
 
-#[tonic::async_trait]
-impl AccessLogService for AccessLogs {
-    async fn stream_access_logs(
-        &self,
-        request: Request<Streaming<StreamAccessLogsMessage>>,
+impl AccessLogs {
+    async fn listen(
+        self,
+        request: Request<Streaming<Bytes>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
         let source = request.remote_addr().map(|address| address.ip());
         let (mut messages, mut leaving) = (request.into_inner(), self.leaving.clone());
@@ -84,10 +111,79 @@ impl AccessLogService for AccessLogs {
             };
             // A proxy that goes breaks the stream off, and nobody reads what would be said to it.
             let Ok(Some(message)) = message else { break };
-            let Some(LogEntries::HttpLogs(entries)) = message.log_entries else { continue };
-            entries.log_entry.iter().for_each(|entry| self.note(entry, source));
+            self.note_all(&message, source).await?;
         }
         Ok(Response::new(StreamAccessLogsResponse {}))
+    }
+
+    async fn note_all(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
+        for (at, entry) in (1..).zip(entries(message)) {
+            let entry = entry.map_err(|error| Status::internal(error.to_string()))?;
+            self.note(&entry, source);
+            if at % TURN == 0 {
+                yield_now().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NamedService for AccessLogs {
+    const NAME: &'static str = SERVICE_NAME;
+}
+
+impl Service<http::Request<Body>> for AccessLogs {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if request.uri().path() != METHOD {
+            return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
+        }
+        let logs = self.clone();
+        Box::pin(async move { Ok(Grpc::new(Raw).client_streaming(logs, request).await) })
+    }
+}
+
+impl ClientStreamingService<Bytes> for AccessLogs {
+    type Response = StreamAccessLogsResponse;
+    type Future = BoxFuture<Response<StreamAccessLogsResponse>, Status>;
+
+    fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
+        Box::pin(self.clone().listen(request))
+    }
+}
+
+/// Messages as they come, an answer as it is.
+#[derive(Clone, Copy, Debug)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = StreamAccessLogsResponse;
+    type Decode = Bytes;
+    type Encoder = ProstEncoder<StreamAccessLogsResponse>;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
     }
 }
 

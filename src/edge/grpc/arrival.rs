@@ -22,6 +22,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstEncoder;
 
 use super::convert::{MAX_DESCRIPTORS, MAX_ENTRIES, check_counts};
+use super::fields::Fields;
 use super::prompt::Prompt;
 use super::rls::RateLimits;
 use crate::engine::Refusal;
@@ -59,58 +60,6 @@ fn check(message: &[u8]) -> Result<(), Refusal> {
         entries += Fields::of(descriptor).filter(|(number, _)| *number == ENTRIES).count();
     }
     check_counts(descriptors, entries)
-}
-
-/// The fields of a message that have a length, each with its number. It ends where the bytes are no message, at which
-/// decoding ends as well; what of them no decoder takes is counted all the same.
-struct Fields<'m> {
-    rest: &'m [u8],
-    /// Groups that are open. What is in one is in nobody's schema and skipped.
-    groups: usize,
-}
-
-impl<'m> Fields<'m> {
-    const fn of(message: &'m [u8]) -> Self {
-        Self { rest: message, groups: 0 }
-    }
-
-    /// Seven bits a byte, the lowest first, for at most ten bytes.
-    fn varint(&mut self) -> Option<u64> {
-        let length = 1 + self.rest.iter().take(10).position(|byte| byte & 0x80 == 0)?;
-        let bytes = self.skip(length)?.iter().rev();
-        Some(bytes.fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f)))
-    }
-
-    fn skip(&mut self, length: usize) -> Option<&'m [u8]> {
-        let (skipped, rest) = self.rest.split_at_checked(length)?;
-        self.rest = rest;
-        Some(skipped)
-    }
-}
-
-impl<'m> Iterator for Fields<'m> {
-    type Item = (u64, &'m [u8]);
-
-    fn next(&mut self) -> Option<(u64, &'m [u8])> {
-        loop {
-            let key = self.varint()?;
-            match key & 7 {
-                0 => drop(self.varint()?),
-                1 => drop(self.skip(8)?),
-                2 => {
-                    let length = usize::try_from(self.varint()?).ok()?;
-                    let field = self.skip(length)?;
-                    if self.groups == 0 {
-                        return Some((key >> 3, field));
-                    }
-                }
-                3 => self.groups += 1,
-                4 => self.groups = self.groups.checked_sub(1)?,
-                5 => drop(self.skip(4)?),
-                _ => return None,
-            }
-        }
-    }
 }
 
 /// Messages of the service: questions counted before they are decoded, answers as they are.

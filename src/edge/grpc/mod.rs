@@ -11,6 +11,7 @@ pub mod convert;
 mod doors;
 pub mod ext_authz;
 pub mod ext_proc;
+mod fields;
 pub mod incoming;
 pub mod metadata;
 pub mod peer;
@@ -26,7 +27,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
     AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
 };
@@ -130,7 +130,7 @@ pub async fn serve(
     let incoming = Incoming::new(listener, grpc.tls, life, MOST_CONNECTIONS);
     let mut others = Routes::new(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
-        .add_service(AccessLogServiceServer::new(ended))
+        .add_service(ended)
         .add_service(Surface(PermitsServer::new(places), Protocol::Permits))
         .add_service(Timed(health, whose));
     if grpc.reflection {
