@@ -1,9 +1,17 @@
 //! What heartbeats of ceilings cost the Redis: 1,000 ceilings of 20 replicas, all of whose reports change each second, or one in
 //! twenty. By what the Redis says of itself (`INFO cpu`), so that it is the same whatever else the machine does.
+//!
+//! `cargo bench --bench heartbeats`. Then what others at that Redis feel of them: a script call for one hit of one key, a
+//! millisecond after the answer to the one before, in turns beside heartbeats as a fleet sends them (the replicas spread over
+//! the second, each one round after the other) and beside none. Ratios of one run; the machine's other work is in both.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
+#![allow(clippy::cast_possible_truncation)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+#[path = "support/charges.rs"]
+#[allow(dead_code, reason = "other benches use the rest")]
+mod charges;
 #[path = "../tests/support/resp.rs"]
 #[allow(
     dead_code,
@@ -16,11 +24,12 @@ mod resp;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::heartbeat::{Beat, MOST_BEATS, Round};
-use sluicegate::backend::redis::HEARTBEAT;
+use sluicegate::backend::heartbeat::{Beat, Round, most_beats};
 use sluicegate::backend::redis::codec::heartbeat::{pack, read};
+use sluicegate::backend::redis::{CHARGE, HEARTBEAT};
 use sluicegate::kernel::coordinator::life::Record;
 use sluicegate::kernel::coordinator::message::Holding;
 use sluicegate::kernel::coordinator::{Heartbeat, Law, Reply, Terms};
@@ -30,6 +39,11 @@ const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
 const CEILING: Share = Share(400);
 const ROUNDS: u64 = 5;
+/// Seconds of a turn beside heartbeats and of one without, and how many turns.
+const BESIDE: u64 = 3;
+const TURNS: usize = 5;
+/// From one answer to the next charge.
+const REST: Duration = Duration::from_millis(1);
 
 fn main() {
     let mut fleet = Fleet::start();
@@ -37,64 +51,155 @@ fn main() {
         fleet.second(1, false);
     }
     for (what, every, bound) in [("all changing", 1, 400.0), ("5 % changing", 20, 40.0)] {
-        let (before, beats) = (fleet.cpu(), fleet.number);
+        let (before, beats) = (fleet.cpu(), CEILINGS / every * REPLICAS * ROUNDS);
         for _ in 0..ROUNDS {
             fleet.second(every, true);
         }
-        let (took, beats) = (fleet.cpu() - before, (fleet.number - beats) as f64);
+        let (took, beats) = (fleet.cpu() - before, beats as f64);
         let (millis, each) = (took * 1e3 / ROUNDS as f64, took * 1e6 / beats);
         println!("{what}: {millis:.0} ms a second (bound {bound}), {each:.1} us a heartbeat");
     }
+    for (what, every) in [("5 % changing", 20), ("all changing", 1)] {
+        beside(&mut fleet, what, every);
+    }
+}
+
+/// What a charge takes its caller beside heartbeats, and without.
+fn beside(fleet: &mut Fleet, what: &str, every: u64) {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        without.push(p99(&fleet.charges_while(|_| {
+            std::thread::sleep(Duration::from_secs(BESIDE));
+        })));
+        with.push(p99(&fleet.charges_while(|fleet| {
+            (0..BESIDE).for_each(|_| fleet.paced_second(every));
+        })));
+    }
+    with.sort_by(f64::total_cmp);
+    without.sort_by(f64::total_cmp);
+    let (with, without) = (with[TURNS / 2], without[TURNS / 2]);
+    let rise = with - without;
+    println!(
+        "p99 of a charge beside {what}: {with:.2} ms, without {without:.2} ms: {rise:.2} more (bound 1)"
+    );
+}
+
+/// Milliseconds.
+fn p99(took: &[Duration]) -> f64 {
+    let mut took = took.to_vec();
+    took.sort_unstable();
+    took[took.len() * 99 / 100].as_secs_f64() * 1e3
 }
 
 struct Fleet {
     redis: Child,
-    _dir: tempfile::TempDir,
-    client: resp::Client,
-    sha: String,
+    dir: tempfile::TempDir,
+    replicas: Vec<Replica>,
     now: Nanos,
-    number: u64,
-    life: Option<Incarnation>,
-    holds: HashMap<(u64, u64), Holding>,
-    dice: u64,
 }
 
 impl Fleet {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("redis.sock");
-        let redis = redis(dir.path(), &socket);
+        let redis = redis(dir.path(), &socket(&dir));
         let patience = Instant::now();
-        let mut client = loop {
-            match resp::Client::connect(&socket) {
-                Ok(client) => break client,
-                Err(why) => assert!(patience.elapsed() < Duration::from_secs(20), "{why}"),
-            }
+        while resp::Client::connect(&socket(&dir)).is_err() {
+            assert!(patience.elapsed() < Duration::from_secs(20), "redis does not answer");
             std::thread::sleep(Duration::from_millis(5));
-        };
-        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
-        let (now, holds) = (Nanos(1_763_632_345_000_000_000), HashMap::new());
-        Self { redis, _dir: dir, client, sha, now, number: 0, life: None, holds, dice: 42 }
+        }
+        let replicas = (1..=REPLICAS).map(|member| Replica::new(member, &socket(&dir))).collect();
+        Self { redis, dir, replicas, now: Nanos(1_763_632_345_000_000_000) }
     }
 
     /// Every replica speaks once, of one in `every` of its ceilings.
     fn second(&mut self, every: u64, changing: bool) {
-        for replica in 1..=REPLICAS {
-            let all: Vec<u64> =
-                (0..CEILINGS).filter(|at| (at + self.now.0).is_multiple_of(every)).collect();
-            for some in all.chunks(MOST_BEATS) {
-                self.round(replica, some, changing);
-            }
+        for replica in &mut self.replicas {
+            replica.speak(self.now, every, changing);
             self.now = self.now.plus(Nanos(Nanos::SECOND.0 / REPLICAS + 1));
         }
     }
 
-    fn round(&mut self, replica: u64, ceilings: &[u64], changing: bool) {
-        let beats = ceilings.iter().map(|at| self.beat(replica, *at, changing)).collect();
-        let (member, life) = (MemberId(replica), Incarnation(1));
-        let record = Record { member, life, under: self.life };
+    /// The same in a second of the real clock, each replica over a connection of its own.
+    fn paced_second(&mut self, every: u64) {
+        let (began, now) = (Instant::now(), self.now);
+        std::thread::scope(|scope| {
+            for replica in &mut self.replicas {
+                let later =
+                    Duration::from_secs(1) * (replica.member.0 as u32 - 1) / REPLICAS as u32;
+                scope.spawn(move || {
+                    std::thread::sleep(later.saturating_sub(began.elapsed()));
+                    replica.speak(now.plus(Nanos(later.as_nanos() as u64)), every, true);
+                });
+            }
+        });
+        std::thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));
+        self.now = now.plus(Nanos::SECOND);
+    }
+
+    /// How long charges took, one after the other, while `what` was done.
+    fn charges_while(&mut self, what: impl FnOnce(&mut Self)) -> Vec<Duration> {
+        let mut client = resp::Client::connect(&socket(&self.dir)).unwrap();
+        let sha = client.call(&["SCRIPT", "LOAD", CHARGE]).text();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let asker = scope.spawn(|| {
+                let mut took = Vec::new();
+                while !ended.load(Relaxed) {
+                    let call = charges::evalsha(&sha, took.len() as u64 % CEILINGS);
+                    let began = Instant::now();
+                    client.call(&call).ints();
+                    took.push(began.elapsed());
+                    std::thread::sleep(REST);
+                }
+                took
+            });
+            what(self);
+            ended.store(true, Relaxed);
+            asker.join().unwrap()
+        })
+    }
+
+    /// Seconds.
+    fn cpu(&mut self) -> f64 {
+        let info = self.replicas[0].client.call(&["INFO", "cpu"]).text();
+        let of = |name: &str| -> f64 {
+            info.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+        };
+        of("used_cpu_user:") + of("used_cpu_sys:")
+    }
+}
+
+struct Replica {
+    member: MemberId,
+    client: resp::Client,
+    sha: String,
+    number: u64,
+    life: Option<Incarnation>,
+    holds: HashMap<u64, Holding>,
+    dice: u64,
+}
+
+impl Replica {
+    fn new(member: u64, socket: &Path) -> Self {
+        let mut client = resp::Client::connect(socket).unwrap();
+        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
+        let (holds, dice) = (HashMap::new(), 42 + member);
+        Self { member: MemberId(member), client, sha, number: 0, life: None, holds, dice }
+    }
+
+    /// Of one in `every` of its ceilings, in as many rounds as a replica makes of it.
+    fn speak(&mut self, now: Nanos, every: u64, changing: bool) {
+        let all: Vec<u64> = (0..CEILINGS).filter(|at| (at + now.0).is_multiple_of(every)).collect();
+        for some in all.chunks(most_beats(REPLICAS)) {
+            self.round(now, some, changing);
+        }
+    }
+
+    fn round(&mut self, now: Nanos, ceilings: &[u64], changing: bool) {
+        let beats = ceilings.iter().map(|at| self.beat(*at, changing)).collect();
+        let record = Record { member: self.member, life: Incarnation(1), under: self.life };
         let round = Round { record, longest: Nanos::from_secs(15), leaves: false, beats };
-        let packed = pack(&round, b"", "store", Some(self.now));
+        let packed = pack(&round, b"", "store", Some(now));
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
         let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
@@ -102,20 +207,20 @@ impl Fleet {
         self.life = Some(answer.life);
         for (at, reply) in ceilings.iter().zip(answer.replies) {
             let Some(Reply::Grant(grant)) = reply else { panic!("{reply:?}") };
-            self.holds.insert((replica, *at), grant.into());
+            self.holds.insert(*at, grant.into());
         }
     }
 
-    fn beat(&mut self, replica: u64, ceiling: u64, changing: bool) -> Beat {
+    fn beat(&mut self, ceiling: u64, changing: bool) -> Beat {
         let [heartbeat, term, max_duration] = [1, 5, 10].map(Nanos::from_secs);
         let terms = Terms::new(heartbeat, term, max_duration, 1_000).unwrap();
         self.number += 1;
         let (in_flight, wanted) = if changing { (self.roll(20), self.roll(40)) } else { (3, 3) };
         let said = Heartbeat {
-            member: MemberId(replica),
+            member: self.member,
             life: Incarnation(1),
             number: self.number,
-            holds: self.holds.get(&(replica, ceiling)).copied(),
+            holds: self.holds.get(&ceiling).copied(),
             in_flight: Share(in_flight),
             wanted: Share(wanted),
             vote: None,
@@ -129,15 +234,10 @@ impl Fleet {
         self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.dice >> 33) % (most + 1)
     }
+}
 
-    /// Seconds.
-    fn cpu(&mut self) -> f64 {
-        let info = self.client.call(&["INFO", "cpu"]).text();
-        let of = |name: &str| -> f64 {
-            info.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
-        };
-        of("used_cpu_user:") + of("used_cpu_sys:")
-    }
+fn socket(dir: &tempfile::TempDir) -> PathBuf {
+    dir.path().join("redis.sock")
 }
 
 impl Drop for Fleet {

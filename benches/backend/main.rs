@@ -10,6 +10,8 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+#[path = "../support/charges.rs"]
+mod charges;
 mod leased;
 #[path = "../../tests/support/resp.rs"]
 #[allow(
@@ -36,15 +38,13 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use sluicegate::backend::redis::{self, Batching, Redis};
-use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
-use sluicegate::kernel::decision::{Cost, Standing};
-use sluicegate::kernel::key::{CounterKey, Counting};
-use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::{Step, Strategy};
-use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::backend::{Backend, Outcome, Outcomes, Reply};
+use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::units::Nanos;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
+
+use charges::{Way, asked, evalsha};
 
 const CONNECTIONS: usize = 4;
 const IN_FLIGHT: usize = 128;
@@ -52,9 +52,6 @@ const KEYS: u64 = 1_000;
 const QUESTIONS: u64 = 200_000;
 const SERVED: u64 = 60_000;
 const TURNS: usize = 7;
-const DAY: Nanos = Nanos::from_secs(86_400);
-/// Never used up here: a denial writes nothing and would cost less.
-const LIMIT: u32 = 1_000_000_000;
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {requests_per_unit: 1000000000, unit: day, strategy: gcra}\n";
 
@@ -164,12 +161,7 @@ fn redis_alone(store: &Store) {
         let mut client = resp::Client::connect(&store.socket()).unwrap();
         client.call(&["SCRIPT", "LOAD", redis::CHARGE]).text()
     };
-    let evalsha = |number| {
-        let charges = asked(number, Way::Gcra);
-        let call = redis::call::Call::of(vec![redis::codec::pack(&charges, b"scale:")], None);
-        let head = [b"EVALSHA".to_vec(), sha.clone().into_bytes(), b"1".to_vec()];
-        vec![head.into_iter().chain(call.keys).chain(call.args).collect()]
-    };
+    let evalsha = |number| vec![evalsha(&sha, number)];
     each("Redis CPU: EVALSHA of one GCRA, 1 at a time", &evalsha, 1);
     each("Redis CPU: EVALSHA of one GCRA, 64 at a time", &evalsha, 64);
 }
@@ -193,33 +185,6 @@ fn hot_key(store: &Store) {
         row(&format!("Redis CPU a decision, {way:?}, one hot key"), on, "us", "");
         row("  decisions per Redis CPU second, times the unbatched", off / on, "", "5");
     }
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Gcra,
-    FixedWindow,
-}
-
-fn asked(number: u64, way: Way) -> Charges {
-    let (strategy, counting) = match way {
-        Way::Gcra => (Gcra::new(LIMIT, DAY, LIMIT).map(Strategy::Gcra), Counting::Gcra),
-        Way::FixedWindow => (
-            FixedWindow::new(LIMIT, Windows::Every(DAY)).map(Strategy::FixedWindow),
-            Counting::FixedWindow(DAY),
-        ),
-    };
-    let value = format!("client-{number:04}");
-    let key = CounterKey::injective("shop", [("api_key", &*value)].into_iter(), counting);
-    let charge = Charge {
-        key,
-        home: Home::default(),
-        strategy: strategy.unwrap(),
-        cost: Cost::Charge(Hits(1)),
-        standing: Standing::default(),
-        per_second: false,
-    };
-    Charges { list: [charge].into_iter().collect(), rule: Rule::Each }
 }
 
 /// A Redis of one's own; killed when dropped.

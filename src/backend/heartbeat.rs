@@ -8,8 +8,22 @@ use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::{self, Heartbeat, Law};
 use crate::kernel::units::{Incarnation, Nanos};
 
-/// The most ceilings in one round: one script must not keep the store from others for long.
+/// The most ceilings in one round, however few members they have: one script must not keep the store from others for long.
 pub const MOST_BEATS: usize = 64;
+
+/// Microseconds that a round may take, and what it takes for a ceiling and for each of its members.
+const ROUND_MICROS: u64 = 1_000;
+const CEILING_MICROS: u64 = 10;
+const MEMBER_MICROS: u64 = 3;
+
+/// How many ceilings of so many members a round may have, so that it keeps nobody from the store for longer than a
+/// millisecond, by what heartbeats cost on a slow machine (`benches/heartbeats.rs`). From 1 to [`MOST_BEATS`].
+#[must_use]
+pub fn most_beats(members: u64) -> usize {
+    let each = CEILING_MICROS.saturating_add(MEMBER_MICROS.saturating_mul(members));
+    let most = ROUND_MICROS.checked_div(each).unwrap_or(1);
+    usize::try_from(most).unwrap_or(MOST_BEATS).clamp(1, MOST_BEATS)
+}
 
 /// The name of a ceiling's bucket: whatever tells two ceilings apart, the same at every replica.
 pub type Name = Box<[u8]>;
@@ -23,7 +37,7 @@ pub struct Round {
     pub longest: Nanos,
     /// It holds nothing, nothing of it is in flight, and it comes no more: its line is taken out.
     pub leaves: bool,
-    /// Some of its ceilings, at most [`MOST_BEATS`].
+    /// Some of its ceilings, at most [`most_beats`].
     pub beats: Vec<Beat>,
 }
 

@@ -1,7 +1,7 @@
 //! The voice of one replica about all ceilings that it shares: one heartbeat each, few calls.
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
-//! carries at most [`MOST_BEATS`] ceilings and has the backend's own deadline; a request costs no call.
+//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call.
 //! A replica that leaves in order frees its seats.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
@@ -20,7 +20,7 @@ use super::leased::{Shared, Shown, Speak};
 use super::strict::{Seen, Strictly};
 use super::teller::Teller;
 use super::{Admission, Name};
-use crate::backend::heartbeat::{Beat, Heard, MOST_BEATS, Round};
+use crate::backend::heartbeat::{Beat, Heard, Round, most_beats};
 use crate::backend::{Backend, Cause, Reply};
 use crate::clock::Clock;
 use crate::config::concurrency::{Ceiling, Mode, OnFailure};
@@ -33,11 +33,6 @@ use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 /// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
 const DRIFT_PPM: u32 = 1_000;
-
-/// Microseconds that a script may take, and what it takes for a ceiling and for each of its members.
-const SCRIPT_MICROS: u64 = 1_000;
-const CEILING_MICROS: u64 = 10;
-const MEMBER_MICROS: u64 = 3;
 
 /// How often replicas speak, and how long a share is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,7 +283,7 @@ impl Admission {
             }
         }
         let record = Record { member: fleet.member, life: fleet.life, under };
-        let most = fleet.most_beats();
+        let most = most_beats(fleet.told.lock().members);
         while !spoken.is_empty() {
             let rest = spoken.split_off(most.min(spoken.len()));
             let (buckets, beats): (Vec<_>, Vec<_>) = spoken.into_iter().unzip();
@@ -359,14 +354,6 @@ impl Fleet {
                 told.failed = true;
             }
         }
-    }
-
-    /// How many ceilings one script may have, so that it does not keep others from the store.
-    fn most_beats(&self) -> usize {
-        let members = self.told.lock().members;
-        let each = CEILING_MICROS.saturating_add(MEMBER_MICROS.saturating_mul(members));
-        let most = SCRIPT_MICROS.checked_div(each).unwrap_or(1);
-        usize::try_from(most).unwrap_or(MOST_BEATS).clamp(1, MOST_BEATS)
     }
 }
 
