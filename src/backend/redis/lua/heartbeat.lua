@@ -1,8 +1,10 @@
--- Hears one round of one replica's heartbeats: kernel/coordinator, line for line, in microseconds.
+-- Hears one round of one replica's heartbeats: kernel/coordinator, line for line, in microseconds; but what the
+-- kernel adds up over all seats at each heartbeat is kept as sums, see `put`.
 --
 -- KEYS[1]  a hash: 'store' the name of the store it began in, 'life' the coordinator's life, and a line for
 --          each life of each replica
--- KEYS[n]  from 2 on: the state of one ceiling each
+-- KEYS[n]  from 2 on: the state of one ceiling each, a hash: 'head', the HEAD and what each seat wants; and for each
+--          seat, by its member and life, a SEAT
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[2]  the name of the store; '' of who may not know it
 -- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none),
@@ -14,18 +16,19 @@
 --   2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
 --
 -- Exact: all numbers are integers below 2^53; a level is below 2^34 and a ratio at most 2^17, so their
--- product is below 2^52. A state expires ten minutes after the last seat can be in use, so that a ceiling
+-- product is below 2^52. A state expires ten to eleven minutes after the seat that spoke last can be in use, so that a ceiling
 -- that was inferred outlives a pause; the life is kept for thirty days after the last heartbeat.
--- A state is the HEAD, then what every heartbeat reads of all seats, each as a run of numbers (M, U, HS, GS, F, W), then the
--- REST of each seat, which is read of one seat alone unless a seat comes or goes, votes are counted, or the ceiling fell.
--- Cost: O(seats) for each ceiling; O(lines) while the life is in doubt, and when a replica is new.
--- Commands: TIME, HGET, HSET, HDEL, HGETALL, GET, SET (PXAT: Redis 6.2), PEXPIREAT.
+-- A state that is of another layout, such as the one string that a ceiling's was before, is not understood and stays as it is.
+-- Cost: O(1) for each ceiling; O(seats), of one number each, where not all can have what they want; all seats are read where one
+-- comes, leaves or is not live any more, where the ceiling moved, votes are counted or turns are taken; O(lines) while the life
+-- is in doubt, and when a replica is new.
+-- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
 local KEYS, ARGV = KEYS, ARGV
-local call = redis.call
+local call, try = redis.call, redis.pcall
 local spread, pack, unpack = unpack, struct.pack, struct.unpack
 local floor, format, sub = math.floor, string.format, string.sub
-local insert, sort, concat, rep = table.insert, table.sort, table.concat, string.rep
+local sort, rep = table.sort, string.rep
 
 local GRANTED, LEFT, LATE, SUPERSEDED, LOST, FULL, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5, 6
 local MOST_SEATS = 4096
@@ -33,18 +36,31 @@ local FINE, ONE, TWICE = 1024, 65536, 131072
 local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
 local SAID = '<dddI4I4I4BBdddBddI4I4I4I4I4B'
-local HEAD, HEAD_BYTES = '<ddddddd', 56
-local RUNS_BYTES, REST, REST_BYTES = 32, '<dddddI4I4', 48
+-- Where the member and its life stand in it: the name of a seat.
+local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
+local HEAD, HEAD_BYTES = '<I4ddddBdI4dddI4dddI4I4I4I4', 117
+local HEAD_AND_WANTS = HEAD .. 'c0'
+-- What is read of all seats, and the rest of one. Shorter than any head.
+local SEEN, REST, REST_FROM, SEAT_BYTES = '<I4ddI4I4I4I4', '<dddddI4', 37, 80
+local SEAT = SEEN .. sub(REST, 2)
 local LIFE, LINE = '<dddd', '<ddd'
-local KEPT_MILLIS, LIFE_KEPT_MILLIS = 600000, 2592000000
+local KEPT, LIFE_KEPT = 600000000, 2592000000000
+-- An expiry is set so much later than it has to be, and stays for as long.
+local SLACK = 60000000
+-- What one command is given at most: a function of Lua takes 8,000.
+local MOST_PARTS = 2000
 
 local time = call('TIME')
 local told = time[1] * 1000000 + time[2]
-local real_millis = floor(told / 1000) + 1
+local real = told
 if ARGV[1] ~= '' then
   told = tonumber(ARGV[1])
   -- The clock that expires keys is not the one given, and must not end what that one has not ended.
-  real_millis = real_millis + 86400000
+  real = real + 86400000000
+end
+
+local function expire(key, at)
+  call('PEXPIREAT', key, format('%.0f', floor(at / 1000) + 1))
 end
 
 local function max(a, b) if a < b then return b end return a end
@@ -114,20 +130,62 @@ local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceili
 local in_flight, wanted, vote, leaves
 local now, incarnation, latest, generation, level, recovered, counted, votes
 local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
-local state, said_vote, all_changed, grace
--- The latest end of a seat's term, once it is known.
-local last_end
+-- Its key, the head as it was read, until when it is kept; the name of the seat that speaks, that seat as it was read, its place.
+local key, state, kept, name, own, mine
+-- What was read: the wants of all, and all seats, each from its text.
+local has_wants, has_all, texts = false, false, {}
+local said_vote, all_changed, grace
+
+-- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
+-- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from `hear` to `grant` the one that speaks is out.
+local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
+-- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
+-- time nobody has to look at all for it.
+local next_end, count_ending
 
 -- What a loop reads of each seat is made the function's own first: a name that functions share is looked up at each use.
+
+-- The formats of so many shares.
+local shares = {}
+
+local function format_of_wants()
+  if not shares[n] then shares[n] = '<' .. rep('I4', n) end
+  return shares[n]
+end
+
+-- The wants of all, which stand in the head. The one that speaks may have been heard since that was read.
+local function load_wants()
+  if has_wants then return end
+  has_wants = true
+  local its = W[mine]
+  W = {unpack(format_of_wants(), state, HEAD_BYTES + 1)}
+  if mine then W[mine] = its end
+end
+
+-- What the sums are of, of all seats but the one that speaks.
+local function see_all()
+  if has_all then return end
+  has_all = true
+  load_wants()
+  local all, state, own = call('HVALS', key), state, own
+  local M, U, HS, GS, F, T, L, texts = M, U, HS, GS, F, T, L, texts
+  for k = 1, #all do
+    local its = all[k]
+    if its ~= state and its ~= own then
+      local i, member, ends, held, granted, in_flight, told = unpack(SEEN, its)
+      M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], texts[i] = member, ends, held, granted, in_flight, told, nil, its
+    end
+  end
+end
 
 -- The rest of one seat, and of all: of one it costs little.
 local function load(i)
   if L[i] then return end
-  L[i], N[i], HG[i], GG[i], S[i], T[i], V[i] =
-    unpack(REST, state, HEAD_BYTES + n * RUNS_BYTES + (i - 1) * REST_BYTES + 1)
+  L[i], N[i], HG[i], GG[i], S[i], V[i] = unpack(REST, texts[i], REST_FROM)
 end
 
 local function load_all()
+  see_all()
   for i = 1, n do load(i) end
 end
 
@@ -138,7 +196,10 @@ end
 
 -- kernel/coordinator/seat.rs.
 local function exposure(i)
-  return max(max(HS[i], GS[i]), F[i])
+  local most, granted, in_flight = HS[i], GS[i], F[i]
+  if most < granted then most = granted end
+  if most < in_flight then most = in_flight end
+  return most
 end
 
 local function is_over(i)
@@ -147,6 +208,8 @@ local function is_over(i)
 end
 
 local function drop_seats_that_are_over()
+  -- Where they were not read all are live.
+  if not has_all then return end
   local now, U, first = now, U, 1
   for i = 1, n do
     if now < U[i] or not is_over(i) then first = first + 1 else break end
@@ -169,7 +232,7 @@ end
 
 local function ceiling()
   if level < 0 then return 0 end
-  return floor(level / FINE)
+  return (level - level % FINE) / FINE
 end
 
 -- kernel/coordinator/aggregate.rs.
@@ -187,20 +250,38 @@ local function fold(votes)
   return votes[1]
 end
 
+-- What a live seat adds to the sums, with a `sign` of 1, or takes from them, with -1. In one place, so that what is taken is what
+-- was added.
+local function put(i, sign)
+  local need, granted, ceiling = W[i], GS[i], sum_ceiling
+  if ceiling < need then need = ceiling end
+  sum_exposure, sum_need = sum_exposure + sign * exposure(i), sum_need + sign * need
+  if T[i] <= ceiling then sum_taken = sum_taken + sign * granted end
+  if 0 < need then count_hungry = count_hungry + sign end
+  if granted < need then count_short = count_short + sign end
+  if granted == 0 then count_empty = count_empty + sign end
+  if U[i] < next_end then count_ending = count_ending + sign end
+end
+
 -- kernel/coordinator/coordinator.rs, `place`: a code, or where the seat is or belongs and whether it is there.
 local function place()
-  local member, M, at, found = member, M, n + 1, false
-  for i = 1, n do
-    if member <= M[i] then at = i break end
+  -- Where all are live no member has two.
+  local at, found = mine, true
+  if has_all then
+    local member, M = member, M
+    at, found = n + 1, false
+    for i = 1, n do
+      if member <= M[i] then at = i break end
+    end
+    while at <= n and M[at] == member do
+      load(at)
+      if life < L[at] then return SUPERSEDED end
+      found = L[at] == life
+      if found then break end
+      at = at + 1
+    end
+    if found and M[at + 1] == member and at < n then return SUPERSEDED end
   end
-  while at <= n and M[at] == member do
-    load(at)
-    if life < L[at] then return SUPERSEDED end
-    found = L[at] == life
-    if found then break end
-    at = at + 1
-  end
-  if found and M[at + 1] == member and at < n then return SUPERSEDED end
   if holds == 1 and h_coordinator == incarnation and generation < h_generation then return LOST end
   if found and number <= N[at] then return LATE end
   if not found and MOST_SEATS <= n then return FULL end
@@ -228,20 +309,21 @@ local function hear(at, found)
   local held_generation, held_share = 0, 0
   if leaves == 0 then held_generation, held_share = held(at, found) end
   said_vote = vote_that_counts(at, found)
-  if not found then
+  if found then
+    if now < sums_hold_until then put(at, -1) end
+  else
     load_all()
-    for _, run in ipairs({M, U, HS, GS, F, W}) do
-      for i = #run, n + 1, -1 do run[i] = nil end
+    for _, run in ipairs({M, L, N, HG, GG, U, S, HS, GS, T, F, W, V}) do
+      for i = n, at, -1 do run[i + 1] = run[i] end
     end
-    insert(M, at, member); insert(L, at, life); insert(N, at, number); insert(HG, at, 0)
-    insert(GG, at, held_generation); insert(U, at, 0); insert(S, at, now); insert(HS, at, 0)
-    insert(GS, at, held_share); insert(T, at, 0); insert(F, at, 0); insert(W, at, 0); insert(V, at, 0)
-    n, all_changed = n + 1, true
+    M[at], L[at], GG[at], S[at], GS[at], T[at], V[at] = member, life, held_generation, now, held_share, 0, 0
+    n, all_changed, sums_hold_until = n + 1, true, 0
   end
   if leaves == 1 then GG[at], GS[at] = held_generation, held_share end
   votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
   N[at], HG[at], HS[at], F[at], W[at], V[at] = number, held_generation, held_share, in_flight, wanted, said_vote
   U[at] = leaves == 1 and now or now + term
+  sums_hold_until = min(sums_hold_until, U[at])
 end
 
 local function is_live(i)
@@ -273,9 +355,19 @@ local function move_ceiling()
   if not grace and counted + heartbeat + heartbeat <= now then count() end
 end
 
--- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks.
-local living, live, need, waits, since
-local me, total_need, hungry
+-- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
+-- which seats they are, and is nil where they are all; `idle`, how many of the hungry want nothing and count as needing one.
+local living, live, wants, waits, since
+local me, my_need, total_need, hungry, idle
+
+-- What each of the living wants.
+local function wants_of_the_living()
+  load_wants()
+  if not live then return W end
+  local wants = {}
+  for i = 1, living do wants[i] = W[live[i]] end
+  return wants
+end
 
 local function rule(whole)
   if living <= whole then return ALL end
@@ -284,7 +376,7 @@ local function rule(whole)
 end
 
 local function class(i, turned)
-  if split == DEMAND and need[i] == 0 then return 3 end
+  if split == DEMAND and wants[i] == 0 then return 3 end
   if waits[i] then return 1 end
   if turned < since[i] then return 0 end
   return 2
@@ -309,54 +401,39 @@ local function even(total, among, place_from_0)
   return (total - rest) / among + (place_from_0 < rest and 1 or 0)
 end
 
--- The highest level to which every need can be filled, rounded down.
-local function fills_to(whole)
-  local need, living = need, living
-  local filled = hungry == 0 and 0 or floor(whole / hungry)
-  if filled == 0 then return 0 end
+-- The highest level to which every need can be filled, rounded down, where there is not enough for all; how many need more, and
+-- what is left over. The level is below the ceiling, so that what is wanted beyond that makes no difference here.
+local function fills_to(whole, wants)
+  local living, filled = living, floor(whole / hungry)
+  local spare = whole - idle
   while true do
-    local rest, short = whole, 0
+    local rest, short = spare, 0
     for i = 1, living do
-      local its = need[i]
+      local its = wants[i]
       if filled < its then short = short + 1 else rest = rest - its end
     end
-    if short == 0 then return filled end
-    local raised = rest < 0 and 0 or floor(rest / short)
-    if raised <= filled then return filled end
+    local raised = short == 0 and 0 or floor(rest / short)
+    if raised <= filled then return filled, short, rest - filled * short end
     filled = raised
   end
 end
 
--- The needs are at least the floor already.
 local function fill(whole)
-  local need, living, me = need, living, me
-  local mine = need[me]
+  local mine, is_enough = my_need, total_need <= whole
   if mine == 0 then return 0 end
-  local among, before = 0, 0
-  if total_need <= whole then
-    -- Nobody is short.
-    if hungry == living then return mine + even(whole - total_need, living, me - 1) end
-    for i = 1, living do
-      if 0 < need[i] then
-        among = among + 1
-        if i < me then before = before + 1 end
-      end
-    end
-    return mine + even(whole - total_need, among, before)
+  if is_enough and hungry == living then return mine + even(whole - total_need, living, me - 1) end
+  -- Who shares in the rest: those that want more, or everybody who takes part once nobody does.
+  local wants, filled, among, rest = wants_of_the_living(), 0, hungry, whole - total_need
+  if not is_enough then
+    filled, among, rest = fills_to(whole, wants)
+    if mine <= filled then return mine end
+    mine = filled
   end
-  local filled = fills_to(whole)
-  local below = 0
-  for i = 1, living do
-    local its = need[i]
-    if filled < its then
-      below, among = below + filled, among + 1
-      if i < me then before = before + 1 end
-    else
-      below = below + its
-    end
+  local before = 0
+  for i = 1, me - 1 do
+    if filled < wants[i] then before = before + 1 end
   end
-  if mine <= filled then return mine end
-  return filled + even(less(whole, below), among, before)
+  return mine + even(rest, among, before)
 end
 
 local function part(whole, turned, by)
@@ -376,9 +453,9 @@ local function fair_part(whole, by)
   if not me then return 0, 0 end
   if by == TURNS then
     load_all()
-    waits, since = {}, {}
+    wants, waits, since = wants_of_the_living(), {}, {}
     for i = 1, living do
-      local its = live[i]
+      local its = live and live[i] or i
       waits[i], since[i] = GS[its] == 0, S[its]
     end
   end
@@ -386,157 +463,151 @@ local function fair_part(whole, by)
   return part(whole, turned, by), owed(turned, by)
 end
 
-local function left_by_the_lowered(at, whole)
-  load_all()
-  local taken, place_in_live = 0, 1
-  for i = 1, n do
-    local alive = live[place_in_live] == i
-    if alive then place_in_live = place_in_live + 1 end
-    if i ~= at then
-      if not alive then
-        taken = taken + exposure(i)
-      elseif T[i] <= whole then
-        taken = taken + GS[i]
-      end
-    end
-  end
-  return less(whole, taken)
+local function left_by_the_lowered(whole)
+  return less(whole, sum_taken)
 end
 
 local function share(at, whole, fair, owed_first, others, any_short)
   local free, own = less(whole, others), HS[at]
-  if free < own then return min(min(fair, own), left_by_the_lowered(at, whole)) end
+  if free < own then return min(min(fair, own), left_by_the_lowered(whole)) end
   local keeps = grace or split == DEMAND and not any_short
   local goal = keeps and max(fair, own) or fair
   return min(goal, grace and own or max(own, less(free, owed_first)))
 end
 
-local function grant(at)
-  local now, n, M, U, HS, GS, F, W = now, n, M, U, HS, GS, F, W
-  local whole, others, ends, alive, want, wants = ceiling(), 0, 0, 0, 0, 0
-  local seats, needs, is_short, each_has_one = {}, {}, false, true
-  me = nil
+-- The sums of all seats but the one that speaks, from the seats. One that is not live is exposed, and takes part in nothing else.
+local function sum_up(at, whole)
+  see_all()
+  sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty = whole, 0, 0, 0, 0, 0, 0
+  next_end, count_ending = U[at], 0
+  living, live, me = 0, {}, nil
+  local least = U[at]
   for i = 1, n do
-    local its_end, granted, its = U[i], GS[i], nil
-    if ends < its_end then ends = its_end end
-    if now < its_end and (i == n or M[i + 1] ~= M[i]) then
-      its, alive = W[i], alive + 1
-      if whole < its then its = whole end
-      if 0 < its then want, wants = want + 1, wants + its end
-      seats[alive], needs[alive] = i, its
-    end
-    if i == at then
-      me = its and alive
-    else
-      if its then
-        if granted < its then is_short = true end
-        if granted == 0 then each_has_one = false end
-      end
-      local most_of_it = HS[i]
-      if most_of_it < granted then most_of_it = granted end
-      its = F[i]
-      if most_of_it < its then most_of_it = its end
-      others = others + most_of_it
+    if is_live(i) then
+      living = living + 1
+      live[living] = i
+      if i == at then me = living else put(i, 1) end
+      if U[i] < least then least = U[i] end
+    elseif i ~= at then
+      local its = exposure(i)
+      sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
     end
   end
-  living, live, need, hungry, total_need, last_end = alive, seats, needs, want, wants, ends
+  -- Until when a seat that is not live is kept, each heartbeat's own law says.
+  sums_hold_until = living == n and least or 0
+end
+
+local function grant(at)
+  local whole = ceiling()
+  if sums_hold_until <= now or whole ~= sum_ceiling then
+    sum_up(at, whole)
+  else
+    living, live, me = n, nil, at
+  end
+  my_need = me and min(W[at], whole) or 0
+  total_need, hungry, idle = sum_need + my_need, count_hungry + (0 < my_need and 1 or 0), 0
   local by = rule(whole)
-  local any_short = is_short or by == ALL and not each_has_one
-  if by == ALL and want < alive then
+  local any_short = 0 < count_short or by == ALL and 0 < count_empty
+  if by == ALL and hungry < living then
     -- Each needs one at least.
-    for i = 1, alive do
-      if needs[i] == 0 then needs[i] = 1 end
-    end
-    hungry, total_need = alive, wants + alive - want
+    idle = living - hungry
+    total_need, hungry, my_need = total_need + idle, living, max(my_need, 1)
   end
   local fair, owed_first = fair_part(whole, by)
-  local granted = share(at, whole, fair, owed_first, others, any_short)
+  local granted = share(at, whole, fair, owed_first, sum_exposure, any_short)
   local same = HS[at] == granted and HG[at] ~= 0
   local its_generation = same and HG[at] or generation + 1
   generation = max(generation, its_generation)
   if (granted == 0) ~= (GS[at] == 0) then S[at] = now end
   votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
   GG[at], GS[at], T[at], V[at] = its_generation, granted, whole, said_vote
+  put(at, 1)
+  if count_ending == 0 and 0 < sums_hold_until then
+    -- Each of the others may end before this one; whichever does not is counted as if it did, and the sums are made anew then.
+    sums_hold_until, next_end, count_ending = max(sums_hold_until, next_end), U[at], n - 1
+  end
   return its_generation, granted, fair, whole, living
 end
 
--- The formats of so many doubles, and of so many shares.
-local doubles, shares = {}, {}
-
-local function formats(of)
-  if not doubles[of] then doubles[of], shares[of] = '<' .. rep('d', of), '<' .. rep('I4', of) end
-  return doubles[of], shares[of]
-end
-
-local function read(text)
-  -- What is not loaded of the others is not read.
-  L = {}
-  if not text then
-    M, U, HS, GS, F, W = {}, {}, {}, {}, {}, {}
-    n, incarnation = 0, -1
-    return true
+local function read(said)
+  has_wants, has_all, all_changed, mine = false, false, false, nil
+  name = sub(said, NAME_FROM, NAME_TO)
+  local found = try('HMGET', key, 'head', name)
+  if found.err then
+    assert(sub(found.err, 1, 9) == 'WRONGTYPE', found.err)
+    return false
   end
-  n = (#text - HEAD_BYTES) / (RUNS_BYTES + REST_BYTES)
-  if n < 0 or n ~= floor(n) then return false end
-  state = text
-  incarnation, latest, generation, level, recovered, counted, votes = unpack(HEAD, text)
-  local double, share, from = formats(n)
-  -- The runs have one number too many at their end: where the next one begins.
-  M, from = {unpack(double, text, HEAD_BYTES + 1)}, HEAD_BYTES + 1 + 8 * n
-  U, from = {unpack(double, text, from)}, from + 8 * n
-  HS, from = {unpack(share, text, from)}, from + 4 * n
-  GS, from = {unpack(share, text, from)}, from + 4 * n
-  F, from = {unpack(share, text, from)}, from + 4 * n
-  W = {unpack(share, text, from)}
+  state, own = found[1], found[2]
+  if not state then
+    n, incarnation, kept = 0, -1, 0
+    return call('HLEN', key) == 0
+  end
+  if #state < HEAD_BYTES then return false end
+  n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until, next_end, sum_ceiling,
+    sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending = unpack(HEAD, state)
+  if #state ~= HEAD_BYTES + 4 * n or own and #own ~= SEAT_BYTES then return false end
+  if own then
+    local i, m, u, hs, gs, f, t, l, heard, hg, gg, s, v = unpack(SEAT, own)
+    M[i], U[i], HS[i], GS[i], F[i], T[i] = m, u, hs, gs, f, t
+    L[i], N[i], HG[i], GG[i], S[i], V[i] = l, heard, hg, gg, s, v
+    W[i] = unpack('<I4', state, HEAD_BYTES + 4 * i - 3)
+    mine = i
+  end
   return true
 end
 
-local function rest(i)
-  return pack(REST, L[i], N[i], HG[i], GG[i], S[i], T[i], V[i])
+local function seat(i)
+  return pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], V[i])
 end
 
-local function whole_state()
+local function head(wants)
+  return pack(HEAD_AND_WANTS, n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until,
+    next_end, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending, wants)
+end
+
+-- Anew, so that no seat stays that is gone.
+local function write_all()
   load_all()
-  local double, share = formats(n)
-  local parts = {pack(HEAD, incarnation, latest, generation, level, recovered, counted, votes)}
-  for _, run in ipairs({M, U}) do parts[#parts + 1] = pack(double, spread(run, 1, n)) end
-  for _, run in ipairs({HS, GS, F, W}) do parts[#parts + 1] = pack(share, spread(run, 1, n)) end
-  for i = 1, n do parts[#parts + 1] = rest(i) end
-  return concat(parts)
+  call('DEL', key)
+  local parts, to = {'head', head(pack(format_of_wants(), spread(W, 1, n)))}, 2
+  for i = 1, n do
+    parts[to + 1], parts[to + 2] = pack(NAME, M[i], L[i]), seat(i)
+    to = to + 2
+    if to == MOST_PARTS then
+      call('HSET', key, spread(parts))
+      parts, to = {}, 0
+    end
+  end
+  if 0 < to then call('HSET', key, spread(parts)) end
 end
 
--- What one heartbeat changes of a state: the head, and one seat's numbers where they stand.
-local function changed_state(text, at)
-  local head = pack(HEAD, incarnation, latest, generation, level, recovered, counted, votes)
-  if not at then return head .. sub(text, HEAD_BYTES + 1) end
-  local u = HEAD_BYTES + 8 * n + 8 * (at - 1)
-  local hs = HEAD_BYTES + 16 * n + 4 * (at - 1)
-  local gs, f, w = hs + 4 * n, hs + 8 * n, hs + 12 * n
-  local last = HEAD_BYTES + n * RUNS_BYTES + (at - 1) * REST_BYTES
-  return concat({
-    head, sub(text, HEAD_BYTES + 1, u), pack('<d', U[at]), sub(text, u + 9, hs), pack('<I4', HS[at]),
-    sub(text, hs + 5, gs), pack('<I4', GS[at]), sub(text, gs + 5, f), pack('<I4', F[at]),
-    sub(text, f + 5, w), pack('<I4', W[at]), sub(text, w + 5, last), rest(at), sub(text, last + REST_BYTES + 1),
-  })
-end
-
-local function write(key, text, at)
-  local ends = last_end or 0
-  for i = 1, last_end and 0 or n do ends = max(ends, U[i]) end
-  local rests = max(latest, 0 < n and ends + max_duration or 0)
-  local until_millis = real_millis + floor((rests - now) / 1000) + 1 + KEPT_MILLIS
-  local changed = all_changed and whole_state() or changed_state(text, at)
-  call('SET', key, changed, 'PXAT', format('%.0f', until_millis))
+local function write(at)
+  local rests = real + term + max_duration + KEPT
+  local renews = kept < rests
+  if renews then kept = rests + SLACK end
+  if all_changed then
+    write_all()
+  elseif at then
+    local w = HEAD_BYTES + 4 * at
+    local wants = sub(state, HEAD_BYTES + 1, w - 4) .. pack('<I4', W[at]) .. sub(state, w + 1)
+    call('HSET', key, 'head', head(wants), name, seat(at))
+  else
+    call('HSET', key, 'head', head(sub(state, HEAD_BYTES + 1)))
+  end
+  if renews or all_changed then expire(key, kept) end
 end
 
 -- kernel/coordinator/coordinator.rs.
 local function on_heartbeat()
   if incarnation ~= born_as then
     incarnation, latest, generation, level, recovered, counted, votes = born_as, 0, 0, -1, 0, told, 0
-    n, all_changed = 0, true
+    n, mine, has_wants, has_all, all_changed = 0, nil, true, true, true
+    sums_hold_until, next_end, sum_ceiling, sum_exposure, sum_need, sum_taken = 0, 0, 0, 0, 0, 0
+    count_hungry, count_short, count_empty, count_ending = 0, 0, 0, 0
   end
   latest = max(latest, told)
-  now, last_end = latest, nil
+  now = latest
+  if not mine or sums_hold_until <= now or leaves == 1 then see_all() end
   drop_seats_that_are_over()
   local refused, at, found = place()
   if refused then return refused end
@@ -552,14 +623,14 @@ end
 
 local reply = {0, told}
 for i = 2, #KEYS do
+  local said = ARGV[i + 2]
   heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
-    h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, ARGV[i + 2])
-  local text = call('GET', KEYS[i])
+    h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, said)
+  key = KEYS[i]
   local code, at, its_generation, granted, fair, whole, members = NOT_UNDERSTOOD
-  if read(text) then
-    all_changed = not text
+  if read(said) then
     code, at, its_generation, granted, fair, whole, members = on_heartbeat()
-    write(KEYS[i], text, at)
+    write(at)
   end
   if code == LOST then
     begin()
@@ -575,6 +646,6 @@ end
 if life_changed then
   call('HSET', KEYS[1], 'life', pack(LIFE, born_as, born, settled, since_when))
 end
-call('PEXPIREAT', KEYS[1], format('%.0f', real_millis + LIFE_KEPT_MILLIS))
+expire(KEYS[1], real + LIFE_KEPT)
 reply[1] = born_as
 return reply
