@@ -128,6 +128,19 @@ fn a_backend_that_became_slower_is_not_taken_for_a_queue() {
 }
 
 #[test]
+fn at_its_least_a_limit_finds_out_that_its_ideal_is_too_small() {
+    for slower in [7, 10] {
+        let mut policy = Policy::new(4, Some(bounded(Law::Gradient, 4, 4)), 1);
+        let mut backend = Backend::new(ALONE);
+        backend.rounds(50, &mut policy, |_| ms(5));
+        policy.reload(4, Some(bounded(Law::Gradient, 4, 1_000)));
+        let slow = |in_flight| Nanos(queueing(20)(in_flight).0 * slower / 10);
+        backend.rounds(60, &mut policy, slow);
+        assert!(18 <= policy.limit(), "{} of 20 at {slower} ms", policy.limit());
+    }
+}
+
+#[test]
 fn an_ideal_taken_while_a_queue_stood_is_found_out() {
     let mut policy = Policy::new(200, Some(bounded(Law::Gradient, 1, 1_000)), 1);
     let mut backend = Backend::new(ALONE);

@@ -13,7 +13,8 @@
 //! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window, faster
 //!   while nothing is met; × 2 until the first queue was ever seen.
 //! * **Overload** (x > 1.55, beyond doubt): the limit falls to 0.3 · C until the queue is gone,
-//!   then returns to 1.3 · C.
+//!   then returns to 1.3 · C. Far too many (x > 2) are not waited for: a window is looked at in quarters for them,
+//!   because what is admitted meanwhile waits longest.
 //! * **The ideal latency** (minRTT) is not a minimum, which noise biases low, but a mean of
 //!   samples that were alone: those admitted below 0.7 · C, after an overload or, for its own sake,
 //!   once in 128 to 191 windows, when the limit is lowered to 0.7 · C for about one round trip. It
@@ -23,6 +24,11 @@
 //!   first, and the mean of those that have returned is far below the true one. Then the ideal is
 //!   what Little's law shows of the drain, in flight × time / served, and what returns within two
 //!   round trips of its end is not judged.
+//! * **A margin there**: the limit is higher by two standard errors of what the window shows, beyond one of 5 %, and by
+//!   half of the spread beyond a fifth. Too few leave workers idle at once; some more hardly show in latencies that
+//!   are long by themselves. What counts as an overload is higher by as much.
+//! * **The least is alone**: at the least limit nothing lower can be looked at, and what is seen there is the ideal. One that
+//!   is too small would hold the limit there for ever.
 //! * **A wrong ideal shows**: a queue is shorter by as many as are fewer in flight. Where the limit was
 //!   lowered by a quarter for a queue and those that followed were no quicker, there was none, and
 //!   what was taken for ideal is raised to what is seen.
@@ -34,7 +40,8 @@
 //! as alone, and it ends with time if nothing succeeds. The limit is not judged where it was not
 //! used; latency may always lower it. With a share, `m` is scaled from the share to the whole.
 //! Leaves out: certainty where service times vary by half their mean or more, of which a window shows
-//! little: `benches/real_backend` shows how often the limit is held too low then.
+//! little: `benches/real_backend` shows how often the limit is held too low then. And a backend that serves less
+//! than `min`: there the limit is a little above `min`, whatever the latency.
 //! Source of the numbers: chosen together for both experiments of `benches/`; none is per backend.
 
 mod drain;
@@ -43,7 +50,7 @@ mod look;
 mod together;
 
 use super::level::{Level, Ratio};
-use super::tally::Tally;
+use super::tally::{self, Tally};
 use super::{Outcome, Part, Sample};
 use crate::kernel::units::Nanos;
 use drain::{Drain, Why};
@@ -83,6 +90,20 @@ const LOOK_JITTER: u64 = 63;
 const RESTLESS: u64 = 50_000;
 /// One move counts no more than this: a single step is news, not restlessness.
 const LARGEST_MOVE: u64 = 260_000;
+/// A block is looked at in so many parts, of so many samples at least, for far too many in flight: twice as
+/// many as there would be without a queue, in parts of what an overload is.
+const PARTS: u64 = 4;
+const LEAST_PART: u64 = 4;
+const FAR: Ratio = Ratio { times: 200, per: 155 };
+/// A queue that was found already is found anew where the capacity is below this part of what it was then.
+const DEEPER: Ratio = Ratio::percent(87);
+/// More in flight where latencies vary: for each standard error beyond a good one, up to the largest that counts,
+/// and for the spread beyond a narrow one.
+const MARGIN: u64 = 2;
+const LARGEST_DOUBT: u64 = 300_000;
+const FOR_SPREAD: Ratio = HALF;
+/// So much sooner a look follows where a handful of samples moved the ideal far.
+const SOONER: u64 = 8;
 /// Below this capacity every request more is a large move.
 const FEW: u32 = 4;
 
@@ -93,6 +114,8 @@ pub struct Gradient {
     /// The ideal when it was last measured alone.
     alone_at: Option<Nanos>,
     capacity: Level,
+    /// By how much single latencies vary, in millionths: a moving average of what windows showed.
+    spread: u64,
     window: Tally,
     /// The newest part of the window, until it is seen whether it agrees with the rest.
     block: Tally,
@@ -124,6 +147,7 @@ impl Gradient {
             ideal: None,
             alone_at: None,
             capacity: limit,
+            spread: 0,
             window: Tally::default(),
             block: Tally::default(),
             dropped: 0,
@@ -214,7 +238,7 @@ impl Gradient {
     fn is_window_over(&mut self, limit: Level, share: u32) -> bool {
         let enough = enough(limit, share);
         if self.block.count().saturating_add(self.dropped) < enough {
-            return false;
+            return self.is_far_beyond(limit, share, enough);
         }
         let block = std::mem::take(&mut self.block);
         if self.window.agrees(&block) {
@@ -224,6 +248,22 @@ impl Gradient {
         }
         let at_last = enough.saturating_mul(PATIENCE) <= self.window.count();
         at_last || 0 < self.dropped || self.window.error() < GOOD_ERROR
+    }
+
+    /// Far too many are not waited for until a block is full: each quarter of it is looked at.
+    fn is_far_beyond(&mut self, limit: Level, share: u32, enough: u64) -> bool {
+        let part = enough.div_ceil(PARTS).max(LEAST_PART);
+        let is_part = self.block.count() != 0 && self.block.count().is_multiple_of(part);
+        if self.drain.is_some() || !is_part {
+            return false;
+        }
+        let found = self.show(&self.block, limit, share);
+        let far = found.is_overload(FAR);
+        if far {
+            // The rest of the window is of before.
+            self.window = std::mem::take(&mut self.block);
+        }
+        far
     }
 
     fn step_drain(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
@@ -239,21 +279,72 @@ impl Gradient {
         }
         let found = self.find(limit, share);
         self.fall_to(&found);
-        if found.is_overload() { self.overload(&found, sample.at) } else { limit }
+        // What those of before say once more is no news.
+        let deeper = found.capacity < self.capacity.times(DEEPER);
+        if deeper && self.is_overload(&found) { self.overload(&found, sample.at) } else { limit }
     }
 
     /// What the window shows; the next one begins.
     fn find(&mut self, limit: Level, share: u32) -> Finding {
         let window = std::mem::take(&mut self.window);
+        self.note_spread(&window);
+        let found = self.show(&window, limit, share);
+        self.ideal.get_or_insert(found.rtt);
+        found
+    }
+
+    fn note_spread(&mut self, window: &Tally) {
+        self.spread = match self.spread {
+            0 => window.spread(),
+            before => before.saturating_mul(7).saturating_add(window.spread()) / 8,
+        };
+    }
+
+    /// What these samples say, given what is taken for ideal.
+    fn show(&self, window: &Tally, limit: Level, share: u32) -> Finding {
         let rtt = window.mean();
-        let ideal = *self.ideal.get_or_insert(rtt);
+        let ideal = self.ideal.unwrap_or(rtt);
         let in_flight = scaled(window.in_flight(), limit, share);
         let stretch = Ratio { times: 1_000_000, per: ideal.0 }.of(rtt.0).max(1);
         // Of a limit that was hardly used only the limit itself can be judged.
         let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
         let capacity = judged.times(Ratio { times: 1_000_000, per: stretch });
-        let (error, is_wide) = (window.cautious_error(), window.is_wide());
+        let (error, is_wide) = (window.error_of(self.spread), window.is_wide());
         Finding { in_flight, rtt, error, is_wide, stretch, capacity }
+    }
+
+    fn is_overload(&self, found: &Finding) -> bool {
+        found.is_overload(self.margin(found.error))
+    }
+
+    /// The limit for what took longer than the ideal.
+    fn lower(&mut self, limit: Level, found: &Finding, min: u32) -> Level {
+        if found.in_flight <= Level::whole(min) {
+            // There is nothing lower to look at: they were alone.
+            self.take_for_ideal(found.rtt, limit);
+            return limit;
+        }
+        if found.is_wide && self.is_no_queue(found) {
+            // Fewer in flight and no quicker: what was taken for ideal never was.
+            self.take_for_ideal(found.rtt, found.in_flight);
+            self.high = None;
+            return self.capacity.times(TARGET);
+        }
+        self.see(found);
+        self.capacity.times(TARGET).times(self.margin(found.error))
+    }
+
+    fn take_for_ideal(&mut self, rtt: Nanos, capacity: Level) {
+        (self.ideal, self.alone_at, self.capacity) = (Some(rtt), Some(rtt), capacity);
+    }
+
+    /// As many more as the capacity may be larger than it seems, where single latencies vary much: too few
+    /// cost goodput at once, and a longer queue hardly shows in latencies that are long by themselves.
+    fn margin(&self, error: u64) -> Ratio {
+        let Some(wide) = self.spread.checked_sub(tally::WIDE) else { return Ratio::percent(100) };
+        let doubt = error.min(LARGEST_DOUBT).saturating_sub(GOOD_ERROR).saturating_mul(MARGIN);
+        let more = doubt.saturating_add(FOR_SPREAD.of(wide.min(1_000_000)));
+        Ratio { times: 1_000_000_u64.saturating_add(more), per: 1_000_000 }
     }
 
     fn judge(&mut self, limit: Level, at: Nanos, share: u32, min: u32) -> Level {
@@ -267,14 +358,14 @@ impl Gradient {
             self.capacity = limit;
             return self.start_drain(at, Why::First);
         }
-        if found.is_overload() {
+        if self.is_overload(&found) {
             return self.overload(&found, at);
         }
         if self.is_look_due(limit) && Level::whole(min) < limit {
             self.capacity = limit.times(TARGET.inverse());
             return self.start_drain(at, Why::Look);
         }
-        self.follow(limit, &found)
+        self.follow(limit, &found, min)
     }
 
     /// Dropped requests tell of too many, but not of how many too many.
@@ -305,18 +396,10 @@ impl Gradient {
         self.start_drain(at, Why::Overload)
     }
 
-    fn follow(&mut self, limit: Level, found: &Finding) -> Level {
+    fn follow(&mut self, limit: Level, found: &Finding, min: u32) -> Level {
         let used = limit.times(HALF) <= found.in_flight;
         if CALM < found.stretch && used {
-            if found.is_wide && self.is_no_queue(found) {
-                // Fewer in flight and no quicker: what was taken for ideal never was.
-                self.ideal = Some(found.rtt);
-                (self.alone_at, self.high) = (self.ideal, None);
-                self.capacity = found.in_flight;
-                return self.capacity.times(TARGET);
-            }
-            self.see(found);
-            return self.capacity.times(TARGET);
+            return self.lower(limit, found, min);
         }
         self.high = None;
         // Quicker than ideal: the ideal is wrong, and what it would call calm may be a queue.
@@ -421,29 +504,40 @@ impl Gradient {
         if bold { BOLD } else { TARGET }
     }
 
-    /// Moves the ideal towards what was measured alone; a backend beyond doubt slower is believed
-    /// at once, and was never as small as it seemed. Gives what was measured.
+    /// Moves the ideal towards what was measured alone; a backend beyond doubt slower or quicker is believed
+    /// at once, and its capacity was never what it seemed. Gives what was measured.
     fn learn_ideal(&mut self, drain: &Drain) -> Nanos {
         let (alone, ideal) = (&drain.alone, self.ideal.unwrap_or(Nanos(1)));
         if alone.count() == 0 {
             return ideal;
         }
         let rtt = drain.measured();
-        let error = alone.cautious_error();
-        let sure = 1_000_000_u64.saturating_sub(error.saturating_mul(2));
-        let least = Nanos(Ratio { times: sure, per: 1_000_000 }.of(rtt.0));
-        let slower = Nanos(Ratio::percent(130).of(ideal.0));
-        let pace = match () {
-            () if slower < least => 100,
-            () if slower < rtt => 50,
-            () => 20,
-        };
+        let error = alone.error_of(self.spread);
+        let pace = pace(ideal, rtt, error, tally::WIDE < self.spread);
         let learnt = ideal.toward(rtt, Ratio::percent(pace));
         self.ideal = Some(learnt);
         if 20 < pace {
             self.capacity = self.capacity.times(Ratio { times: learnt.0, per: ideal.0 });
+            let sooner = if GOOD_ERROR <= error { SOONER } else { 1 };
+            self.look_in /= sooner;
         }
         rtt
+    }
+}
+
+/// How far, in percent, an ideal goes towards what was measured with that error. Quicker is not believed at once
+/// where latencies vary much: the quick ones return first.
+fn pace(ideal: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
+    let part = |times: u64| Nanos(Ratio { times, per: 1_000_000 }.of(measured.0));
+    let doubt = error.saturating_mul(2);
+    let least = part(1_000_000_u64.saturating_sub(doubt));
+    let most = part(1_000_000_u64.saturating_add(doubt));
+    let slower = Nanos(Ratio::percent(130).of(ideal.0));
+    let quicker = Nanos(Ratio::percent(130).inverse().of(ideal.0));
+    match () {
+        () if slower < least || (!is_wide && most < quicker) => 100,
+        () if slower < measured => 50,
+        () => 20,
     }
 }
 

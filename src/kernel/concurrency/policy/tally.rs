@@ -10,7 +10,7 @@ use crate::kernel::units::Nanos;
 const ONE_SAMPLE: u64 = 250_000;
 
 /// Spread from which latencies vary much, in millionths of the mean.
-const WIDE: u64 = 200_000;
+pub(super) const WIDE: u64 = 200_000;
 
 /// Samples of one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ impl Tally {
     }
 
     /// The standard deviation of one sample, in millionths of the mean.
-    fn spread(&self) -> u64 {
+    pub(super) fn spread(&self) -> u64 {
         self.relative(self.variance())
     }
 
@@ -63,6 +63,13 @@ impl Tally {
     /// The same, but never as small as a few samples that happen to agree would have it.
     pub(super) fn cautious_error(&self) -> u64 {
         self.error().max(ONE_SAMPLE.checked_div(self.count).unwrap_or(ONE_SAMPLE))
+    }
+
+    /// The same where single ones are known to vary by `spread`: a few that agree by chance hide it.
+    pub(super) fn error_of(&self, spread: u64) -> u64 {
+        let square = u128::from(spread).saturating_mul(u128::from(spread));
+        let shared = square.checked_div(u128::from(self.count)).unwrap_or(square).isqrt();
+        self.cautious_error().max(u64::try_from(shared).unwrap_or(u64::MAX))
     }
 
     /// Could both be of one distribution? An empty one agrees with every other.

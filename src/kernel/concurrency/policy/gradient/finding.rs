@@ -24,10 +24,10 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    pub(super) fn is_overload(&self) -> bool {
+    pub(super) fn is_overload(&self, margin: Ratio) -> bool {
         let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
         let beyond_doubt = Ratio { times: sure, per: 1_000_000 }.of(self.stretch);
         let excess = Level::whole(1).times(EXCESS);
-        OVERLOAD < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
+        margin.of(OVERLOAD) < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
     }
 }
