@@ -16,6 +16,7 @@
 //! | gradient: a drain does not end with time | `a_lowered_limit_comes_back_although_nothing_succeeds` |
 //! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
 //! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
+//! | gradient: far too many are looked for in whole windows | `far_too_many_in_flight_are_found_before_half_of_them_have_returned` |
 //! | gradient: at the least limit an ideal that is too small stays | `at_its_least_a_limit_finds_out_that_its_ideal_is_too_small` |
 //! | together: each looks by its own clock | `all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show` |
 //! | together: a look does not end | `a_look_lowers_the_share_admits_somebody_and_ends_although_nobody_leaves`, and three more |

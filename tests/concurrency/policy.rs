@@ -141,6 +141,19 @@ fn at_its_least_a_limit_finds_out_that_its_ideal_is_too_small() {
 }
 
 #[test]
+fn far_too_many_in_flight_are_found_before_half_of_them_have_returned() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+    backend.rounds(40, &mut policy, queueing(32));
+    let (in_flight, outcome) = (policy.limit(), Outcome::Success);
+    let rtt = queueing(8)(in_flight);
+    for _ in 0..in_flight / 2 {
+        backend.now = backend.now.plus(Nanos::MILLI);
+        policy.step(&Sample { at: backend.now, rtt, in_flight, outcome }, ALONE);
+    }
+    assert!(policy.limit() < in_flight / 2, "{} of {in_flight}", policy.limit());
+}
+
+#[test]
 fn an_ideal_taken_while_a_queue_stood_is_found_out() {
     let mut policy = Policy::new(200, Some(bounded(Law::Gradient, 1, 1_000)), 1);
     let mut backend = Backend::new(ALONE);
