@@ -5,7 +5,7 @@
 
 /// The fields of a message that have a length, each with its number. It ends where the bytes are no message, at which
 /// decoding ends as well; what of them no decoder takes is counted all the same.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Fields<'m> {
     rest: &'m [u8],
     /// Groups that are open. What is in one is in nobody's schema and skipped.
