@@ -518,8 +518,9 @@ impl Gradient {
         self.ideal = Some(learnt);
         if 20 < pace {
             self.capacity = self.capacity.times(Ratio { times: learnt.0, per: ideal.0 });
-            let sooner = if GOOD_ERROR <= error { SOONER } else { 1 };
-            self.look_in /= sooner;
+            if GOOD_ERROR <= error {
+                self.look_in = self.look_in.div_ceil(SOONER);
+            }
         }
         rtt
     }
