@@ -90,7 +90,7 @@ struct Seen {
     leaked: u64,
 }
 
-/// Comes, and leaves at about the time when the answer does.
+/// One who comes, and leaves at about the time when the answer does: from `EARLY` before it to as long after.
 struct Client {
     ingress: SocketAddr,
     dice: Dice,
@@ -104,7 +104,7 @@ impl Client {
 
     fn visit(&mut self) {
         let mut stream = TcpStream::connect(self.ingress).unwrap();
-        let after = Duration::from_micros(self.dice.up_to(6_000));
+        let after = Duration::from_micros(self.dice.up_to(2 * 3_000));
         let patience = self.answered.saturating_sub(Self::EARLY) + after;
         stream.set_read_timeout(Some(patience.max(Self::STEP))).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();

@@ -41,7 +41,8 @@
 //! used; latency may always lower it. With a share, `m` is scaled from the share to the whole.
 //! Leaves out: certainty where service times vary by half their mean or more, of which a window shows
 //! little: `benches/real_backend` shows how often the limit is held too low then. And a backend that serves less
-//! than `min`: there the limit is a little above `min`, whatever the latency.
+//! than `min`: there the limit is a little above `min`, whatever the latency. And replicas that share a backend without
+//! sharing a ceiling: at its least each takes the others' queue for ideal, and together they keep one.
 //! Source of the numbers: chosen together for both experiments of `benches/`; none is per backend.
 
 mod drain;
