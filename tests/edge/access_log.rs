@@ -23,6 +23,7 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Nanos};
+use tonic::Code;
 
 use super::grpc::served_with;
 use super::{ceiling_of, empty_engine};
@@ -197,6 +198,28 @@ async fn an_end_gives_back_and_whatever_else_comes_does_not() {
     ];
     assert_eq!(tell(others).await, 1);
     assert_eq!(tell(vec![of(ID, end.clone()), of(ID, end)]).await, 0);
+}
+
+#[tokio::test]
+async fn what_is_no_entry_ends_the_stream_and_takes_no_other_along() {
+    let engine = ceiling_of("limit: 1");
+    let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
+    acquire(&engine).await;
+    let end = of(ID, entry(AccessLogType::DownstreamEnd, 200)).encode_to_vec();
+    // Field 1 each; the user agent of the first's request is not UTF-8.
+    let broken = b"\x1a\x03\x2a\x01\xff".to_vec();
+    assert!(HttpAccessLogEntry::decode(&*broken).is_err());
+    let logs = [broken, end].map(|entry| field(1, &entry)).concat();
+    let path = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
+    assert_eq!(served.code(path, field(2, &logs)).await, Code::Internal);
+    assert_eq!(engine.ceilings().total().in_flight, 0);
+}
+
+/// A field that has a length, below 2^14 bytes.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(content.len()).unwrap();
+    let varint = [(length & 0x7f | 0x80).to_le_bytes()[0], (length >> 7).to_le_bytes()[0]];
+    [&[number << 3 | 2], &varint[..], content].concat()
 }
 
 #[tokio::test]

@@ -95,7 +95,8 @@ impl Served {
         reply.map(tonic::Response::into_inner)
     }
 
-    async fn code(&self, path: &'static str, bytes: Vec<u8>) -> Code {
+    /// How a call of one message ends.
+    pub(super) async fn code(&self, path: &'static str, bytes: Vec<u8>) -> Code {
         self.send(path, bytes).await.map_or_else(|status| status.code(), |_| Code::Ok)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: an entry of a request's end gives back what its id holds, with the upstream's latency and
 //! how it went; one of a request that goes on renews it; any other does nothing. A stream that does
-//! not end holds no shutdown up. One entry at a time is made of a message: two million empty ones fit 4 MiB, and all
+//! not end holds no shutdown up. What is no entry ends the stream, once the rest of its message is heard. One entry at a time is made of a message: two million empty ones fit 4 MiB, and all
 //! together are four gigabytes.
 //! Leaves out: everything else that an entry says. TCP entries have no request and tell nothing.
 
@@ -116,15 +116,19 @@ impl AccessLogs {
         Ok(Response::new(StreamAccessLogsResponse {}))
     }
 
+    /// One that is no entry ends the stream, but keeps nothing from the others.
     async fn note_all(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
+        let mut broken = None;
         for (at, entry) in (1..).zip(entries(message)) {
-            let entry = entry.map_err(|error| Status::internal(error.to_string()))?;
-            self.note(&entry, source);
+            match entry {
+                Ok(entry) => self.note(&entry, source),
+                Err(error) => broken = broken.or(Some(error)),
+            }
             if at % TURN == 0 {
                 yield_now().await;
             }
         }
-        Ok(())
+        broken.map_or(Ok(()), |error| Err(malformed(&error)))
     }
 }
 
@@ -157,6 +161,11 @@ impl ClientStreamingService<Bytes> for AccessLogs {
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         Box::pin(self.clone().listen(request))
     }
+}
+
+fn malformed(error: &DecodeError) -> Status {
+    Asked { protocol: Protocol::AccessLog, outcome: Counted::Malformed }.emit();
+    Status::internal(format!("an entry of the access log: {error}"))
 }
 
 /// Messages as they come, an answer as it is.
