@@ -32,19 +32,19 @@ use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
-const LIMIT: u32 = 1_000_000;
+pub(super) const LIMIT: u32 = 1_000_000;
 
 /// Where the connections live.
 static ELSEWHERE: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
 
-type Asked<'r> = Pin<Box<dyn Future<Output = Outcomes> + Send + 'r>>;
+pub(super) type Asked<'r> = Pin<Box<dyn Future<Output = Outcomes> + Send + 'r>>;
 
 fn here() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-fn connected(store: &Store, batching: Batching) -> Redis {
+pub(super) fn connected(store: &Store, batching: Batching) -> Redis {
     connected_at(Place::Unix(store.socket()), Duration::from_secs(60), batching)
 }
 
@@ -58,11 +58,11 @@ fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Redis {
     redis
 }
 
-fn window() -> Strategy {
+pub(super) fn window() -> Strategy {
     Strategy::FixedWindow(FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap())
 }
 
-fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
+pub(super) fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     let counting = match strategy {
         Strategy::SlidingLog(_) => Counting::SlidingLog,
         Strategy::Gcra(_) => Counting::Gcra,
@@ -75,7 +75,7 @@ fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     Charges { list: [charge].into_iter().collect(), rule }
 }
 
-fn ask<'r>(redis: &'r Redis, charges: &'r Charges) -> Asked<'r> {
+pub(super) fn ask<'r>(redis: &'r Redis, charges: &'r Charges) -> Asked<'r> {
     match redis.charge(Nanos(0), charges) {
         Reply::Later(reply) => reply,
         Reply::Now(outcomes) => Box::pin(std::future::ready(outcomes)),
@@ -88,7 +88,7 @@ fn begin(asked: &mut Asked<'_>) {
 }
 
 /// Asks all while the store is stopped, and waits for all.
-fn all_at_once(store: &Store, asked: Vec<Asked<'_>>) -> Vec<Outcome> {
+pub(super) fn all_at_once(store: &Store, asked: Vec<Asked<'_>>) -> Vec<Outcome> {
     here().block_on(async {
         store.signal("STOP");
         let mut open: Vec<(Asked<'_>, Option<Outcome>)> =
@@ -121,7 +121,7 @@ fn calls(store: &Store) -> u64 {
 }
 
 /// What is left of the window of `name`, which the question that asks is charged to.
-fn left(redis: &Redis, name: &str) -> u64 {
+pub(super) fn left(redis: &Redis, name: &str) -> u64 {
     let charges = charges(name, window(), Rule::Each);
     match here().block_on(ask(redis, &charges))[0] {
         Outcome::Stepped(Step::Admit(room)) => room.remaining.0 + 1,

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::Home;
-use sluicegate::backend::redis::{Options, Place, codec, inspect};
+use sluicegate::backend::fleet::Beat;
+use sluicegate::backend::redis::{Options, Place, Redis, beat, codec, inspect};
+use sluicegate::backend::{Backend as _, Cause, Home, Reply};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::units::Nanos;
+use tokio::time::timeout;
 
+use super::degrade::redis_at;
 use super::load::under_load;
 use super::{ask_of, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::cluster::Cluster;
 use crate::support::process::Process;
-use crate::waiting::{for_a_day_with_a_minute_left, now, until};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 /// What a caller may see above that: a connection of its own for each question, a crowded machine.
@@ -144,6 +147,46 @@ fn a_slot_that_moves_costs_no_question_and_no_count() {
     assert_eq!(asked, 500, "each admitted hit is counted once");
     assert_eq!(failures_of_any_kind(&service), 0, "{}", service.log());
     println!("observed: cluster, a slot moved three times: 0 questions failed, 500 of 500 passed");
+}
+
+/// Who is in the fleet, by the answer to a beat of `one`.
+async fn members(redis: &Redis) -> Result<Vec<String>, Cause> {
+    let beat = Beat { node: "one".into(), record: Some("{}".into()) };
+    let fleet = match redis.beat(&beat) {
+        Reply::Now(fleet) => fleet,
+        Reply::Later(fleet) => timeout(PATIENCE, fleet).await.unwrap(),
+    };
+    Ok(fleet?.members.into_iter().map(|member| member.node.into()).collect())
+}
+
+/// Moves the slot of the fleet's records and beats meanwhile: once where it is half way, and once
+/// where it is there but nobody has looked.
+async fn a_beat_follows_its_slot(flags: &[&str]) {
+    let cluster = Cluster::of(flags, false);
+    let at = redis_at(Place::Cluster(cluster.addresses()), Duration::from_secs(20));
+    let slot = codec::slot(beat::key(&at.key_prefix).as_bytes());
+    let (redis, connection) = Redis::new(at);
+    let task = tokio::spawn(connection);
+    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("the cluster is connected", answers).unwrap();
+    let from = cluster.owner_of_slot(slot);
+    let to = (from + 1) % cluster.primaries.len();
+    cluster.begin_to_move(slot, from, to);
+    // There is no record yet: whoever asks for it is sent on.
+    assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "ASK {flags:?}");
+    cluster.move_slot(slot, from, to);
+    assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "MOVED {flags:?}");
+    task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replicas_beat_follows_its_slot() {
+    a_beat_follows_its_slot(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_names_a_port_alone_is_understood_to_mean_its_own_host() {
+    a_beat_follows_its_slot(&["--cluster-preferred-endpoint-type", "unknown-endpoint"]).await;
 }
 
 #[test]

@@ -5,9 +5,12 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use sluicegate::backend::redis::Batching;
+use sluicegate::backend::{Backend as _, Cause, Outcome, Rule};
+
 use super::{
-    RULES, Store, ask, ask_all, failures, failures_of_any_kind, limits, metric, ready, serve,
-    timed, wait_until_whole,
+    RULES, Store, ask, ask_all, batch, failures, failures_of_any_kind, limits, metric, ready,
+    serve, timed, wait_until_whole,
 };
 use crate::http1;
 use crate::service::Service;
@@ -203,6 +206,28 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
         status => Err(format!("{status} {}", service.log())),
     })
     .unwrap();
+}
+
+#[test]
+fn many_calls_that_may_not_write_end_their_own_connection_and_not_the_next() {
+    let store = Store::running();
+    let redis = batch::connected(&store, Batching::Off);
+    let made = || redis.inside().connections.unwrap().made;
+    assert_eq!(made(), 1);
+    store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+    let asked = batch::charges("many", batch::window(), Rule::Each);
+    let asked = (0..16).map(|_| batch::ask(&redis, &asked)).collect();
+    let outcomes = batch::all_at_once(&store, asked);
+    assert!(outcomes.contains(&Outcome::Failed(Cause::ReadOnly)), "{outcomes:?}");
+    store.tell(&["REPLICAOF", "NO", "ONE"]);
+    until("it is connected anew", || match redis.trouble() {
+        None if 1 < made() => Ok(()),
+        trouble => Err(format!("{trouble:?}, {} made", made())),
+    })
+    .unwrap();
+    let left = batch::left(&redis, "many");
+    assert_eq!(left, u64::from(batch::LIMIT), "what may not be written counts nothing");
+    assert_eq!(made(), 2, "one outage is one connection");
 }
 
 #[test]

@@ -106,6 +106,15 @@ impl Cluster {
         }
     }
 
+    /// Begins to move a slot, and moves no key: what is not at `from` is asked of `to`.
+    pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
+        let (from, to, ids) = (&self.primaries[from], &self.primaries[to], [id(from), id(to)]);
+        to.order(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+        from.order(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+    }
+
     fn join(&self) {
         for (number, primary) in self.primaries.iter().enumerate() {
             let (first, last) = range(number);

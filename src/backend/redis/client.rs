@@ -39,6 +39,16 @@ pub(super) enum At {
     Unix(PathBuf),
 }
 
+impl At {
+    /// Its host; empty for a socket, which has none.
+    pub(super) fn host(&self) -> &str {
+        match self {
+            Self::Tcp(address) => &address.host,
+            Self::Unix(_) => "",
+        }
+    }
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

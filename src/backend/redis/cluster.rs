@@ -72,16 +72,18 @@ pub(super) struct Redirect {
 }
 
 impl Redirect {
-    /// What `error` says, if it sends us on.
-    pub(super) fn of(error: &Error) -> Option<Self> {
+    /// What `error` says, if it sends us on. The node at `host` said it: where it names a port alone, that
+    /// is where the port is.
+    pub(super) fn of(error: &Error, host: &str) -> Option<Self> {
         let mut words = error.details().split(' ');
         let asks = match words.next()? {
             "MOVED" => false,
             "ASK" => true,
             _ => return None,
         };
-        let (host, port) = words.nth(1)?.rsplit_once(':')?;
-        let to = Address { host: host.to_owned(), port: port.parse().ok()? };
+        let (name, port) = words.nth(1)?.rsplit_once(':')?;
+        let name = if matches!(name, "" | "?") { host } else { name };
+        let to = Address { host: name.to_owned(), port: port.parse().ok()? };
         Some(Self { to, asks })
     }
 }
@@ -234,13 +236,18 @@ mod tests {
 
     #[test]
     fn a_redirect_is_understood_and_nothing_else_is_one() {
-        let of = |text: &'static str| Redirect::of(&Error::new(ErrorKind::Cluster, text));
+        let of = |text: &'static str| {
+            Redirect::of(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
+        };
         let to = |host: &str, port, asks| {
             Some(Redirect { to: Address { host: host.to_owned(), port }, asks })
         };
         assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
         assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
         assert_eq!(of("MOVED 3999 ::1:6381"), to("::1", 6381, false));
+        // It does not say which host, or does not know: that of the node that answered.
+        assert_eq!(of("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
+        assert_eq!(of("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
         for other in
             ["", "MOVED", "MOVED 1", "MOVED 1 x", "MOVED 1 x:y", "TRYAGAIN x y:1", "ASKING"]
         {

@@ -1,7 +1,8 @@
 //! One connection to one Redis process, for those that charge over it.
 //!
 //! Guarantees: there is a connection that is ready, or calls fail at once; a call is sent once, and
-//! sent on only where a node of a Cluster said that it did not run it.
+//! sent on only where a node of a Cluster said that it did not run it; what is answered over a
+//! connection ends that one at most, never the one that follows it.
 //! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
 
 use std::sync::{Arc, Weak};
@@ -18,6 +19,7 @@ use fred::{
 use tokio::sync::Notify;
 
 use super::breaker::Breaker;
+use super::client::At;
 use super::cluster::{Cluster, Redirect};
 use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL};
 
@@ -29,8 +31,6 @@ pub(super) const MOST_REDIRECTS: usize = 5;
 pub(super) struct Link {
     live: ArcSwapOption<Live>,
     pub(super) breaker: Breaker,
-    /// This connection answers what only another can mend.
-    useless: Notify,
 }
 
 /// A connection that is ready: Redis knows the scripts.
@@ -51,14 +51,19 @@ pub(super) struct Live {
     tell_digest: String,
     /// What the process calls this run of it; empty where it does not say.
     run_id: String,
+    /// Where the process is.
+    at: At,
     cluster: Option<Weak<Cluster>>,
+    /// It answered what only another connection can mend.
+    useless: Notify,
 }
 
-/// A script, and what Redis calls it.
+/// A script.
 #[derive(Clone, Copy)]
 pub(super) struct Script<'s> {
     pub(super) text: &'s str,
-    pub(super) digest: &'s str,
+    /// What Redis calls it; none of one that is sent whole.
+    pub(super) digest: Option<&'s str>,
 }
 
 /// A call whose bytes are shared by all that it is sent to.
@@ -93,11 +98,6 @@ impl Link {
         self.live.store(live);
     }
 
-    /// Returns once an answer came that only another connection can mend.
-    pub(super) async fn useless(&self) {
-        self.useless.notified().await;
-    }
-
     /// Learns from how a call ended.
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
@@ -105,10 +105,6 @@ impl Link {
                 if self.breaker.late() {
                     tracing::warn!("redis is too slow: not asked until it answers in time again");
                 }
-            }
-            Some(Cause::ReadOnly | Cause::Loading | Cause::NotPermitted) => {
-                self.useless.notify_one();
-                self.breaker.in_time();
             }
             Some(Cause::Unreachable) => {}
             _ => self.breaker.in_time(),
@@ -121,7 +117,11 @@ impl Live {
     ///
     /// # Errors
     /// It does not take one.
-    pub(super) async fn new(client: Client, cluster: Option<Weak<Cluster>>) -> Result<Self, Error> {
+    pub(super) async fn new(
+        client: Client,
+        at: At,
+        cluster: Option<Weak<Cluster>>,
+    ) -> Result<Self, Error> {
         let digest = client.script_load(CHARGE).await?;
         let borrow_digest = client.script_load(BORROW).await?;
         let heartbeat_digest = client.script_load(HEARTBEAT).await?;
@@ -138,8 +138,23 @@ impl Live {
             acquire_digest,
             tell_digest,
             run_id,
+            at,
             cluster,
+            useless: Notify::new(),
         })
+    }
+
+    /// Returns once an answer came that only another connection can mend.
+    pub(super) async fn useless(&self) {
+        self.useless.notified().await;
+    }
+
+    /// Learns from how a call that was answered over it ended. Many that were under way say the same
+    /// of this connection, and nothing of the next.
+    pub(super) fn saw(&self, failed: Option<Cause>) {
+        if let Some(Cause::ReadOnly | Cause::Loading | Cause::NotPermitted) = failed {
+            self.useless.notify_one();
+        }
     }
 
     /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
@@ -150,7 +165,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: CHARGE, digest: &self.digest };
+        let script = Script { text: CHARGE, digest: Some(&self.digest) };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -161,7 +176,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: BORROW, digest: &self.borrow_digest };
+        let script = Script { text: BORROW, digest: Some(&self.borrow_digest) };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -172,7 +187,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: HEARTBEAT, digest: &self.heartbeat_digest };
+        let script = Script { text: HEARTBEAT, digest: Some(&self.heartbeat_digest) };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -183,7 +198,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: ACQUIRE, digest: &self.acquire_digest };
+        let script = Script { text: ACQUIRE, digest: Some(&self.acquire_digest) };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -194,7 +209,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: TELL, digest: &self.tell_digest };
+        let script = Script { text: TELL, digest: Some(&self.tell_digest) };
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -209,7 +224,7 @@ impl Live {
         keys: [Vec<u8>; 2],
         args: [Vec<u8>; 3],
     ) -> Result<Vec<i64>, Cause> {
-        let script = Script { text: HOLD, digest: &self.hold_digest };
+        let script = Script { text: HOLD, digest: Some(&self.hold_digest) };
         let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
         integers(self.script(script, keys, args).await?)
     }
@@ -221,12 +236,10 @@ impl Live {
         keys: Vec<Bytes>,
         args: Vec<Bytes>,
     ) -> Result<Value, Cause> {
-        let call = Shared { script, keys, args };
-        let answer = match self.run(&call).await {
-            Err(error) => self.sent_on(&call, error).await,
-            answer => answer,
-        };
-        answer.map_err(|error| cause(&error))
+        let (answer, other) = self.answer(&Shared { script, keys, args }).await;
+        let at = other.as_deref().unwrap_or(self);
+        at.saw(answer.as_ref().err().copied());
+        answer
     }
 
     /// The client, for what needs no script.
@@ -234,14 +247,27 @@ impl Live {
         &self.client
     }
 
-    async fn run(&self, call: &Shared<'_>) -> Result<Value, Error> {
-        let (keys, args) = (call.keys.clone(), call.args.clone());
-        match self.client.evalsha(call.script.digest, keys, args).await {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
-                self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
-            }
-            answer => answer,
+    /// What is answered by the node that has the keys, and over which connection, if that is another.
+    async fn answer(&self, call: &Shared<'_>) -> (Result<Value, Cause>, Option<Arc<Self>>) {
+        let (mut answer, mut other) = (self.run(call).await, None::<Arc<Self>>);
+        for _ in 0..MOST_REDIRECTS {
+            let Err(error) = &answer else { break };
+            let at = other.as_deref().unwrap_or(self);
+            let Some(Next { live, asks }) = at.next(error) else { break };
+            answer = if asks { live.run_asking(call).await } else { live.run(call).await };
+            other = Some(live);
         }
+        (answer.map_err(|error| cause(&error)), other)
+    }
+
+    async fn run(&self, call: &Shared<'_>) -> Result<Value, Error> {
+        if let Some(digest) = call.script.digest {
+            match self.client.evalsha(digest, call.keys.clone(), call.args.clone()).await {
+                Err(error) if error.details().starts_with("NOSCRIPT") => {}
+                answer => return answer,
+            }
+        }
+        self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
     }
 
     /// As [`Live::run`], at a node that takes over the keys' slot.
@@ -256,22 +282,9 @@ impl Live {
         both.last().await
     }
 
-    /// What the node answers that `error` names, if it names one.
-    async fn sent_on(&self, call: &Shared<'_>, mut error: Error) -> Result<Value, Error> {
-        for _ in 0..MOST_REDIRECTS {
-            let Some(Next { live, asks }) = self.next(&error) else { return Err(error) };
-            let answer = if asks { live.run_asking(call).await } else { live.run(call).await };
-            match answer {
-                Err(again) => error = again,
-                answer => return answer,
-            }
-        }
-        Err(error)
-    }
-
-    /// The node that `error` names, if it names one that we have.
+    /// The node that `error` names, if it names one that we have; it was answered over this connection.
     pub(super) fn next(&self, error: &Error) -> Option<Next> {
-        let redirect = Redirect::of(error)?;
+        let redirect = Redirect::of(error, self.at.host())?;
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
         Some(Next { live: cluster.follow(&redirect)?, asks: redirect.asks })
     }
@@ -310,15 +323,18 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl Live {
-    /// Runs a script that is seldom run, whole.
+    /// As [`Live::call`], a script that is seldom run, whole. The connection is not judged by it: one
+    /// that may not run it can still count.
     pub(super) async fn eval<const N: usize>(
         &self,
         script: &str,
         key: String,
         args: [String; N],
     ) -> Result<Value, Cause> {
-        let answer = self.client.eval(script, vec![key], args.to_vec()).await;
-        answer.map_err(|error| cause(&error))
+        let script = Script { text: script, digest: None };
+        let (keys, args) = (vec![Bytes::from(key)], args.map(Bytes::from).into());
+        let (answer, _) = self.answer(&Shared { script, keys, args }).await;
+        answer
     }
 }
 

@@ -115,7 +115,7 @@ async fn open(place: &Whereabouts, options: &Options) -> Result<(At, Opened, Liv
     if let Whereabouts::Named(_) = place {
         is_primary(&opened).await?;
     }
-    let live = Live::new(opened.client().clone(), place.cluster());
+    let live = Live::new(opened.client().clone(), at.clone(), place.cluster());
     let live = timeout(PATIENCE, live).await;
     let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
     Ok((at, opened, live))
@@ -158,7 +158,7 @@ impl Watched<'_> {
             tokio::select! {
                 () = self.opened.closed() => return "the connection was closed",
                 () = &mut telling => {}
-                () = self.link.useless() => return "it may not write, or is not ready",
+                () = self.live.useless() => return "it may not write, or is not ready",
                 () = &mut leaves => return "the sentinels name another primary",
                 () = &mut proves_itself, if !is_proven => {
                     is_proven = true;

@@ -2,8 +2,8 @@
 //!
 //! Guarantees: all sentinels that are known are asked at once, and the one whose configuration is
 //! the newest is believed, so that neither one that is dead nor one that is behind decides; answered
-//! within [`PATIENCE`], or not at all. Known are those that were named, and up to [`MOST_FOUND`] that
-//! these, or others found so, tell of.
+//! within twice [`PATIENCE`], once to connect and once to be told, or not at all. Known are those that
+//! were named, and up to [`MOST_FOUND`] that these, or others found so, tell of.
 //! Leaves out: whether it is a primary yet, which it says itself.
 
 use std::sync::Arc;
@@ -75,6 +75,7 @@ impl Watchers {
         let mut newest: Option<Said> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
         loop {
+            // Each of them gives up by then itself: it connects, and is asked.
             let wait = if newest.is_some() { STRAGGLERS } else { PATIENCE * 2 };
             match timeout(wait, asked.join_next()).await {
                 Ok(Some(Ok(Ok(said)))) => {

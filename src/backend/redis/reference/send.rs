@@ -4,6 +4,8 @@
 //! a Cluster said that it did not run it.
 //! Leaves out: what is put, and how ([`super::question`]).
 
+use std::sync::Arc;
+
 use fred::bytes::Bytes;
 use fred::clients::Pipeline;
 use fred::error::Error;
@@ -87,9 +89,12 @@ impl Question<'_> {
         places: &[usize],
         way: Way,
     ) -> Result<Replies, Cause> {
-        let mut answers = self.pipe(live, places, way, false).await?;
+        let (mut answers, mut other) =
+            (self.pipe(live, places, way, false).await?, None::<Arc<Live>>);
         for _ in 0..MOST_REDIRECTS {
-            let next = |piped: &Piped| live.next(piped.counted.as_ref().err()?);
+            // All that are still sent on were put to the last one.
+            let at = other.as_deref().unwrap_or(live);
+            let next = |piped: &Piped| at.next(piped.counted.as_ref().err()?);
             let Some(Next { live, asks }) = answers.iter().find_map(next) else { break };
             // These were not run; a slot that moves while they come may have taken the others.
             let is_sent_on = |piped: &Piped| piped.counted.as_ref().is_err_and(is_redirect);
@@ -98,13 +103,12 @@ impl Question<'_> {
             for (n, answer) in left.into_iter().zip(self.pipe(&live, &again, way, asks).await?) {
                 answers[n] = answer;
             }
+            other = Some(live);
         }
-        let parted = places.iter().zip(&answers).filter(|(_, piped)| piped.is_parted());
-        self.expire_after_all(live, parted);
         let replies = places.iter().zip(answers);
         let replies =
             replies.map(|(&place, piped)| self.piped(place, piped.counted, way)).collect();
-        self.learn(slot, &replies).map(|()| replies)
+        self.learn(other.as_deref().unwrap_or(live), slot, &replies).map(|()| replies)
     }
 
     /// Sends on what was to expire counters that left between the two commands of a charge: they must
@@ -155,6 +159,8 @@ impl Question<'_> {
             let expires = if way == Way::Ask { None } else { answers.nth(first) };
             piped.push(Piped { counted, expires });
         }
+        let parted = places.iter().zip(&piped).filter(|(_, piped)| piped.is_parted());
+        self.expire_after_all(live, parted);
         Ok(piped)
     }
 
@@ -179,13 +185,14 @@ impl Question<'_> {
     }
 
     /// A cause that is not one key's own is the connection's.
-    fn learn(&self, slot: u16, replies: &Replies) -> Result<(), Cause> {
+    fn learn(&self, live: &Live, slot: u16, replies: &Replies) -> Result<(), Cause> {
         let failed = |reply: &Reply| match reply {
             Reply::Failed(Cause::WrongType) => None,
             Reply::Failed(cause) => Some(*cause),
             _ => None,
         };
         let Some(cause) = replies.iter().find_map(failed) else { return Ok(()) };
+        live.saw(Some(cause));
         if replies.iter().all(|reply| failed(reply).is_some()) {
             return Err(cause);
         }
@@ -203,7 +210,7 @@ impl Question<'_> {
         let keys: Vec<Bytes> = places.iter().map(|&it| self.counters[it].key.clone()).collect();
         let records = places.iter().flat_map(|&place| self.record(place, way));
         let args = std::iter::once(rule.to_owned()).chain(records).map(Bytes::from).collect();
-        let digest = self.reference.digest(live).await?;
+        let digest = Some(self.reference.digest(live).await?);
         let answer = live.script(Script { text: SCRIPT, digest }, keys, args).await?;
         let mut replies = scripted(answer, places.len())?;
         for reply in &mut replies {
@@ -256,8 +263,10 @@ impl Reference {
     async fn digest(&self, live: &Live) -> Result<&str, Cause> {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
+            let digest = digest.map_err(|error| cause(&error));
+            live.saw(digest.as_ref().err().copied());
             // Whoever was first: all of them are told the same.
-            drop(self.digest.set(digest.map_err(|error| cause(&error))?));
+            drop(self.digest.set(digest?));
         }
         Ok(self.digest.get().map(String::as_str).unwrap_or_default())
     }
@@ -293,7 +302,8 @@ fn addend(counter: &Counter, way: Way) -> i64 {
 }
 
 fn is_redirect(error: &Error) -> bool {
-    Redirect::of(error).is_some()
+    // Whether, and not where to.
+    Redirect::of(error, "").is_some()
 }
 
 /// A count, or nothing at all for one that is not there yet.
