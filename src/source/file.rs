@@ -1,8 +1,9 @@
 //! Files and directories of limits, watched.
 //!
 //! Guarantees: all or nothing, and the last good configuration stays; directories are watched
-//! before they are read, so that a change in between is not lost; texts that are byte for byte
-//! those in force are not published again. Reading and loading run beside the runtime's threads.
+//! before they are read, so that a change in between is not lost; what could not be read is read
+//! again at each look until it can be; texts that are byte for byte those in force are not published
+//! again. Reading and loading run beside the runtime's threads.
 //! Leaves out: signals; whoever catches one calls [`Reload::now`].
 
 mod tree;
@@ -240,6 +241,8 @@ struct Seen {
     in_force: Option<u128>,
     /// The digest of the texts that were refused last.
     refused: Option<u128>,
+    /// The digest of what was said when what is listed could not be read.
+    unread: Option<u128>,
     /// Some directory could not be watched.
     unwatched: bool,
 }
@@ -247,18 +250,33 @@ struct Seen {
 impl Look {
     fn at(mut self, cause: Cause, revision: Revision) -> (Seen, Found) {
         let (listing, error) = self.list();
-        if cause == Cause::Look && listing.fingerprint == self.seen.fingerprint {
+        let is_known = cause == Cause::Look && listing.fingerprint == self.seen.fingerprint;
+        // What keeps a file from being read, and what mends it, may leave no trace in the listing.
+        let unread = self.seen.unread.take();
+        if is_known && unread.is_none() {
             return (self.seen, Found::Nothing);
         }
         self.seen.fingerprint = listing.fingerprint;
-        for path in &listing.passed_over {
-            tracing::warn!(path = %path.display(), "passed over: no regular file");
+        if !is_known {
+            tell_passed_over(&listing);
         }
-        let found = match error.map_or_else(|| tree::read(&listing), Err) {
-            Err(error) => Found::Refused(Why::Source(error)),
+        let found = match error.map_or_else(|| self.read(&listing), Err) {
+            // It was told of when it was new.
+            Err(_) if cause == Cause::Look && unread.is_some() && self.seen.unread == unread => {
+                Found::Nothing
+            }
+            Err(error) => {
+                // Texts that were refused before are told of anew: this is the last error now.
+                self.seen.refused = None;
+                Found::Refused(Why::Source(error))
+            }
             Ok(texts) => self.judge(cause, &texts, revision),
         };
         (self.seen, found)
+    }
+
+    fn read(&mut self, listing: &tree::Listing) -> Result<Vec<TextFile>, SourceError> {
+        tree::read(listing).inspect_err(|error| self.seen.unread = Some(digest_of(error)))
     }
 
     /// Watches what it lists, and lists until there was nothing left to watch: what comes to be in a
@@ -298,6 +316,20 @@ impl Look {
             }
         }
     }
+}
+
+fn tell_passed_over(listing: &tree::Listing) {
+    for path in &listing.passed_over {
+        tracing::warn!(path = %path.display(), "passed over: no regular file");
+    }
+}
+
+/// Of what is said and its cause, to know the same failure again.
+fn digest_of(error: &SourceError) -> u128 {
+    let cause = std::error::Error::source(error).map(ToString::to_string);
+    let mut hasher = SipHasher13::new();
+    (error.to_string(), cause).hash(&mut hasher);
+    hasher.finish128().as_u128()
 }
 
 /// Not a proof of equality, but 128 bits: texts that differ and share it do not happen by accident.

@@ -1,8 +1,8 @@
 //! Limits from a management server: Envoy's aggregated discovery service, state of the world.
 //!
 //! Guarantees: each response is all there is, and is answered: taken and acknowledged, or refused with what is wrong
-//! with it while the last good limits stay; limits outlive the stream; a lost server is called again for ever,
-//! with the version last taken.
+//! with it while the last good limits stay, and shown as one or the other; limits outlive the stream; a lost server is
+//! called again for ever, with the version last taken.
 //! Leaves out: deltas, warming and expiry, which the reference has none of.
 
 mod backoff;
@@ -10,6 +10,8 @@ mod channel;
 pub mod message;
 mod text;
 
+use std::io;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 
-use super::{Load, Published, Refused, Reload, Source, TextFile, Why};
+use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
 use crate::config::Config;
 use crate::config::diagnostic::{Diagnostic, Severity};
 use crate::kernel::units::{Nanos, Revision};
@@ -219,7 +221,9 @@ impl Xds {
     ///
     /// What is wrong with it otherwise, for the server.
     async fn take(&mut self, response: DiscoveryResponse) -> Result<(), String> {
-        let configs = decode(&response)?;
+        let configs = decode(&response).inspect_err(|why| {
+            self.refuse(Why::Source(self.unreadable(&response.version_info, why)));
+        })?;
         let texts = configs.iter().map(|config| {
             let text = text::of(config).map_err(|why| format!("{}: {why}", config.name))?;
             Ok(TextFile { name: Arc::from(config.name.as_str()), bytes: text.into_bytes() })
@@ -274,6 +278,12 @@ impl Xds {
             published.status.files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
             published.status.warnings = warnings.into();
         });
+    }
+
+    /// A response in which there are no limits at all, and so none that are wrong: the reference counts none either.
+    fn unreadable(&self, version: &str, why: &str) -> SourceError {
+        let path = PathBuf::from(format!("version `{version}` of {}", self.options.server));
+        SourceError::Unreadable { path, error: io::Error::other(why) }
     }
 
     fn refuse(&self, why: Why) {

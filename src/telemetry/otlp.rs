@@ -293,18 +293,45 @@ fn observe(meter: &Meter, family: Family, page: Reader) {
 
 /// The samples of one name: labels and value.
 fn samples(page: &str, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
-    let own = page.lines().filter_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        let (labels, value) = match rest.strip_prefix('{') {
-            Some(rest) => rest.split_once("} ")?,
-            None => ("", rest.strip_prefix(' ')?),
-        };
-        let labels = labels.split(',').filter_map(|label| label.split_once('='));
-        let labels = labels
-            .map(|(key, value)| KeyValue::new(key.to_owned(), value.trim_matches('"').to_owned()));
-        Some((labels.collect(), value.parse().ok()?))
-    });
-    own.collect()
+    page.lines().filter_map(|line| sample(line.strip_prefix(name)?)).collect()
+}
+
+/// What stands behind a sample's name.
+fn sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
+    let (labels, value) = match rest.strip_prefix('{') {
+        Some(rest) => labels(rest)?,
+        None => (Vec::new(), rest),
+    };
+    Some((labels, value.strip_prefix(' ')?.parse().ok()?))
+}
+
+/// The labels up to the brace that ends them, and what follows it.
+fn labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        if let Some(after) = rest.strip_prefix('}') {
+            return Some((labels, after));
+        }
+        let (key, quoted) = rest.split_once("=\"")?;
+        let (value, after) = unquoted(quoted)?;
+        labels.push(KeyValue::new(key.to_owned(), value));
+        rest = after.strip_prefix(',').unwrap_or(after);
+    }
+}
+
+/// A label's value as it was before it was quoted, and what follows its closing quote.
+fn unquoted(text: &str) -> Option<(String, &str)> {
+    let (mut value, mut letters) = (String::new(), text.chars());
+    loop {
+        match letters.next()? {
+            '"' => return Some((value, letters.as_str())),
+            '\\' => value.push(match letters.next()? {
+                'n' => '\n',
+                itself => itself,
+            }),
+            letter => value.push(letter),
+        }
+    }
 }
 
 impl Told {
@@ -390,5 +417,32 @@ mod tests {
         let found = samples(page, "a_total");
         assert_eq!(found, [(vec![KeyValue::new("x", "1"), KeyValue::new("y", "2")], 3.0)]);
         assert_eq!(samples(page, "b_sum"), [(vec![], 0.5)]);
+    }
+
+    /// Escapes by hand from Prometheus' text format: `\\`, `\"` and `\n`, within a label's value alone.
+    #[test]
+    fn a_labels_value_is_told_as_it_was_before_it_was_quoted() {
+        let page = r#"a{path="d.k_x,y"} 1
+a{path="d.k_x,z"} 2
+a{path="d.k_\\"} 3
+a{path="d.k_\\n\n"} 4
+a{path="\"q\"",verdict="={},"} 5
+a{path="d.k_{1} 2",verdict="\"} 9"} 6
+a{path=""} 7
+"#;
+        let labelled = |labels: &[(&'static str, &'static str)], value: f64| {
+            let labels = labels.iter().map(|(key, text)| KeyValue::new(*key, *text));
+            (labels.collect::<Vec<_>>(), value)
+        };
+        let wanted = [
+            labelled(&[("path", "d.k_x,y")], 1.0),
+            labelled(&[("path", "d.k_x,z")], 2.0),
+            labelled(&[("path", r"d.k_\")], 3.0),
+            labelled(&[("path", "d.k_\\n\n")], 4.0),
+            labelled(&[("path", "\"q\""), ("verdict", "={},")], 5.0),
+            labelled(&[("path", "d.k_{1} 2"), ("verdict", "\"} 9")], 6.0),
+            labelled(&[("path", "")], 7.0),
+        ];
+        assert_eq!(samples(page, "a"), wanted);
     }
 }

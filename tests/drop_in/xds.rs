@@ -147,6 +147,45 @@ fn bad_limits_are_refused_with_what_is_wrong_and_the_old_ones_stay() {
 }
 
 #[test]
+fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
+    let xds = Xds::start();
+    let service = start(&xds, &[("USE_PROMETHEUS", "true")]);
+    let shows = |refused: u64, stale: u64| {
+        let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+        let counted = format!("sluicegate_config_loads_total{{outcome=\"refused\"}} {refused}\n");
+        let stale = format!("sluicegate_config_stale {stale}\n");
+        assert!(page.contains(&counted) && page.contains(&stale), "{page}");
+    };
+    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    is_limited(&service, "d", "k", 2);
+    let ours = sluicegate::source::xds::message::TYPE_URL;
+    let other = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+    for (refused, version, type_url) in [(1, "2", ours), (2, "3", other)] {
+        let value = b"\xff\xff".to_vec();
+        xds.tell_resources(version, vec![Any { type_url: type_url.to_owned(), value }]);
+        let told = xds.answer(version).1.unwrap();
+        let loads = until("it is shown", || match service.loads()? {
+            loads if loads.refused == refused => Ok(loads),
+            loads => Err(format!("{} refused, {}", loads.refused, loads.last_error)),
+        })
+        .unwrap();
+        let shown = loads.last_error["diagnostics"][0]["message"].as_str().unwrap();
+        let which = format!("version `{version}` of {}: cannot be read: {told}", xds.address);
+        assert_eq!(shown, which);
+        shows(refused, 1);
+    }
+    assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 0, "as in the reference");
+    xds.tell("4", &[domain("d", vec![node("k", 3)])]);
+    is_limited(&service, "d", "k", 3);
+    let mended = until("it is mended", || match service.loads()?.last_error {
+        none if none.is_null() => Ok(()),
+        error => Err(error.to_string()),
+    });
+    mended.unwrap();
+    shows(2, 0);
+}
+
+#[test]
 fn each_response_is_all_there_is() {
     let xds = Xds::start();
     let service = start(&xds, &[("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")]);

@@ -1,6 +1,6 @@
 //! What changes on disk is in force soon; what is wrong never is.
 //!
-//! But for the one test of it, looking from time to time is off: what passes here was told of by
+//! But for the tests of it, looking from time to time is off: what passes here was told of by
 //! the system. Every wait is for the channel, with a deadline far beyond what is needed.
 
 use std::collections::HashMap;
@@ -14,9 +14,14 @@ use sluicegate::config::Config;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::source::Source;
 use sluicegate::source::file::{Options, Tree, start};
-use sluicegate::source::{Load, Published, TextFile, Why};
+use sluicegate::source::{Load, Published, SourceError, TextFile, Why};
 use tempfile::TempDir;
 use tokio::time::timeout;
+
+#[cfg(target_os = "linux")]
+use crate::service::{Loads, Service};
+#[cfg(target_os = "linux")]
+use crate::waiting::until;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_secs(86_400);
@@ -375,6 +380,73 @@ async fn refused_texts_that_are_touched_stay_refused_and_asking_tells_of_them_an
     put(&limits.join("a.yaml"), "a");
     let published = source.until_in_force(&["a"]).await;
     assert_eq!(published.status.revision, Revision(1));
+}
+
+#[tokio::test]
+async fn texts_refused_before_they_could_not_be_read_are_told_of_anew_after() {
+    let (room, limits) = room();
+    put(&limits.join("a.yaml"), "bad");
+    let mut source = watching(&limits).await;
+    let bad = |published: &Published| {
+        let refused = published.status.last_error.as_ref();
+        refused.is_some_and(|refused| matches!(refused.why, Why::Diagnostics(_)))
+    };
+    assert!(bad(&source.published()));
+    fs::rename(&limits, room.path().join("away")).unwrap();
+    source.until(|published| !bad(published)).await;
+    fs::rename(room.path().join("away"), &limits).unwrap();
+    source.until(bad).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_refused_once_however_often_it_is_looked_at() {
+    let (_room, limits) = room();
+    // A regular file, whose first byte nobody can read.
+    symlink("/proc/self/mem", limits.join("b.yaml")).unwrap();
+    let look = Duration::from_millis(5);
+    let mut source = watching_as(Options { look, ..options(&limits) }).await;
+    let status = source.published().status;
+    let why = &status.last_error.as_ref().unwrap().why;
+    assert!(matches!(why, Why::Source(SourceError::Unreadable { .. })), "{why:?}");
+    let again = source.source.published.wait_for(|published| published.status.refused > 1);
+    assert!(timeout(Duration::from_millis(300), again).await.is_err());
+    fs::remove_file(limits.join("b.yaml")).unwrap();
+    source.until_in_force(&["a"]).await;
+}
+
+/// Lets the service open files up to this number; what it was.
+#[cfg(target_os = "linux")]
+fn may_open(service: &Service, most: Option<u64>) -> Option<u64> {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    prlimit(Some(pid), Resource::Nofile, Rlimit { current: most, maximum }).unwrap().current
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_could_not_be_read_is_read_later_although_nothing_touches_it() {
+    let (_room, limits) = room();
+    let file = limits.join("a.yaml");
+    let rules =
+        "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
+    put(&file, rules);
+    let service = Service::start(&file, &[]).unwrap();
+    // The three that every process has are open: a file can be seen, and not be opened.
+    let usual = may_open(&service, Some(3));
+    put(&file, &rules.replace("unit: 2", "unit: 3"));
+    until("it is refused", || match service.log() {
+        log if log.contains("limits cannot be read") => Ok(()),
+        log => Err(log),
+    })
+    .unwrap();
+    may_open(&service, usual);
+    until("it is read", || match service.loads()? {
+        Loads { loaded: 2.., last_error, .. } if last_error.is_null() => Ok(()),
+        Loads { loaded, last_error, .. } => Err(format!("{loaded} loads, {last_error}")),
+    })
+    .unwrap();
 }
 
 #[tokio::test]

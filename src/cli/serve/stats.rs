@@ -1,8 +1,11 @@
 //! envoyproxy/ratelimit's statistics: made, shown, sent.
 //!
-//! Guarantees: what cannot be sent waits, up to [`MOST_WAITING`] bytes, and is dropped beyond that with a line in the log;
-//! nothing here holds a question up.
-//! Leaves out: what is counted ([`crate::telemetry::stats`]).
+//! Guarantees: what cannot be sent waits, up to [`MOST_WAITING`] bytes, and is dropped beyond that with a line in the log; a
+//! line that a broken connection cut is sent again whole, and no other one; a datagram that is known not to have been taken
+//! is sent again; nothing here holds a question up.
+//! Leaves out: what is counted ([`crate::telemetry::stats`]); what the system had taken when a connection broke, and datagrams
+//! that were on their way before another host said that nobody takes them, for nobody says which of these arrived: they are
+//! lost, and the datagram at which that was heard may come twice.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +16,7 @@ use std::time::Duration;
 use regex::Regex;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
-use tokio::time::{interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::backend::inside::{Connections, Remembered};
 use crate::config::settings::{
@@ -29,8 +32,15 @@ use crate::telemetry::stats::{Dialect, Lines, Looked, Rewrite, Stats, page};
 const MOST_WAITING: usize = 4 << 20;
 /// How long a connection or a write may take.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The most that is handed to a connection at a time, in bytes.
+const BATCH: usize = 64 << 10;
 /// The longest datagram: what fits a frame of Ethernet.
 const DATAGRAM: usize = 1432;
+/// The longest that a line alone can make: 65,535 bytes without the headers of IP and UDP.
+const LONGEST: usize = 65_507;
+/// How often the name of who takes datagrams is looked up again: it may stand for another address by now, and nothing tells
+/// that the old one loses them.
+const LOOKUP: Duration = Duration::from_secs(30);
 /// The largest file of a mapping, in bytes.
 const LARGEST: u64 = 1 << 20;
 
@@ -164,10 +174,16 @@ pub(super) async fn send(settings: Settings, stats: Arc<Stats>, look: Look) {
     let mut lines = Lines::new(dialect, &settings.stats_tags.0, rewrites);
     let mut sink = Sink::of(&settings);
     let mut ticks = interval(settings.stats_interval.into());
+    let mut lookups = interval(LOOKUP);
+    lookups.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        sink.take(lines.next(&stats, &look()));
-        sink.send().await;
+        tokio::select! {
+            _ = lookups.tick() => sink.to.look_up().await,
+            _ = ticks.tick() => {
+                sink.take(lines.next(&stats, &look()));
+                sink.send().await;
+            }
+        }
     }
 }
 
@@ -219,6 +235,7 @@ impl Sink {
 
     /// Sends what waits, until something fails.
     async fn send(&mut self) {
+        let was_tried = self.to.is_tried();
         let sent = timeout(PATIENCE, self.to.send(&mut self.waiting)).await;
         let error = match sent {
             Ok(Ok(())) => None,
@@ -232,7 +249,7 @@ impl Sink {
                 tracing::warn!(to = %self.to, %error, "statistics cannot be sent; trying on");
             }
         }
-        self.is_cut_off = error.is_some();
+        self.is_cut_off = error.is_some() || (self.is_cut_off && !was_tried);
     }
 }
 
@@ -250,33 +267,44 @@ impl To {
     async fn send(&mut self, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
         match self {
             Self::Log => {
-                let text: String = waiting.drain(..).collect();
-                std::io::stderr().lock().write_all(text.as_bytes())
+                let text: String = waiting.iter().map(String::as_str).collect();
+                std::io::stderr().lock().write_all(text.as_bytes())?;
+                waiting.clear();
             }
+            // Whatever ends this early takes the connection with it.
             Self::Tcp(at, held) => {
-                let mut stream = match held.take() {
+                let mut stream = match held.take().filter(is_open) {
                     Some(stream) => stream,
                     None => TcpStream::connect((at.host.as_str(), at.port)).await?,
                 };
-                while let Some(packet) = packet(waiting, 64 << 10) {
-                    stream.write_all(packet.as_bytes()).await?;
-                }
+                write(&mut stream, waiting).await?;
                 *held = Some(stream);
-                Ok(())
             }
             Self::Udp(at, held) => {
                 let socket = match held.take() {
                     Some(socket) => socket,
                     None => connected(at).await?,
                 };
-                while let Some(packet) = packet(waiting, DATAGRAM) {
-                    // Nobody may listen just now, which UDP tells only to the next one that is sent.
-                    drop(socket.send(packet.trim_end().as_bytes()).await);
-                }
+                post(&socket, waiting).await?;
                 *held = Some(socket);
-                Ok(())
             }
         }
+        Ok(())
+    }
+
+    /// Looks up again where datagrams go, and goes on from a port of its own, for what is on the way may remember the old
+    /// one's. If that fails, nothing changes.
+    async fn look_up(&mut self) {
+        let Self::Udp(at, Some(socket)) = self else { return };
+        if let Ok(Ok(anew)) = timeout(PATIENCE, connected(at)).await {
+            *socket = anew;
+        }
+    }
+
+    /// Whether a send that succeeds proves that somebody takes it: the first of a socket does not, for nobody has had
+    /// time to refuse it.
+    const fn is_tried(&self) -> bool {
+        !matches!(self, Self::Udp(_, None))
     }
 
     fn hang_up(&mut self) {
@@ -288,13 +316,65 @@ impl To {
     }
 }
 
-/// The next lines that fit together, at least one.
-fn packet(waiting: &mut VecDeque<String>, most: usize) -> Option<String> {
-    let mut packet = waiting.pop_front()?;
-    while waiting.front().is_some_and(|next| packet.len() + next.len() <= most) {
-        packet.push_str(&waiting.pop_front()?);
+/// Whether the other side has not hung up. What it says otherwise is of no interest.
+fn is_open(stream: &TcpStream) -> bool {
+    match stream.try_read(&mut [0; 64]) {
+        Ok(length) => length != 0,
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
     }
-    Some(packet)
+}
+
+/// Writes what waits. A line waits until the system has taken the whole of it.
+async fn write(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
+    let mut begun = 0;
+    while let Some((text, _)) = packet(waiting, BATCH) {
+        let rest = text.as_bytes().get(begun..).unwrap_or_default();
+        let taken = to.write(rest).await?;
+        if taken == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        begun = drop_taken(waiting, begun + taken);
+    }
+    Ok(())
+}
+
+/// Drops the lines that are within the bytes `taken`; how many of the next one's are among them.
+fn drop_taken(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
+    while let Some(length) = waiting.front().map(String::len).filter(|length| *length <= taken) {
+        taken -= length;
+        waiting.pop_front();
+    }
+    taken
+}
+
+/// Sends what waits as datagrams.
+async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
+    while let Some((text, lines)) = packet(waiting, DATAGRAM) {
+        let text = text.trim_end();
+        if LONGEST < text.len() {
+            tracing::warn!(bytes = text.len(), "a statistic is lost: no datagram is so long");
+        } else {
+            to.send(text.as_bytes()).await?;
+            // That nobody is there is told afterwards: at once by this host, to the next datagram by another one.
+            to.take_error()?.map_or(Ok(()), Err)?;
+        }
+        waiting.drain(..lines);
+    }
+    Ok(())
+}
+
+/// The next lines that fit together, at least one, and how many they are.
+fn packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
+    let mut lines = waiting.iter();
+    let (mut packet, mut count) = (lines.next()?.clone(), 1);
+    for line in lines {
+        if most < packet.len() + line.len() {
+            break;
+        }
+        packet.push_str(line);
+        count += 1;
+    }
+    Some((packet, count))
 }
 
 async fn connected(at: &Address) -> std::io::Result<UdpSocket> {
@@ -308,21 +388,152 @@ async fn connected(at: &Address) -> std::io::Result<UdpSocket> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DATAGRAM, packet};
+    use std::net::SocketAddr;
+
+    use socket2::SockRef;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+    /// Long enough for what does not come.
+    const MOMENT: Duration = Duration::from_millis(100);
+
+    fn address(of: SocketAddr) -> Address {
+        Address { host: of.ip().to_string(), port: of.port() }
+    }
+
+    fn sink(to: To) -> Sink {
+        Sink { to, waiting: VecDeque::new(), bytes: 0, is_cut_off: false }
+    }
+
+    fn joined(waiting: &VecDeque<String>) -> String {
+        waiting.iter().map(String::as_str).collect()
+    }
+
+    /// The next datagram, and the port that it came from.
+    async fn heard(socket: &UdpSocket) -> (String, u16) {
+        let mut bytes = [0; 2_048];
+        let (length, from) =
+            timeout(DEADLINE, socket.recv_from(&mut bytes)).await.expect("in time").unwrap();
+        (String::from_utf8(bytes[..length].to_vec()).unwrap(), from.port())
+    }
 
     #[test]
     fn a_datagram_is_as_long_as_fits_a_frame_of_ethernet_and_no_longer() {
         // 1432: what StatsD advises for fast Ethernet (docs/metric_types.md, "Multi-Metric Packets").
-        let lines = |lengths: [usize; 3]| lengths.map(|length| "x".repeat(length)).into();
-        let lengths = |mut waiting| {
-            std::iter::from_fn(move || packet(&mut waiting, DATAGRAM))
-                .map(|one| one.len())
-                .collect()
+        let of = |its: [usize; 3]| -> Vec<usize> {
+            let mut waiting: VecDeque<_> = its.map(|length| "x".repeat(length)).into();
+            let next = || {
+                let (packet, lines) = packet(&waiting, DATAGRAM)?;
+                waiting.drain(..lines);
+                Some(packet.len())
+            };
+            std::iter::from_fn(next).collect()
         };
-        let of = |its| -> Vec<usize> { lengths(lines(its)) };
         assert_eq!(of([700, 732, 1]), [1_432, 1]);
         assert_eq!(of([700, 733, 1]), [700, 734]);
         // What is longer alone is not held back.
         assert_eq!(of([1_433, 1_431, 1]), [1_433, 1_432]);
+    }
+
+    #[tokio::test]
+    async fn lines_that_a_connection_did_not_take_wait_and_no_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        // What both sides keep for who does not read is far less than is sent.
+        SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
+        let sender = TcpStream::connect(at).await.unwrap();
+        SockRef::from(&sender).set_send_buffer_size(64 << 10).unwrap();
+        let (mut receiver, _) = listener.accept().await.unwrap();
+        let lines = (0..4_096).map(|nth| format!("{nth}:{}|c\n", "1".repeat(1_024)));
+        let mut waiting: VecDeque<_> = lines.collect();
+        let all = joined(&waiting);
+        let mut to = To::Tcp(address(at), Some(sender));
+        assert!(timeout(MOMENT, to.send(&mut waiting)).await.is_err(), "nobody reads");
+        // It was given up, and the connection with it: what is left to read is all that was ever taken.
+        let mut taken = String::new();
+        timeout(DEADLINE, receiver.read_to_string(&mut taken)).await.expect("in time").unwrap();
+        let (whole, cut) = taken.split_at(taken.rfind('\n').map_or(0, |end| end + 1));
+        assert!(waiting.front().is_some_and(|line| line.starts_with(cut)));
+        let both = whole.to_owned() + &joined(&waiting);
+        assert!(both == all, "{} bytes of {}: lost, or there twice", both.len(), all.len());
+    }
+
+    #[tokio::test]
+    async fn who_has_hung_up_is_called_again_before_anything_is_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut sink = sink(To::Tcp(address(listener.local_addr().unwrap()), None));
+        for line in ["a:1|c", "b:2|c"] {
+            sink.take(vec![line.to_owned()]);
+            sink.send().await;
+            let came = timeout(DEADLINE, listener.accept()).await.expect("it calls again");
+            let (mut stream, mut bytes) = (came.unwrap().0, [0; 6]);
+            timeout(DEADLINE, stream.read_exact(&mut bytes)).await.expect("in time").unwrap();
+            assert_eq!(&bytes[..], format!("{line}\n").as_bytes());
+            drop(stream);
+            let To::Tcp(_, Some(held)) = &sink.to else { panic!("the connection is kept") };
+            timeout(DEADLINE, held.readable()).await.expect("the end comes").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn datagrams_that_nobody_takes_wait_for_somebody() {
+        // It takes datagrams of its own alone: for all others nobody is there.
+        let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = nobody.local_addr().unwrap();
+        nobody.connect(at).await.unwrap();
+        let mut sink = sink(To::Udp(address(at), None));
+        let told = async {
+            while !sink.is_cut_off {
+                if sink.waiting.is_empty() {
+                    sink.take(vec!["a:1|c".to_owned()]);
+                }
+                sink.send().await;
+                yield_now().await;
+            }
+        };
+        timeout(DEADLINE, told).await.expect("it is noticed");
+        assert_eq!(sink.waiting, ["a:1|c\n"]);
+        drop(nobody);
+        let somebody = UdpSocket::bind(at).await.unwrap();
+        sink.send().await;
+        assert_eq!(heard(&somebody).await.0, "a:1|c");
+        assert!(sink.waiting.is_empty());
+        // The log is told of the next refusal only when it is sure that this one is over.
+        assert!(sink.is_cut_off, "one datagram proves nothing");
+        sink.take(vec!["b:1|c".to_owned()]);
+        sink.send().await;
+        assert_eq!(heard(&somebody).await.0, "b:1|c");
+        assert!(!sink.is_cut_off);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_too_long_for_any_datagram_holds_no_other_back() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
+        sink.take(vec!["x".repeat(LONGEST + 1), "a:1|c".to_owned()]);
+        sink.send().await;
+        assert_eq!(heard(&socket).await.0, "a:1|c");
+        assert!(sink.waiting.is_empty() && !sink.is_cut_off);
+    }
+
+    #[tokio::test]
+    async fn where_datagrams_go_is_looked_up_again_and_they_come_from_another_port() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
+        sink.to.look_up().await;
+        let mut ports = Vec::new();
+        for line in ["a:1|c", "b:1|c"] {
+            sink.take(vec![line.to_owned()]);
+            sink.send().await;
+            let (text, port) = heard(&socket).await;
+            assert_eq!(text, line);
+            ports.push(port);
+            sink.to.look_up().await;
+        }
+        assert_ne!(ports[0], ports[1]);
     }
 }
