@@ -162,9 +162,11 @@ impl Admission {
 
     /// Takes back what is over its deadline and drops what has been idle for long.
     pub fn sweep(&self) {
+        // For ages alone: each bucket is swept at an instant of its own.
         let now = self.clock.now();
         let all: Vec<_> = self.buckets.read().values().cloned().collect();
-        let idle = all.iter().filter(|bucket| bucket.sweep(now).is_some_and(is_old(now))).count();
+        let is_idle = |bucket: &&Arc<Bucket>| bucket.sweep(&self.clock).is_some_and(is_old(now));
+        let idle = all.iter().filter(is_idle).count();
         if 0 < idle {
             self.buckets.write().retain(|_, bucket| !bucket.retire(is_old(now)));
         }

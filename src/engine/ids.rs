@@ -22,8 +22,8 @@ use crate::telemetry::event::{IdEvent, IdSeen};
 /// How long after its deadline at most an id is forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Early releases that are remembered, and how long: longer than a release overtakes its acquire by,
-/// and as many as a proxy's clients can be made to leave in that time.
+/// Early releases that are remembered, and how long, where nothing else is said: longer than a release
+/// overtakes its acquire by, and as many as a proxy's clients can be made to leave in that time.
 pub(super) const BOUNDS: Bounds =
     Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
 
@@ -56,7 +56,8 @@ impl Ids {
     fn note_nothing(&self, now: Nanos, id: &str) {
         let mut ids = self.0.lock();
         if ids.len() < MOST {
-            ids.acquire(now, id.into(), now.plus(BOUNDS.keep), Permits::default());
+            let until = now.plus(ids.bounds().keep);
+            ids.acquire(now, id.into(), until, Permits::default());
         }
     }
 }
@@ -189,7 +190,8 @@ impl Engine {
     /// How many early releases are remembered, and how many may be.
     #[must_use]
     pub fn early_releases(&self) -> (usize, u32) {
-        (self.ids.0.lock().tombstones(), BOUNDS.total)
+        let ids = self.ids.0.lock();
+        (ids.tombstones(), ids.bounds().total)
     }
 
     /// Takes back for ever what is over its deadline.

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use sluicegate::clock::Clock;
 use sluicegate::engine::admit::{Admission, Ask, Denied, Held, Load};
@@ -154,6 +154,35 @@ fn a_waiter_is_told_when_the_queues_timeout_is_over() {
     admission.sweep();
     assert!(matches!(poll(waits.as_mut()), Poll::Ready(Err(Denied::Late))));
     assert_eq!(load(&admission).waiting, 0);
+}
+
+/// One whose waking takes a second.
+struct Slow(Arc<Clock>);
+
+impl Wake for Slow {
+    fn wake(self: Arc<Self>) {
+        pass(&self.0, Nanos::SECOND);
+    }
+}
+
+#[test]
+fn a_sweep_comes_to_each_bucket_at_an_instant_of_its_own() {
+    let (clock, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 1));
+    let _inside = runtime.enter();
+    let names: [&[u8]; 2] = [b"a", b"b"];
+    let keep = Some(LONG.plus(Nanos::SECOND));
+    let of = |bucket: &'static [u8]| Ask { bucket, keep, ..ask(&rules) };
+    let _held = names.map(|name| at_once(&admission, of(name)).unwrap());
+    let waker = Waker::from(Arc::new(Slow(Arc::clone(&clock))));
+    let mut waits = names.map(|name| Box::pin(admission.acquire(of(name))));
+    for waits in &mut waits {
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    pass(&clock, LONG);
+    admission.sweep();
+    // Who waited in the bucket that was swept first took until the other's permit was over.
+    assert_eq!(admission.total().in_flight, 1);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
@@ -327,6 +328,39 @@ fn the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer(
     assert!(matches!(acquire(&engine, other), Ok(Admitted::Decided(..))), "it may ask again");
     assert_eq!(in_flight(&engine), 1);
     assert!(engine.release(other, None, Outcome::Success, None));
+}
+
+#[test]
+fn the_bounds_of_early_releases_are_those_that_the_engine_was_given() {
+    let bounds = Bounds { per_source: 3, total: 5, keep: Nanos::SECOND };
+    let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
+    let engine = engine.with_early_releases(bounds);
+    assert_eq!(engine.early_releases(), (0, 5));
+    let other = "fedcba9876543210";
+    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
+    pass(&engine, 3_000);
+    forgets(&engine, ID);
+    // That it holds nothing was noted for a second, so that its release is of nobody known here.
+    engine.release(other, None, Outcome::Ignored, None);
+    assert_eq!(engine.early_releases(), (1, 5));
+}
+
+/// Lets the engine forget what is over by now, until it has forgotten `id`, which holds something.
+fn forgets(engine: &Engine, id: &str) {
+    let forgotten = async {
+        while engine.held_by(id).is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let either = async {
+        tokio::select! {
+            () = engine.expire_on() => panic!("it ended"),
+            () = forgotten => {}
+        }
+    };
+    let patience = Duration::from_secs(60);
+    block_on(async { tokio::time::timeout(patience, either).await }).expect("it is known still");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::future::poll_immediate;
 use sluicegate::backend::heartbeat::{Heard, Round};
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
@@ -187,7 +188,7 @@ fn an_answer_that_comes_after_the_term_leaves_no_share_in_force() {
     store.is_slow.store(true, Relaxed);
     block_on(async {
         let mut speaks = pin!(alone.engine.speak_once());
-        let begun = futures_util::future::poll_immediate(&mut speaks).await;
+        let begun = poll_immediate(&mut speaks).await;
         assert!(begun.is_none(), "the heartbeat is on its way");
         alone.passes(Nanos::from_secs(60));
         speaks.await;
@@ -338,6 +339,51 @@ fn who_leaves_in_order_frees_its_seat_at_once() {
     fleet[1].passes(HALF);
     fleet[1].beats();
     assert_eq!(fleet[1].fills(), 4);
+}
+
+/// A replica that has something to say, to a store that takes its time; and how often it has spoken.
+fn about_to_speak(store: &Arc<Store>) -> (Replica, usize) {
+    let mut alone = Replica::new(store, "a", "limit: 4");
+    assert_eq!(alone.fills(), 4);
+    alone.ends(4);
+    alone.passes(Nanos::SECOND);
+    store.is_slow.store(true, Relaxed);
+    (alone, store.calls.load(Relaxed))
+}
+
+#[test]
+fn who_leaves_lets_a_heartbeat_that_is_under_way_end_before_it_gives_its_seats_up() {
+    let store = Store::new();
+    let (alone, before) = about_to_speak(&store);
+    let ceilings = alone.engine.ceilings();
+    block_on(async {
+        let mut speaks = pin!(alone.engine.speak_once());
+        assert!(poll_immediate(&mut speaks).await.is_none(), "a heartbeat is on its way");
+        let mut leaves = pin!(ceilings.leave_fleet(&*store));
+        assert!(poll_immediate(&mut leaves).await.is_none());
+        assert_eq!(store.calls.load(Relaxed), before + 1, "nothing is said beside it");
+        tokio::join!(speaks, leaves);
+    });
+    let spoken_of = ceilings.fleet().unwrap().shown(alone.engine.clock(), 9);
+    assert!(spoken_of.is_empty(), "{spoken_of:?}");
+    store.is_slow.store(false, Relaxed);
+    let mut other = Replica::new(&store, "b", "limit: 4");
+    other.passes(Nanos::SECOND);
+    assert_eq!(other.fills(), 4);
+}
+
+#[test]
+fn who_leaves_says_nothing_beside_a_heartbeat_that_does_not_end_and_does_not_wait_for_ever() {
+    let store = Store::new();
+    let (alone, before) = about_to_speak(&store);
+    block_on(async {
+        let mut speaks = pin!(alone.engine.speak_once());
+        assert!(poll_immediate(&mut speaks).await.is_none(), "a heartbeat is on its way");
+        let leaves = alone.engine.ceilings().leave_fleet(&*store);
+        let left = tokio::time::timeout(Duration::from_secs(60), leaves).await;
+        assert!(left.is_ok(), "it waits still");
+    });
+    assert_eq!(store.calls.load(Relaxed), before + 1);
 }
 
 #[test]

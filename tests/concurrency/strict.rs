@@ -373,6 +373,48 @@ fn a_release_that_the_store_did_not_hear_is_told_again() {
 }
 
 #[test]
+fn a_release_is_told_at_once_beside_those_that_wait_to_be_told_again() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 2, mode: strict");
+    assert_eq!(alone.fills(), 2);
+    store.is_cut.store(true, Relaxed);
+    alone.ends(1);
+    alone.tells();
+    store.is_cut.store(false, Relaxed);
+    alone.ends(1);
+    alone.tells();
+    assert_eq!(store.held(alone.now()), 1);
+    later(&[&alone], BEAT);
+    assert_eq!(store.held(alone.now()), 0);
+}
+
+#[test]
+fn a_telling_moves_nothing_of_what_waits_to_be_told_again() {
+    const KEPT: usize = 5_000;
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", &format!("limit: {KEPT}, mode: strict"));
+    block_on(async {
+        for _ in 0..KEPT {
+            let admitted = alone.engine.admit(&question(), None).await.unwrap();
+            alone.held.extend(passed(admitted));
+        }
+    });
+    assert_eq!(alone.held.len(), KEPT);
+    alone.tells();
+    let idle = allocation_counter::measure(|| alone.tells());
+    store.is_cut.store(true, Relaxed);
+    alone.ends(KEPT);
+    alone.tells();
+    let waiting = allocation_counter::measure(|| alone.tells());
+    // An entry that is moved takes its own size, and that is more than the two numbers of its id.
+    let moved = u64::try_from(KEPT * size_of::<Id>()).unwrap();
+    assert!(waiting.bytes_total < idle.bytes_total + moved / 2, "{waiting:?} for {idle:?}");
+    store.is_cut.store(false, Relaxed);
+    later(&[&alone], BEAT);
+    assert_eq!(store.held(alone.now()), 0, "it was all there to be told again");
+}
+
+#[test]
 fn a_store_that_forgot_admits_nobody_until_what_is_held_was_told_again() {
     let store = Store::new();
     let [mut a, mut b] = two(&store, "limit: 3, mode: strict");

@@ -128,8 +128,9 @@ impl Bucket {
     }
 
     /// Takes back what is over; since when the bucket has been idle, if it is.
-    pub(super) fn sweep(&self, now: Nanos) -> Option<Nanos> {
+    pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
+        let now = clock.now();
         state.step(now, Event::Expire);
         state.limiter.idle_since()
     }

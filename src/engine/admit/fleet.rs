@@ -2,7 +2,7 @@
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
 //! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call.
-//! A replica that leaves in order frees its seats.
+//! A replica that leaves in order frees its seats, unless a round that is under way takes a second still.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher24;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex as Turn, Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::bucket::Bucket;
@@ -33,6 +33,9 @@ use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 /// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
 const DRIFT_PPM: u32 = 1_000;
+
+/// How long one who leaves waits at most for a round that is under way: its calls have deadlines, but may be many.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// How often replicas speak, and how long a share is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,8 @@ pub struct Fleet {
     membership: Arc<Membership>,
     active: Mutex<HashMap<Name, Arc<Bucket>>>,
     wake: Notify,
+    /// Held for a round.
+    turn: Turn<()>,
     told: Mutex<Told>,
     left: AtomicBool,
     /// Of ceilings for which the store is asked each time.
@@ -108,6 +113,7 @@ impl Fleet {
             membership,
             active: Mutex::default(),
             wake: Notify::new(),
+            turn: Turn::default(),
             told: Mutex::default(),
             left: AtomicBool::new(false),
             teller: Arc::new(Teller::new(member, life, pace.heartbeat)),
@@ -251,12 +257,16 @@ impl Admission {
     }
 
     async fn speak_of_due_shares(&self, backend: &dyn Backend) {
-        if let Some(fleet) = self.fleet().filter(|fleet| !fleet.has_left()) {
+        let Some(fleet) = self.fleet() else { return };
+        let _turn = fleet.turn.lock().await;
+        // Only now: it may have left while this waited for its turn.
+        if !fleet.has_left() {
             self.round(fleet, backend).await;
         }
     }
 
-    /// Gives every seat up, as far as the store answers, and speaks no more.
+    /// Gives every seat up, as far as the store answers, and speaks no more. A round that is under way ends
+    /// before; where that takes more than a second, the seats end with their terms.
     pub async fn leave_fleet(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet().filter(|fleet| !fleet.left.swap(true, Relaxed)) else {
             return;
@@ -264,12 +274,18 @@ impl Admission {
         for bucket in all(fleet).values() {
             bucket.part(&self.clock);
         }
-        self.round(fleet, backend).await;
-        self.round(fleet, backend).await;
+        self.give_seats_up(fleet, backend).await;
         self.tell_once(backend).await;
     }
 
-    /// Everything that is due.
+    async fn give_seats_up(&self, fleet: &Fleet, backend: &dyn Backend) {
+        let Ok(_turn) = timeout(LEAVING, fleet.turn.lock()).await else { return };
+        self.round(fleet, backend).await;
+        // What was given up is spoken of no more, and the replica's line is taken out.
+        self.round(fleet, backend).await;
+    }
+
+    /// Everything that is due. For whoever has the turn.
     async fn round(&self, fleet: &Fleet, backend: &dyn Backend) {
         let clock = &*self.clock;
         let active = all(fleet);

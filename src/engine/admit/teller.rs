@@ -4,8 +4,10 @@
 //! that is held, and as soon as may be what is over, in as few calls as carry it. What the store was not heard
 //! to take back is told again, until its deadline has done it; so is, for three beats, what a call that
 //! came late might bring back. No list grows without a bound.
+//! Cost: of telling, what is due; how much more waits to be told again costs nothing.
 //! Leaves out: what is held ([`super::bucket`]).
 
+use std::collections::vec_deque::Drain;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -42,7 +44,7 @@ pub(super) struct Teller {
     numbers: AtomicU64,
     beat: Nanos,
     active: Mutex<HashMap<Name, Arc<Bucket>>>,
-    ended: Mutex<VecDeque<Ended>>,
+    ended: Mutex<Endings>,
     wake: Notify,
     /// There are strict ceilings: that the store has forgotten is worth to be known before one is asked for.
     expects: AtomicBool,
@@ -62,6 +64,46 @@ pub(super) struct Ended {
     pub(super) until: Nanos,
     /// A call that is under way may bring it back.
     pub(super) repeats: bool,
+}
+
+/// Permits that wait to be told over, at most [`MOST_ENDED`].
+#[derive(Debug, Default)]
+struct Endings {
+    /// Not told yet.
+    fresh: VecDeque<Ended>,
+    /// To be told again, in the order in which they are due.
+    again: VecDeque<Ended>,
+}
+
+impl Endings {
+    fn add(&mut self, one: Ended) {
+        if !self.is_full() {
+            self.fresh.push_back(one);
+        }
+    }
+
+    /// Each is due no sooner than the one before.
+    fn add_again(&mut self, one: Ended) {
+        if !self.is_full() {
+            self.again.push_back(one);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        MOST_ENDED <= self.fresh.len() + self.again.len()
+    }
+
+    /// Takes those that are due, and looks at no more than the first of the others: whoever ends a request waits
+    /// for this.
+    fn take_due(&mut self, now: Nanos) -> Vec<Ended> {
+        let both = [&mut self.fresh, &mut self.again];
+        both.into_iter().flat_map(|list| first_due(list, now)).collect()
+    }
+}
+
+fn first_due(list: &mut VecDeque<Ended>, now: Nanos) -> Drain<'_, Ended> {
+    let due = list.iter().take_while(|one| one.due <= now).count();
+    list.drain(..due)
 }
 
 /// What was told last.
@@ -145,23 +187,8 @@ impl Teller {
         let lately = failed.is_some_and(|failed| now.since(failed) < self.deadline());
         let repeats = one.repeats || lately;
         let until = if repeats { one.until.max(now.plus(self.deadline())) } else { one.until };
-        self.keep(Ended { until, repeats, ..one });
+        self.ended.lock().add(Ended { until, repeats, ..one });
         self.wake.notify_one();
-    }
-
-    fn keep(&self, one: Ended) {
-        let mut ended = self.ended.lock();
-        if ended.len() < MOST_ENDED {
-            ended.push_back(one);
-        }
-    }
-
-    /// Takes those that are due.
-    fn due(&self, now: Nanos) -> Vec<Ended> {
-        let mut ended = self.ended.lock();
-        let (due, later) = std::mem::take(&mut *ended).into_iter().partition(|one| one.due <= now);
-        *ended = later;
-        due.into()
     }
 
     /// Whether a beat is due, which is begun by asking.
@@ -218,7 +245,8 @@ impl Admission {
                 said.holds(name, bucket.tells(&self.clock), bucket);
             }
         }
-        said.ended(teller.due(now));
+        let due = teller.ended.lock().take_due(now);
+        said.ended(due);
         let everywhere = is_beat && teller.expects.load(Relaxed);
         for round in rounds(std::mem::take(&mut said.told), teller.times(Nanos(0)), everywhere) {
             let heard = match backend.tell(now, &round) {
@@ -310,7 +338,9 @@ impl Teller {
         if now < one.until && (one.repeats || !is_heard) {
             // A call that was not answered may have been taken, and come late.
             let until = if is_heard { one.until.min(now.plus(self.deadline())) } else { one.until };
-            self.keep(Ended { due: now.plus(self.beat), until, repeats: true, ..one });
+            // In turn, and always a beat from now: in the order in which they are due.
+            let due = now.plus(self.beat);
+            self.ended.lock().add_again(Ended { due, until, repeats: true, ..one });
         }
     }
 

@@ -136,6 +136,12 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         held.into_iter().chain(left).map(|&(until, _)| until).min()
     }
 
+    /// What is remembered at most, and how long.
+    #[must_use]
+    pub const fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// How many ids hold something.
     #[must_use]
     pub fn len(&self) -> usize {
