@@ -156,7 +156,7 @@ pub enum Rule {
     AllOrNothing {
         /// Every limit is in the quota group.
         quota_for_all: bool,
-        /// A descriptor without a counter keeps the quota group from denying.
+        /// A descriptor that no counter answers keeps the quota group from denying.
         rescued: bool,
     },
     /// No charge is made: each is answered as if the others had denied the question. Refunds are

@@ -17,7 +17,7 @@ use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
-use super::plan::{Part, Plan, Planning};
+use super::plan::{Part, Plan, Planning, standing};
 use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
 use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
@@ -531,11 +531,10 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
 
 /// What an operator holds a rule at.
 fn frozen(rule: &Rule, shown: Option<Shown>, verdict: Verdict) -> Status {
-    let group = if rule.quota { Group::Quota } else { Group::Enforced };
-    let standing = Standing { group, shadow: rule.shadow };
+    let standing = standing(rule);
     let finding = match shown {
         Some(shown) => ruled(verdict, Reason::Frozen, shown, standing),
-        None => Finding::settled(Reason::Frozen, group),
+        None => Finding::settled(Reason::Frozen, standing.group),
     };
     Status { finding, metadata: rule.metadata.clone() }
 }

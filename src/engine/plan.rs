@@ -12,7 +12,7 @@ use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Match;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
 use crate::kernel::decision::{
-    Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict,
+    Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict, combine,
 };
 use crate::kernel::key::{CounterKey, Counting};
 use crate::kernel::rate::Strategy;
@@ -259,8 +259,7 @@ impl<'c> Plan<'c> {
         };
         let home = home(domain, entries.clone());
         let key = name(domain, entries, limit.counting(), keys);
-        let group = if rule.quota { Group::Quota } else { Group::Enforced };
-        let standing = Standing { group, shadow: rule.shadow };
+        let standing = standing(rule);
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
         self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
@@ -287,27 +286,47 @@ impl<'c> Plan<'c> {
         Part::Override(limit)
     }
 
-    /// Whether a rule that is held denies the question by itself.
-    fn is_frozen_shut(&self, quota_for_all: bool) -> bool {
-        let denies = |part: &Part<'_>| match part {
-            Part::Frozen(rule, _, Verdict::Deny) => !rule.shadow && !rule.quota,
-            _ => false,
-        };
-        !quota_for_all && self.parts.iter().any(denies)
+    /// What each descriptor says, where `charged` stands for those that a counter answers.
+    fn votes(
+        &self,
+        charged: Option<Verdict>,
+    ) -> impl Iterator<Item = (Group, Verdict)> + use<'_, 'c> {
+        let mut charges = self.charges.list.iter();
+        self.parts.iter().filter_map(move |part| match part {
+            Part::Nothing | Part::Replaced => Some((Group::Enforced, Verdict::Admit)),
+            Part::Unlimited(_) => Some((Group::Aside, Verdict::Admit)),
+            Part::Frozen(rule, _, verdict) => {
+                let standing = standing(rule);
+                Some((standing.group, standing.verdict(*verdict == Verdict::Deny)))
+            }
+            Part::Charged(..) | Part::Override(_) => {
+                let group = charges.next()?.standing.group;
+                charged.map(|verdict| (group, verdict))
+            }
+        })
     }
 
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
-        let passes = |part: &Part<'_>| matches!(part, Part::Nothing | Part::Replaced);
+        let passes = |(group, verdict)| {
+            let in_quota = group == Group::Quota || quota_for_all && group == Group::Enforced;
+            in_quota && verdict == Verdict::Admit
+        };
+        let denied = || combine(self.votes(Some(Verdict::Admit)), quota_for_all) == Verdict::Deny;
         match charging {
             Charging::Each => ChargeRule::Each,
-            // As if a counter had denied: the others are spared.
-            Charging::AllOrNothing if self.is_frozen_shut(quota_for_all) => ChargeRule::Ask,
-            Charging::AllOrNothing => ChargeRule::AllOrNothing {
-                quota_for_all,
-                rescued: quota_for_all && self.parts.iter().any(passes),
-            },
+            // What is held denies it whatever counters say, as if one had denied: the others are spared.
+            Charging::AllOrNothing if denied() => ChargeRule::Ask,
+            Charging::AllOrNothing => {
+                ChargeRule::AllOrNothing { quota_for_all, rescued: self.votes(None).any(passes) }
+            }
         }
     }
+}
+
+/// How a denial by `rule` counts.
+pub(super) const fn standing(rule: &Rule) -> Standing {
+    let group = if rule.quota { Group::Quota } else { Group::Enforced };
+    Standing { group, shadow: rule.shadow }
 }
 
 /// Where the counter of `entries` lives: shared patterns stand in for what was asked, as in its key.

@@ -129,6 +129,40 @@ async fn a_held_denial_spares_the_others_where_the_domain_is_charged_as_a_whole(
     assert_eq!(second_after_a_held_first("all_or_nothing").await.1, 9);
 }
 
+/// The answer to one hit of each of `keys`, in a domain that is charged as a whole, where `a` is held, `b` is used
+/// up, both of the quota group, and `c` is enforced; and what is left of `c`'s nine.
+async fn beside_a_held_member(held: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
+    let text = "domain: d\ncharge: all_or_nothing\ndescriptors:\n\
+                - {key: a, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
+                - {key: b, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
+                - {key: c, rate_limit: {unit: day, requests_per_unit: 9}}\n";
+    let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
+    engine.freeze(("d", &[("a", "me")]), held, Nanos::from_secs(10)).unwrap();
+    let ask = async |keys: &[&'static str], hits| {
+        let descriptors = keys.iter().map(|key| Descriptor {
+            entries: smallvec::smallvec![(*key, "me")],
+            cost: Cost::Charge(Hits(hits)),
+            limit: None,
+        });
+        let asked = Question { domain: "d", descriptors: descriptors.collect() };
+        engine.decide(&asked).await.unwrap()
+    };
+    ask(&["b"], 1).await;
+    let verdict = ask(keys, 1).await.verdict;
+    (verdict, ask(&["c"], 0).await.statuses[0].finding.room.remaining.0)
+}
+
+#[tokio::test]
+async fn a_held_member_of_the_quota_group_has_its_vote_where_the_domain_is_charged_as_a_whole() {
+    // One member of the group that admits is enough, and who is admitted is counted.
+    let admitted = beside_a_held_member(Verdict::Admit, &["a", "b", "c"]).await;
+    assert_eq!(admitted, (Verdict::Admit, 8));
+    // All of it denies: nothing is counted.
+    for keys in [&["a", "b", "c"][..], &["a", "c"]] {
+        assert_eq!(beside_a_held_member(Verdict::Deny, keys).await, (Verdict::Deny, 9), "{keys:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
     let engine = engine(two_a_minute());
