@@ -258,23 +258,8 @@ impl Ledger {
         if u64::from(under.1.most()) < hits.0 {
             return Some(Step::Never(room));
         }
-        let longer = longer(&under.1, Hits(hits.0.saturating_sub(self.denial.hits.0)))?;
+        let longer = under.1.longer(hits.less(self.denial.hits))?;
         Some(Step::Deny { retry_after: passes.since(now).plus(longer), room })
-    }
-}
-
-/// How much longer `more` hits wait; nothing where the counter would have to be asked.
-fn longer(strategy: &Strategy, more: Hits) -> Option<Nanos> {
-    match strategy {
-        _ if more == Hits(0) => Some(Nanos(0)),
-        // The whole window is over at once.
-        Strategy::FixedWindow(_) => Some(Nanos(0)),
-        // At most a tick longer than the store would say.
-        Strategy::Gcra(gcra) => {
-            let earned = more.0.saturating_mul(gcra.worth().ticks.get());
-            Some(gcra.tick().nanos(earned.div_ceil(gcra.worth().hits.into())))
-        }
-        Strategy::SlidingWindow(_) | Strategy::SlidingLog(_) => None,
     }
 }
 

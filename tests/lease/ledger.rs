@@ -261,6 +261,7 @@ fn a_denial_is_remembered_until_it_may_pass() {
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
     let expected = Spend::Denied {
         retry_after: Nanos(900_000_000),
+        more: Hits(0),
         room: Room { remaining: Hits(7), reset_after: Nanos(900_000_000) },
     };
     assert_eq!(ledger.spend(after(100), Hits(5)), expected);
@@ -273,7 +274,7 @@ fn an_expensive_denial_does_not_deny_what_is_cheaper() {
     ask(&mut ledger, NOW, 1, 5);
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
     assert_eq!(ledger.spend(NOW, Hits(4)), Spend::Ask);
-    assert!(matches!(ledger.spend(NOW, Hits(6)), Spend::Denied { .. }));
+    assert!(matches!(ledger.spend(NOW, Hits(6)), Spend::Denied { more: Hits(1), .. }));
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Held {
         self.ledger.asked(now, hits);
     }
 
-    /// The outcome where the ledger knows it.
+    /// The outcome where the ledger knows it, a denial's wait included: who asks for more waits longer.
     pub(super) fn look(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
         self.expire(now);
         let step = match self.ledger.look(now, hits) {
@@ -77,7 +77,10 @@ impl Held {
             Spend::Denied { room, .. } if u64::from(self.charge.strategy.most()) < hits.0 => {
                 Step::Never(room)
             }
-            Spend::Denied { retry_after, room } => Step::Deny { retry_after, room },
+            Spend::Denied { retry_after, more, room } => {
+                let longer = self.charge.strategy.longer(more)?;
+                Step::Deny { retry_after: retry_after.plus(longer), room }
+            }
             Spend::Ask => return None,
         };
         Some(Outcome::Stepped(step))

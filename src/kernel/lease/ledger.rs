@@ -79,8 +79,10 @@ pub enum Spend {
     Spent(Room),
     /// As many hits or fewer were denied, and it is not yet time.
     Denied {
-        /// Wait until these hits may pass.
+        /// Wait until those hits may pass.
         retry_after: Nanos,
+        /// How many more these are than those.
+        more: Hits,
         /// What the key has left regardless.
         room: Room,
     },
@@ -136,7 +138,8 @@ impl Ledger {
         }
         match self.denial {
             Some(denial) if denial.hits <= hits && now < denial.until => {
-                Spend::Denied { retry_after: denial.passes.since(now), room: self.room(now) }
+                let (retry_after, more) = (denial.passes.since(now), hits.less(denial.hits));
+                Spend::Denied { retry_after, more, room: self.room(now) }
             }
             _ => Spend::Ask,
         }

@@ -85,6 +85,22 @@ impl Strategy {
         }
     }
 
+    /// How much longer than others `more` hits than theirs wait; nothing where only the counter can say. At most a tick longer
+    /// than the counter would.
+    #[must_use]
+    pub fn longer(&self, more: Hits) -> Option<Nanos> {
+        match self {
+            _ if more == Hits(0) => Some(Nanos(0)),
+            // The whole window is over at once.
+            Self::FixedWindow(_) => Some(Nanos(0)),
+            Self::Gcra(gcra) => {
+                let earned = more.0.saturating_mul(gcra.worth().ticks.get());
+                Some(gcra.tick().nanos(earned.div_ceil(gcra.worth().hits.into())))
+            }
+            Self::SlidingWindow(_) | Self::SlidingLog(_) => None,
+        }
+    }
+
     /// Is one tick worth more than 1 % of what passes at one instant?
     #[must_use]
     pub fn is_coarse(&self) -> bool {
