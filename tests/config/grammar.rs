@@ -105,6 +105,9 @@ fn directives_are_version_1_1_and_tag() {
         assert!(!is_read(text), "{text:?}");
     }
     assert!(is_read("domain: d\n%YAML 1.2\n"));
+    for text in ["domain: d\n%a: x\n", "domain: d\n%escriptors:\n- key: k\n"] {
+        assert!(!is_read(text), "{text:?}");
+    }
 }
 
 #[test]

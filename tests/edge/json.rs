@@ -71,7 +71,14 @@ fn an_integer_may_be_written_in_every_way_that_is_one() {
         (r#""2e0""#, 2),
         (r#""\u0031""#, 1),
         ("0", 0),
-        ("9007199254740991.0", 9_007_199_254_740_991),
+        ("-0", 0),
+        ("-0.0", 0),
+        (r#""-0""#, 0),
+        ("0e99999999999999999999", 0),
+        ("9007199254740993.0", 9_007_199_254_740_993),
+        ("9.007199254740993e15", 9_007_199_254_740_993),
+        ("1e18", 1_000_000_000_000_000_000),
+        (r#""1e16""#, 10_000_000_000_000_000),
         ("9223372036854775807", (1 << 63) - 1),
         ("18446744073709551615", u64::MAX),
         (r#""18446744073709551615""#, u64::MAX),
@@ -96,6 +103,9 @@ fn what_is_no_unsigned_integer_is_refused() {
         r#"{"value":2}"#,
         "18446744073709551616",
         "1e20",
+        "1e99999999999999999999",
+        "1e-1",
+        "-1e2",
         "01",
         "+1",
         "NaN",
@@ -121,14 +131,6 @@ fn what_is_no_unsigned_integer_is_refused() {
         assert!(request(body.as_bytes()).is_err(), "{written}");
         let body = format!(r#"{{"domain":"d","hitsAddend":{written}}}"#);
         assert!(request(body.as_bytes()).is_err(), "{written} for the request");
-    }
-}
-
-#[test]
-fn a_float_that_might_stand_for_its_neighbour_is_refused() {
-    for written in ["9007199254740993.0", "9007199254740992.0", "9.007199254740993e15"] {
-        let body = one(&format!(r#""hitsAddend":{written}"#));
-        assert!(request(body.as_bytes()).is_err(), "{written}");
     }
 }
 

@@ -145,7 +145,7 @@ fn narrow(offset: usize) -> u32 {
 
 /// The first document of `text`. What is wrong with its syntax goes to `findings`.
 pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tree<'s> {
-    refuse_unknown_directives(text, findings);
+    refuse_unknown_directives(text, 0, findings);
     let version_at = text.find("%YAML").unwrap_or_default();
     let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
     let mut builder = Builder::new(text, version_at);
@@ -156,7 +156,11 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
                 break;
             }
             Ok((event, span)) => builder.take(event, &span, findings),
-            Err(error) if builder.is_whole() && ends_document(&error) => break,
+            Err(error) if builder.is_whole() && ends_document(&error) => {
+                let at = error.marker().byte_offset().unwrap_or(text.len());
+                refuse_unknown_directives(text, at, findings);
+                break;
+            }
             Err(error) => {
                 explain(&error, text, findings);
                 break;
@@ -182,7 +186,7 @@ pub(super) fn options(depth: usize) -> granit_parser::Options {
     options
 }
 
-/// A directive behind the document ends it, and what follows is not read.
+/// A directive behind the document ends it, and what follows is not read; but it has to be one.
 fn ends_document(error: &ScanError) -> bool {
     *error.kind() == ErrorKind::MissingDocumentEndBeforeDirective
 }
@@ -331,9 +335,9 @@ pub(super) fn too_deep(at: Span, findings: &mut Findings) {
 }
 
 /// YAML 1.1 readers refuse directives that they do not know; the parser beneath skips them.
-fn refuse_unknown_directives(text: &str, findings: &mut Findings) {
-    let mut start = 0;
-    for line in text.split_inclusive(['\n', '\r']) {
+fn refuse_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
+    let mut start = from;
+    for line in text.get(from..).unwrap_or_default().split_inclusive(['\n', '\r']) {
         let content = line.trim();
         let known = ["%YAML", "%TAG"].iter().any(|name| {
             content.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '\t']))

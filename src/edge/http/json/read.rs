@@ -18,11 +18,9 @@ use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::UInt64Value;
 use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 use crate::edge::grpc::convert::{MAX_DESCRIPTORS, MAX_ENTRIES};
-
-/// The first float that may stand for a neighbour: 2^53.
-const INEXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Most objects in a body: the request, its descriptors with a limit each, and their entries.
 const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
@@ -229,7 +227,14 @@ struct U64(u64);
 
 impl<'de> Deserialize<'de> for U64 {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Number { as_text: true }).map(Self)
+        let written = Box::<RawValue>::deserialize(from)?;
+        let number = if written.get().starts_with('"') {
+            serde_json::from_str(written.get()).ok().and_then(|text: String| in_text(&text))
+        } else {
+            integer(written.get())
+        };
+        let number = number.and_then(|number| u64::try_from(number).ok());
+        number.map(Self).ok_or_else(|| D::Error::custom("not an unsigned integer"))
     }
 }
 
@@ -244,47 +249,25 @@ impl<'de> Deserialize<'de> for U32 {
     }
 }
 
-struct Number {
-    as_text: bool,
+/// The text must be a number and nothing else: JSON's own grammar, no white space around it.
+fn in_text(text: &str) -> Option<i128> {
+    let number: &RawValue = serde_json::from_str(text).ok()?;
+    (number.get().len() == text.len()).then(|| integer(text)).flatten()
 }
 
-impl Visitor<'_> for Number {
-    type Value = u64;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an unsigned integer")
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<u64, E> {
-        Ok(value)
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<u64, E> {
-        integral(value).ok_or_else(|| E::custom("not an unsigned integer"))
-    }
-
-    /// The text must be a number and nothing else: JSON's own grammar, no white space around it.
-    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
-        let bare = text.bytes().all(|byte| !byte.is_ascii_whitespace());
-        let number = (self.as_text && bare)
-            .then(|| serde_json::Deserializer::from_str(text))
-            .ok_or_else(|| E::custom("text where a number belongs"))?;
-        alone(number).map_err(E::custom)
-    }
-}
-
-fn alone(
-    mut text: serde_json::Deserializer<serde_json::de::StrRead<'_>>,
-) -> serde_json::Result<u64> {
-    let value = text.deserialize_any(Number { as_text: false })?;
-    text.end().map(|()| value)
-}
-
-/// `value` as an integer, if it is one and no neighbour rounds to the same float.
-fn integral(value: f64) -> Option<u64> {
-    let sound = value.is_sign_positive() && value.fract() == 0.0 && value < INEXACT;
-    // The text of such a float is its digits.
-    sound.then(|| value.to_string().parse().ok()).flatten()
+/// The number that `written` is in JSON's grammar, if it is an integer; exact, where a float would be a neighbour.
+fn integer(written: &str) -> Option<i128> {
+    let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let digits = format!("{whole}{fraction}");
+    let shown = digits.trim_end_matches('0');
+    let Some(last) = shown.trim_start_matches('-').chars().last() else { return Some(0) };
+    let places = i64::try_from(fraction.len()).ok()?;
+    let zeros = i64::try_from(digits.len() - shown.len()).ok()?;
+    let power = exponent.parse::<i64>().ok()?.checked_sub(places)?.checked_add(zeros)?;
+    let power = u32::try_from(power).ok()?;
+    last.is_ascii_digit().then_some(())?;
+    shown.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
 }
 
 /// A unit by number or by name. The request's enumeration has no week.
@@ -293,33 +276,11 @@ struct Unit(i32);
 
 impl<'de> Deserialize<'de> for Unit {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Name;
-        impl Visitor<'_> for Name {
-            type Value = Unit;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a unit's name or number")
-            }
-
-            fn visit_str<E: Error>(self, name: &str) -> Result<Unit, E> {
-                RateLimitUnit::from_str_name(name)
-                    .map(|unit| Unit(unit.into()))
-                    .ok_or_else(|| E::custom("not a unit"))
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Unit, E> {
-                i32::try_from(number).map(Unit).map_err(|_| E::custom("beyond 32 bits"))
-            }
-
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Unit, E> {
-                i32::try_from(number).map(Unit).map_err(|_| E::custom("beyond 32 bits"))
-            }
-
-            fn visit_f64<E: Error>(self, number: f64) -> Result<Unit, E> {
-                let number = integral(number).ok_or_else(|| E::custom("not an integer"))?;
-                self.visit_u64(number)
-            }
-        }
-        from.deserialize_any(Name)
+        let written = Box::<RawValue>::deserialize(from)?;
+        let unit = match serde_json::from_str::<String>(written.get()) {
+            Ok(name) => RateLimitUnit::from_str_name(&name).map(i32::from),
+            Err(_) => integer(written.get()).and_then(|number| i32::try_from(number).ok()),
+        };
+        unit.map(Self).ok_or_else(|| D::Error::custom("not a unit's name or number"))
     }
 }
