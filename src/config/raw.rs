@@ -209,7 +209,8 @@ pub struct Concurrency {
     /// Infers the ceiling from latency.
     pub adaptive: Option<Adaptive>,
     /// Over which replicas the ceiling is held: `leased`, one for all that share a store, the default
-    /// where there is one; `local`, each its own.
+    /// where there is one; `strict`, one for all as well, with a call to the store for each request, for
+    /// ceilings too small to be shared out; `local`, each its own.
     #[schemars(schema_with = "schema::ceiling_mode")]
     pub mode: Option<Spanned<String>>,
     /// What one without a share may have in flight while the store does not answer: `deny`, nothing;

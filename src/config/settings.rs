@@ -2,7 +2,9 @@
 //!
 //! Guarantees: the table below is the only list of settings. The typed [`Settings`], the flags, the
 //! environment variables, the keys of `server.yaml`, its JSON Schema, the file that is shipped and
-//! what `--print-config` shows all follow from it. Of two doors that name one setting the stronger
+//! what `--print-config` shows all follow from it. Beside it a process heeds where `OTEL_*` says that
+//! it tells spans and counts ([`crate::telemetry::otlp`]), and how wrong [`crate::clock::SHIFT`] says
+//! that its clock is, which is for tests of fleets alone. Of two doors that name one setting the stronger
 //! wins: flags, then the environment, then `server.yaml`, then the default. Every problem of every
 //! door is reported at once, even where a stronger door wins.
 //! Leaves out: reading the command line, the environment and the file, which is for [`crate::cli`].
@@ -143,7 +145,7 @@ settings! {
     grpc_tls_client_name: Option<HostName> = None, "name";
     /// Address that HTTP listens on, where it is another than `host`.
     http_host: Option<IpAddr> = None, "IP address";
-    /// HTTP: `/json`, `/healthcheck`, `/livez`, `/readyz`. 0 takes a free port and prints it.
+    /// HTTP: `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`. 0 takes a free port and prints it.
     http_port: u16 = 8080, "TCP port";
     /// Let other processes of this user listen on the same ports at the same time.
     reuse_port: bool = false, "switch";
@@ -176,9 +178,10 @@ settings! {
     stats_mogrifiers: Mogrifiers = Mogrifiers::default(), "rules";
     /// HTTP: `/metrics`. 0 takes a free port and prints it.
     metrics_port: u16 = 9090, "TCP port";
-    /// Address that admin listens on; anything but loopback needs `admin_token`.
+    /// Address that admin listens on; anything but loopback needs `admin_token` or `debug_pages`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/rlconfig`, `/config`, `/explain`, `/counter`, `/fleet`. 0 takes a free port and prints it.
+    /// HTTP: `/config`, `/counter`, `/explain`, `/fleet`, `/frozen`, `/permits`, `/rlconfig`, `/stats`,
+    /// `/debug/pprof/profile`; by POST `/freeze`, `/grant`, `/reset`, `/thaw`. 0 takes a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
     /// Show `/`, `/stats` and `/rlconfig` on admin to anybody, as envoyproxy/ratelimit's debug port does, and the
     /// rest to those with the token alone.

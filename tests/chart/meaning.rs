@@ -129,16 +129,36 @@ fn call_each_other(objects: &Objects) {
     assert!(!objects.server_yaml().contains("ours"), "the secret is no setting");
 }
 
+/// After the drain, at most: leases are given back (2 s), ends passed on (0.5 s), the store is left (0.6 s), and the
+/// last spans and counts are told (2 s each). That is 7.1 s, and more than two for a slow machine.
+const LEAVING: u64 = 10;
+
 #[test]
-fn a_pod_has_longer_to_go_than_it_may_take_to_drain() {
-    for (delay, timeout, least) in
+fn a_pod_has_longer_to_go_than_it_may_take_to_drain_and_to_leave() {
+    for (delay, timeout, drain) in
         [("5s", "20s", 25), ("1m", "1500ms", 62), ("0s", "1us", 1), ("1h", "2m", 3720)]
     {
         let set = format!("settings.drain_delay={delay},settings.drain_timeout={timeout}");
         let objects = rendered(&["--set", &set]);
         let grace = objects.pod()["terminationGracePeriodSeconds"].as_u64().unwrap();
-        assert!(least < grace && grace <= least + 5, "{set}: {grace}");
+        assert_eq!(grace, drain + LEAVING, "{set}");
     }
+}
+
+#[test]
+fn a_grace_period_of_ones_own_is_taken_where_it_is_long_enough_and_else_the_cure_is_said() {
+    let least = 5 + 20 + LEAVING;
+    let of = |grace: u64| {
+        let set = format!("terminationGracePeriodSeconds={grace}");
+        template(&chart(), &["--set", &set]).map(|text| Objects::read(&text))
+    };
+    for grace in [least, least + 1] {
+        let objects = of(grace).unwrap_or_else(|said| panic!("{grace}: {said}"));
+        assert_eq!(objects.pod()["terminationGracePeriodSeconds"], grace);
+    }
+    let Err(said) = of(least - 1) else { panic!("{} s is too short", least - 1) };
+    assert!(said.contains("would be killed with requests in flight"), "{said}");
+    assert!(said.contains(&format!("Set at least {least}")), "{said}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod cases;
 mod docs;
 mod meaning;
+mod notes;
 mod schema;
 mod service;
 mod upgrade;

@@ -144,6 +144,38 @@ fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
 }
 
 #[test]
+fn every_path_that_a_port_serves_is_told_of_by_its_setting_and_in_the_table_of_ports() {
+    let rows = rows(&page("docs/operating.md"), "port");
+    for (port, files) in
+        [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs", "admin/profiles.rs"][..])]
+    {
+        let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
+        let setting = table().iter().find(|row| row.name == port).unwrap();
+        assert_eq!(paths(&setting.doc), served, "the setting {port}");
+        let row = rows.iter().find(|row| bare(&row[1]) == port).unwrap();
+        assert_eq!(paths(&row[2]), served, "the row of {port}");
+    }
+}
+
+/// The paths that a file below `src/edge/http` routes, by their text or as its `PATH`; below `/debug/pprof` there is
+/// nothing but that one.
+fn routes(file: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join("src/edge/http").join(file)).unwrap();
+    let quoted = [".route(\"", "const PATH: &str = \""].map(|opening| {
+        text.split(opening).skip(1).filter_map(|rest| rest.split('"').next()).collect::<Vec<_>>()
+    });
+    let nothing = ["/debug/pprof", "/debug/pprof/", "/debug/pprof/{*of}"];
+    let found = quoted.concat().into_iter().filter(|path| !nothing.contains(path));
+    found.map(str::to_owned).collect()
+}
+
+/// The paths that stand in code in `text`.
+fn paths(text: &str) -> BTreeSet<String> {
+    let coded = text.split('`').skip(1).step_by(2).filter(|word| word.starts_with('/'));
+    coded.map(str::to_owned).collect()
+}
+
+#[test]
 fn every_setting_and_every_word_of_the_language_is_told_of() {
     let all: String = pages().into_iter().map(|page| page.text).collect();
     for row in table() {

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    Address, Backend, Doors, HeaderName, LATER, LogLevel, Origin, Place, Ratio, ResponseHeaders,
-    Settings, WhenFull, print_config, table,
+    Address, Backend, Doors, HeaderName, LATER, LogLevel, Named, Origin, Place, Ratio,
+    ResponseHeaders, Settings, WhenFull, print_config, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -321,6 +321,66 @@ fn settings_of_the_references_keys_are_refused_where_there_are_none() {
     let told =
         refused(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
     assert!(told[0].contains("not a whole number"), "{told:?}");
+}
+
+/// A management server and a service that statistics are sent to.
+const XDS: &str = "xds_server: a:1";
+const STATSD: &str = "stats_sink: statsd\nstats_address: a:1";
+
+#[test]
+fn settings_of_limits_and_statistics_that_nothing_would_heed_are_refused() {
+    for (others, text, heeded_by) in [
+        ("", "xds_backoff_min: 1s", XDS),
+        ("", "xds_backoff_max: 1m", XDS),
+        ("", "xds_backoff_jitter: false", XDS),
+        (XDS, "limits_prefix: a", "limits: [a]"),
+        (XDS, "limits_dot_files: true", "limits: [a]"),
+        (XDS, "limits_optional: true", ""),
+        ("", "stats_protocol: udp", STATSD),
+        ("stats_sink: log", "stats_protocol: udp", "stats_sink: dogstatsd\nstats_address: a:1"),
+        ("", "stats_interval: 1s", STATSD),
+        ("", "stats_interval: 1s", "stats_sink: log"),
+        ("", "stats_tags: a=b", STATSD),
+        ("", "stats_tags: a=b", "stats_sink: log"),
+    ] {
+        let about = format!("`{}` is set, and ", text.split(':').next().unwrap());
+        let told = refused(&file(&format!("{others}\n{text}\n")));
+        assert!(told.len() == 1 && told[0].contains(&about), "{others}, {text}: {told:?}");
+        sound(&file(&format!("{heeded_by}\n{text}\n")));
+    }
+}
+
+#[test]
+fn a_longest_wait_that_is_shorter_than_the_shortest_is_refused_where_it_stands() {
+    for (waits, place) in [
+        ("xds_backoff_min: 31s", "server.yaml:2:18"),
+        ("xds_backoff_max: 499ms", "server.yaml:2:18"),
+        ("xds_backoff_max: 1s\nxds_backoff_min: 2s", "server.yaml:2:18"),
+    ] {
+        let told = refused(&file(&format!("{XDS}\n{waits}\n")));
+        assert!(told.len() == 1 && told[0].contains("is longer than"), "{waits}: {told:?}");
+        assert!(told[0].starts_with(&format!("error: {place}: ")), "{waits}: {told:?}");
+    }
+    sound(&file(&format!("{XDS}\nxds_backoff_min: 2s\nxds_backoff_max: 2s\n")));
+}
+
+/// What the reference takes, a process that stands in for it takes; what is said to us is ours to refuse.
+#[test]
+fn what_the_references_variables_say_together_is_taken() {
+    let named = |setting, text: &str, is_set| Named {
+        setting,
+        texts: vec![text.to_owned()],
+        variable: "ANY",
+        is_set,
+    };
+    let by_default = [("limits_dot_files", "true"), ("limits_optional", "true")];
+    let by_default = by_default.map(|(setting, text)| named(setting, text, false));
+    let waits = [("xds_backoff_min", "2m"), ("xds_backoff_max", "1m")];
+    let waits = waits.map(|(setting, text)| named(setting, text, true));
+    let doors = Doors { named: [by_default, waits].concat(), ..file(&format!("{XDS}\n")) };
+    assert_eq!(sound(&doors).settings.xds_backoff_min, Nanos::from_secs(120));
+    let environment = pairs(&[("SLUICEGATE_XDS_BACKOFF_MAX", "1m")]);
+    assert_eq!(refused(&Doors { environment, ..doors }).len(), 1);
 }
 
 #[test]

@@ -123,17 +123,21 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- end -}}
 
-{{/* Longer than the drain, or a sentence. */}}
+{{/*
+The drain and 10 s, or a sentence. After the drain a replica gives leases back (2 s), passes ends on (0.5 s), leaves the
+store (0.6 s) and tells its last spans and counts (2 s each), each of them at most.
+*/}}
 {{- define "sluicegate.grace" -}}
 {{- $delay := include "sluicegate.seconds" (default "5s" .Values.settings.drain_delay) | int64 -}}
 {{- $timeout := include "sluicegate.seconds" (default "20s" .Values.settings.drain_timeout) | int64 -}}
 {{- $drain := add $delay $timeout -}}
+{{- $least := add $drain 10 -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
-{{- add $drain 5 -}}
+{{- $least -}}
 {{- else -}}
 {{- $grace := int64 .Values.terminationGracePeriodSeconds -}}
-{{- if le $grace $drain -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, and draining may take %d s (settings.drain_delay and drain_timeout): a pod would be killed with requests in flight" $grace $drain) -}}
+{{- if lt $grace $least -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, and draining may take %d s (settings.drain_delay and drain_timeout) and leaving up to 10 s more: a pod would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $drain $least) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}

@@ -214,9 +214,21 @@ impl Reader {
     }
 
     fn together(&mut self) {
-        for Clash { setting, message, help } in clashes(&self.settings) {
-            self.error(self.origin(setting), message, Some(help.to_owned()));
+        for Clash { setting, message, help, is_forgiven } in clashes(&self.settings) {
+            let origin = self.origin(setting);
+            if !(is_forgiven && is_of_the_reference(&origin)) {
+                self.error(origin, message, Some(help.to_owned()));
+            }
         }
+    }
+}
+
+/// Whether one of the reference's variables said so, set or not.
+fn is_of_the_reference(origin: &Origin) -> bool {
+    match origin {
+        Origin::Reference(_) => true,
+        Origin::Environment(variable) => !variable.starts_with(PREFIX),
+        Origin::Default | Origin::File(..) | Origin::Flag(_) => false,
     }
 }
 

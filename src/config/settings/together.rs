@@ -1,7 +1,11 @@
 //! What settings have to do with each other.
 //!
-//! Guarantees: a setting that nothing would heed, because of what another one says, is an error.
-//! Leaves out: what one value alone is refused for ([`super::value`]).
+//! Guarantees: settings that contradict each other are an error, and so is each of those named below that nothing
+//! would heed because of what another one says; the error says the cure.
+//! Leaves out: what one value alone is refused for ([`super::value`]); what is set to its default, which nobody can
+//! tell from what is not set; and what a file for several processes may say to those that do not heed it: `key_prefix`,
+//! `backend_deadline` and what is about fleets with counters in memory, what is about metrics without their port,
+//! `grpc_host` and `grpc_port` beside `grpc_socket`, `max_rule_stats` where no statistics are.
 
 use super::{Backend, CounterKeys, MetricNames, Place, RedisUrl, Settings, StatsSink};
 use crate::kernel::units::Nanos;
@@ -14,6 +18,8 @@ pub(super) struct Clash {
     pub(super) setting: &'static str,
     pub(super) message: String,
     pub(super) help: &'static str,
+    /// Whether it is none where one of envoyproxy/ratelimit's variables set this: there it is taken.
+    pub(super) is_forgiven: bool,
 }
 
 /// Everything that does not go together.
@@ -29,7 +35,9 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = found.chain(sentinels(settings)).chain(reference(settings));
     let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
     let found = found.chain(syslog(settings)).chain(otlp(settings));
-    found.chain(super::peers::clashes(settings)).collect()
+    let idle = [files(settings), waits(settings), statistics(settings)].into_iter().flatten();
+    let idle = idle.map(|idle| Clash { is_forgiven: true, ..idle });
+    found.chain(idle).chain(super::peers::clashes(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -47,7 +55,7 @@ pub(super) fn clash(
     message: impl Into<String>,
     help: &'static str,
 ) -> Clash {
-    Clash { setting, message: message.into(), help }
+    Clash { setting, message: message.into(), help, is_forgiven: false }
 }
 
 fn admin(settings: &Settings) -> Option<Clash> {
@@ -236,6 +244,43 @@ fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
     vec![clash(there, message, "a certificate is good with its key only: name both")]
 }
 
+const NO_SERVER: &str = "`xds_server` names no management server";
+const SET_SERVER: &str = "set xds_server, or leave this out";
+
+/// Settings of files where a management server has the limits.
+fn files(settings: &Settings) -> Vec<Clash> {
+    if settings.xds_server.is_none() {
+        return Vec::new();
+    }
+    let given = [
+        ("limits_prefix", !settings.limits_prefix.is_empty()),
+        ("limits_dot_files", settings.limits_dot_files),
+        ("limits_optional", settings.limits_optional),
+    ];
+    unheeded(&given, "`xds_server` has the limits", "leave out one of them")
+}
+
+/// Waits for a management server: where there is none, and where the longest is shorter than the shortest.
+fn waits(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    let (least, most) = (settings.xds_backoff_min, settings.xds_backoff_max);
+    if settings.xds_server.is_none() {
+        let given = [
+            ("xds_backoff_min", least != defaults.xds_backoff_min),
+            ("xds_backoff_max", most != defaults.xds_backoff_max),
+            ("xds_backoff_jitter", settings.xds_backoff_jitter != defaults.xds_backoff_jitter),
+        ];
+        return unheeded(&given, NO_SERVER, SET_SERVER);
+    }
+    if least <= most {
+        return Vec::new();
+    }
+    let is_moved = most != defaults.xds_backoff_max;
+    let name = if is_moved { "xds_backoff_max" } else { "xds_backoff_min" };
+    let message = format!("`xds_backoff_min` {least} is longer than `xds_backoff_max` {most}");
+    vec![clash(name, message, "shorten the one or lengthen the other")]
+}
+
 /// Where limits come from.
 fn source(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
@@ -258,8 +303,7 @@ fn source(settings: &Settings) -> Vec<Clash> {
             ("xds_tls", settings.xds_tls),
             ("xds_max_message", settings.xds_max_message != 0),
         ];
-        let why = "`xds_server` names no management server";
-        return unheeded(&[&given[..], &tls].concat(), why, "set xds_server, or leave this out");
+        return unheeded(&[&given[..], &tls].concat(), NO_SERVER, SET_SERVER);
     }
     let files = [("limits", !settings.limits.is_empty())];
     let mut found = unheeded(&files, "`xds_server` has the limits", "keep one of them");
@@ -331,6 +375,23 @@ fn told(settings: &Settings) -> Vec<Clash> {
         found.extend(unheeded(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
     }
     found
+}
+
+/// How statistics are sent, where they are not.
+fn statistics(settings: &Settings) -> Vec<Clash> {
+    let defaults = Settings::default();
+    let protocol = ("stats_protocol", settings.stats_protocol != defaults.stats_protocol);
+    let always = [
+        ("stats_interval", settings.stats_interval != defaults.stats_interval),
+        ("stats_tags", !settings.stats_tags.0.is_empty()),
+    ];
+    let given = match settings.stats_sink {
+        StatsSink::None => [&[protocol][..], &always].concat(),
+        StatsSink::Log => vec![protocol],
+        // DogStatsD speaks by datagrams whatever is set: who says so says nothing wrong.
+        StatsSink::Statsd | StatsSink::Dogstatsd => Vec::new(),
+    };
+    unheeded(&given, "statistics are not sent anywhere", "set stats_sink, or leave this out")
 }
 
 /// Settings of OTLP that nothing would heed.

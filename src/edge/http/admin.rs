@@ -75,7 +75,7 @@ const PATHS: [(&str, &str); 14] = [
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// `/config`, `/rlconfig`, `/explain`, `/fleet`, `/permits`; every other path lists them, but below `/debug/pprof`.
+/// The paths that `/` lists; every other one lists them, too, but below `/debug/pprof`.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))

@@ -1,0 +1,38 @@
+//! What the chart says after an install: `templates/NOTES.txt`.
+//!
+//! `helm template` leaves it out and `helm install` takes a cluster, so it is rendered as the text of an extra object.
+
+use std::fs;
+
+use super::{chart, rendered};
+
+/// What is said where the chart is installed with these values.
+fn notes(set: &str) -> String {
+    let notes = fs::read_to_string(chart().join("templates/NOTES.txt")).unwrap();
+    let object = [
+        "{{- define \"notes\" }}",
+        &notes,
+        "{{ end -}}\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: edge-sluicegate-notes}\n",
+        "data: {text: {{ include \"notes\" . | toJson }}}\n",
+    ];
+    let values = tempfile::NamedTempFile::new().unwrap();
+    let extra = serde_json::json!({"extraObjects": [object.concat()]});
+    fs::write(values.path(), extra.to_string()).unwrap();
+    let objects = rendered(&[&format!("--values={}", values.path().display()), "--set", set]);
+    objects.one("ConfigMap", "-notes")["data"]["text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn only_who_has_no_limits_from_anywhere_is_told_that_nothing_is_limited() {
+    for (set, is_limited) in [
+        ("replicaCount=1", false),
+        ("limits.inline.a=b", true),
+        ("limits.existingConfigMap=a", true),
+        ("limits.gitSync.enabled=true,limits.gitSync.repository=a", true),
+        ("settings.xds_server=a:1", true),
+    ] {
+        let notes = notes(set);
+        assert!(notes.contains("helm test edge"), "{set}: {notes}");
+        assert_eq!(!notes.contains("NOTHING IS LIMITED YET"), is_limited, "{set}: {notes}");
+    }
+}
