@@ -121,8 +121,8 @@ pub struct Charge {
     pub per_second: bool,
 }
 
-/// Where a counter lives in a store of several nodes. A counter has one home for ever: it must
-/// follow from what its key is made of.
+/// Where a counter lives in a store of several nodes. It follows from what the counter's key is made of and from how its domain
+/// is charged, so that all replicas come to the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Home {
     /// By its own key: counters spread over all nodes.

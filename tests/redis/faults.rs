@@ -14,6 +14,7 @@ use super::{
 };
 use crate::http1;
 use crate::service::Service;
+use crate::support::proxy::{Proxy, Upstream};
 use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
@@ -206,6 +207,55 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
         status => Err(format!("{status} {}", service.log())),
     })
     .unwrap();
+}
+
+#[test]
+fn a_redis_that_may_not_write_is_said_to_be_lost_once_however_long_that_lasts() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
+    let said = |what: &str| {
+        let log = service.log();
+        // That it was slow is something else.
+        log.lines().filter(|line| line.contains(what) && !line.contains("in time again")).count()
+    };
+    let answers = |times| match said("redis answers") {
+        answers if answers == times => Ok(()),
+        _ => Err(service.log()),
+    };
+    until("it is said to answer", || answers(1)).unwrap();
+    for outage in 1..=2 {
+        store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+        let before = proxy.accepted();
+        until("it was connected to many times", || {
+            ask(&service, "many", "replica");
+            match proxy.accepted() - before {
+                8.. => Ok(()),
+                times => Err(times.to_string()),
+            }
+        })
+        .unwrap();
+        until("it is known to be of no use before it is asked", || match ready(&service).text() {
+            text if text.contains("does not answer (read_only)") => Ok(()),
+            text => {
+                if text == "ready\n" {
+                    ask(&service, "many", "replica");
+                }
+                Err(text)
+            }
+        })
+        .unwrap();
+        assert_eq!((said("redis is lost"), said("redis answers")), (outage, outage));
+        store.tell(&["REPLICAOF", "NO", "ONE"]);
+        until("it is said to answer again", || {
+            ask(&service, "many", "primary");
+            answers(outage + 1)
+        })
+        .unwrap();
+        wait_until_whole(&service);
+        assert_eq!(said("redis is lost"), outage, "{}", service.log());
+    }
 }
 
 #[test]

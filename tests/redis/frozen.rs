@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use super::fleet::member;
-use super::{Store, ask, limits};
+use super::{Store, ask, limits, ready};
 use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -83,6 +83,29 @@ fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
         code == Some(0) && said.starts_with("local=v: within") && said.ends_with("may pass\n"),
         "{said}"
     );
+}
+
+#[test]
+fn without_the_store_one_replica_obeys_and_says_so_and_the_others_hear_of_it_once_it_is_back() {
+    let (mut store, files) = (Store::running(), limits(1_000_000));
+    let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
+    for service in [&a, &b] {
+        sees_with_token(service, 2);
+    }
+    store.kill();
+    until("the loss is noticed", || match ready(&a).text() {
+        text if text.contains("does not answer") => Ok(()),
+        text => Err(text),
+    })
+    .unwrap();
+    let (code, said) = typed(&a, &["--freeze", "deny", "--for", "10m"]);
+    let alone =
+        "d.local denies everybody for 10m, at this replica alone: the store does not answer (";
+    assert!(code == Some(0) && said.starts_with(alone), "{said}");
+    assert!(said.ends_with("), and the others hear of it once it does\n"), "{said}");
+    assert_eq!([ask(&a, "local", "v"), ask(&b, "local", "v")], [429, 200]);
+    store.start(&["--port", "0"]);
+    answers(&b, 429);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod exact;
 mod faults;
 mod fleet;
 mod frozen;
+mod given_back;
 mod holds;
 mod inspect;
 mod leased;

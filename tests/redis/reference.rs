@@ -144,7 +144,7 @@ pub(super) fn any_rule(dice: &mut Dice) -> Rule {
 }
 
 /// What a key of the reference holds.
-fn held(store: &Store, name: &str, now: Nanos) -> Option<u64> {
+pub(super) fn held(store: &Store, name: &str, now: Nanos) -> Option<u64> {
     let start = now.0 / DAY.0 * 86_400;
     match store.tell(&["GET", &format!("d_k_{name}_{start}")]) {
         Value::Nil => None,

@@ -45,7 +45,13 @@ impl Breaker {
 
     /// Returns once the breaker opens, at once if it is open and nobody has been told.
     pub(super) async fn opened(&self) {
-        self.opened.notified().await;
+        loop {
+            self.opened.notified().await;
+            // Nobody may have been told before it was closed, with the connection that it was about.
+            if self.is_open() {
+                return;
+            }
+        }
     }
 
     /// Asks as ever.
@@ -57,7 +63,34 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::{Breaker, LATE_IN_A_ROW};
+
+    /// Whether who waits for it to open is told now.
+    fn tells(breaker: &Breaker) -> bool {
+        pin!(breaker.opened()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn open(breaker: &Breaker) {
+        assert!((0..LATE_IN_A_ROW).any(|_| breaker.late()));
+    }
+
+    #[test]
+    fn who_comes_after_it_was_closed_is_not_told_that_it_opened_and_of_the_next_time_is() {
+        let breaker = Breaker::default();
+        open(&breaker);
+        breaker.close();
+        assert!(!tells(&breaker));
+        open(&breaker);
+        assert!(tells(&breaker) && !tells(&breaker), "once");
+        breaker.close();
+        open(&breaker);
+        breaker.close();
+        open(&breaker);
+        assert!(tells(&breaker) && !tells(&breaker), "of the last time alone");
+    }
 
     #[test]
     fn it_opens_at_the_last_of_so_many_late_answers_in_a_row_and_once() {

@@ -113,7 +113,7 @@ impl Cluster {
         let map = self.map.load();
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
         let trouble = owners.find_map(|node| match node {
-            Some(node) => node.link.live().err(),
+            Some(node) => node.link.trouble(),
             None => Some(Cause::Unreachable),
         });
         trouble.or_else(|| (!map.slots.are_all()).then_some(Cause::Unreachable))

@@ -2,10 +2,12 @@
 //!
 //! Guarantees: there is a connection that is ready, or calls fail at once; a call is sent once, and
 //! sent on only where a node of a Cluster said that it did not run it; what is answered over a
-//! connection ends that one at most, never the one that follows it.
+//! connection ends that one at most, never the one that follows it; after one that was of no use there is
+//! [`Link::trouble`] until the next has lasted.
 //! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
 
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwapOption;
 use fred::bytes::Bytes;
@@ -16,6 +18,7 @@ use fred::{
     clients::{Client, Pipeline},
     interfaces::ClientLike as _,
 };
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::breaker::Breaker;
@@ -31,6 +34,8 @@ pub(super) const MOST_REDIRECTS: usize = 5;
 pub(super) struct Link {
     live: ArcSwapOption<Live>,
     pub(super) breaker: Breaker,
+    /// Why the connection before was of no use, until this one has lasted.
+    doubt: Mutex<Option<Cause>>,
 }
 
 /// A connection that is ready: Redis knows the scripts.
@@ -56,6 +61,10 @@ pub(super) struct Live {
     cluster: Option<Weak<Cluster>>,
     /// It answered what only another connection can mend.
     useless: Notify,
+    /// What that was, the first time.
+    spoiled: OnceLock<Cause>,
+    has_served: AtomicBool,
+    served: Notify,
 }
 
 /// A script.
@@ -90,12 +99,29 @@ impl Link {
         if self.breaker.is_open() { Err(Cause::BreakerOpen) } else { Ok(live) }
     }
 
-    /// There is a connection, or there is none any more.
-    pub(super) fn set(&self, live: Option<Arc<Live>>) {
-        if live.is_some() {
-            self.breaker.close();
+    /// Why calls are not answered just now, as far as is known: one that may not write takes every new
+    /// connection as gladly as the last.
+    pub(super) fn trouble(&self) -> Option<Cause> {
+        self.live().err().or_else(|| *self.doubt.lock())
+    }
+
+    /// There is a connection.
+    pub(super) fn set(&self, live: Arc<Live>) {
+        self.breaker.close();
+        self.live.store(Some(live));
+    }
+
+    /// There is none any more.
+    pub(super) fn lose(&self) {
+        let lost = self.live.swap(None);
+        if let Some(cause) = lost.and_then(|live| live.spoiled.get().copied()) {
+            *self.doubt.lock() = Some(cause);
         }
-        self.live.store(live);
+    }
+
+    /// The connection has lasted.
+    pub(super) fn believe(&self) {
+        *self.doubt.lock() = None;
     }
 
     /// Learns from how a call ended.
@@ -141,7 +167,15 @@ impl Live {
             at,
             cluster,
             useless: Notify::new(),
+            spoiled: OnceLock::new(),
+            has_served: AtomicBool::new(false),
+            served: Notify::new(),
         })
+    }
+
+    /// Returns once a call was answered as it should be, at once if one was and nobody has been told.
+    pub(super) async fn served(&self) {
+        self.served.notified().await;
     }
 
     /// Returns once an answer came that only another connection can mend.
@@ -152,8 +186,20 @@ impl Live {
     /// Learns from how a call that was answered over it ended. Many that were under way say the same
     /// of this connection, and nothing of the next.
     pub(super) fn saw(&self, failed: Option<Cause>) {
-        if let Some(Cause::ReadOnly | Cause::Loading | Cause::NotPermitted) = failed {
-            self.useless.notify_one();
+        match failed {
+            None => self.serves(),
+            Some(cause @ (Cause::ReadOnly | Cause::Loading | Cause::NotPermitted)) => {
+                self.spoiled.get_or_init(|| cause);
+                self.useless.notify_one();
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn serves(&self) {
+        // Read first: a store by every call would be fought over by every core.
+        if !self.has_served.load(Relaxed) && !self.has_served.swap(true, Relaxed) {
+            self.served.notify_one();
         }
     }
 
@@ -323,7 +369,7 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl Live {
-    /// As [`Live::call`], a script that is seldom run, whole. The connection is not judged by it: one
+    /// As [`Live::call`], a script that is seldom run, whole. The connection is not condemned by it: one
     /// that may not run it can still count.
     pub(super) async fn eval<const N: usize>(
         &self,
@@ -333,7 +379,10 @@ impl Live {
     ) -> Result<Value, Cause> {
         let script = Script { text: script, digest: None };
         let (keys, args) = (vec![Bytes::from(key)], args.map(Bytes::from).into());
-        let (answer, _) = self.answer(&Shared { script, keys, args }).await;
+        let (answer, other) = self.answer(&Shared { script, keys, args }).await;
+        if answer.is_ok() {
+            other.as_deref().unwrap_or(self).serves();
+        }
         answer
     }
 }

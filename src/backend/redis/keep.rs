@@ -3,7 +3,8 @@
 //! Guarantees: a connection that was lost, that answers what only another can mend, or whose Redis is
 //! not the primary any more is replaced as a whole, at once and then with jittered pauses, for ever:
 //! nothing that was sent or waited on the old one is sent on the new one. Where the primary is is
-//! asked anew each time. A silent connection is replaced after [`PATIENCE`].
+//! asked anew each time. A silent connection is replaced after [`PATIENCE`]. The log is told once of each
+//! reason why there is none, and again only after one served.
 //! Leaves out: what is sent over it ([`super::connection`]).
 
 use std::pin::pin;
@@ -24,6 +25,9 @@ use super::sentinel::Watchers;
 
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Reasons that are not said again; a store out of reach has a few.
+const MOST_REASONS: usize = 16;
 
 /// Which process a link leads to.
 #[derive(Debug)]
@@ -79,32 +83,69 @@ impl Whereabouts {
 /// Keeps `link` connected; never ends.
 pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Options>, jitter: u64) {
     let mut pauses = Pauses::new(jitter);
-    let mut said = String::new();
+    let mut told = Told::default();
     loop {
         match open(&place, &options).await {
             Ok((at, opened, live)) => {
                 let live = Arc::new(live);
                 let _counted = options.connections.hold();
-                link.set(Some(Arc::clone(&live)));
-                tracing::info!(at = %at, "redis answers");
-                let mut watched = Watched { link: &link, live: &live, opened, place: &place };
-                let why = watched.until_useless(&at, &options, &mut pauses).await;
-                link.set(None);
-                tracing::warn!(why, at = %at, "redis is lost: on_backend_failure answers until it is back");
-                said.clear();
-            }
-            Err(error) => {
-                // Once for each new reason: an outage of an hour is not ten thousand lines.
-                let why = in_words(&error);
-                if why != said {
-                    let at = place.known().map(tracing::field::display);
-                    tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
-                    said = why;
+                link.set(Arc::clone(&live));
+                if !told.is_out() {
+                    told.answers(&at);
                 }
+                let mut watched = Watched { link: &link, live: &live, opened, place: &place };
+                let why = watched.until_useless(&at, &options, &mut pauses, &mut told).await;
+                link.lose();
+                told.is_lost(why, &at);
             }
+            Err(error) => told.cannot_be_had(&in_words(&error), place.known()),
         }
         place.doubt();
         sleep(pauses.next()).await;
+    }
+}
+
+/// What the log was told of one store.
+#[derive(Debug, Default)]
+struct Told {
+    /// Why it does not answer; nothing while it does.
+    reasons: Vec<String>,
+}
+
+impl Told {
+    /// Whether it was said that it does not answer, and not yet that it does.
+    const fn is_out(&self) -> bool {
+        !self.reasons.is_empty()
+    }
+
+    fn answers(&mut self, at: &At) {
+        tracing::info!(%at, "redis answers");
+        self.reasons.clear();
+    }
+
+    fn is_lost(&mut self, why: &'static str, at: &At) {
+        if self.is_new(why) {
+            tracing::warn!(why, %at, "redis is lost: on_backend_failure answers until it is back");
+        }
+    }
+
+    fn cannot_be_had(&mut self, why: &str, at: Option<&At>) {
+        if self.is_new(why) {
+            let at = at.map(tracing::field::display);
+            tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
+        }
+    }
+
+    /// Once for each new reason: an outage of an hour is not ten thousand lines.
+    fn is_new(&mut self, why: &str) -> bool {
+        if self.reasons.iter().any(|said| said == why) {
+            return false;
+        }
+        if MOST_REASONS <= self.reasons.len() {
+            self.reasons.remove(0);
+        }
+        self.reasons.push(why.to_owned());
+        true
     }
 }
 
@@ -147,6 +188,7 @@ impl Watched<'_> {
         at: &At,
         options: &Options,
         pauses: &mut Pauses,
+        told: &mut Told,
     ) -> &'static str {
         let deadline = options.deadline;
         let mut telling = pin!(self.opened.telling(options.login(), at));
@@ -163,7 +205,10 @@ impl Watched<'_> {
                 () = &mut proves_itself, if !is_proven => {
                     is_proven = true;
                     pauses.start_anew();
+                    self.link.believe();
                 }
+                // One that may not write answers too, until it is asked to.
+                () = self.live.served(), if is_proven && told.is_out() => told.answers(at),
                 () = self.link.breaker.opened() => {
                     self.place.doubt();
                     tokio::select! {

@@ -65,7 +65,7 @@ impl Route {
     /// Why some charges are not answered just now, if so.
     pub(super) fn trouble(&self) -> Option<Cause> {
         match self {
-            Self::One(link) => link.live().err(),
+            Self::One(link) => link.trouble(),
             Self::Many(cluster) => cluster.trouble(),
         }
     }

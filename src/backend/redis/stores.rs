@@ -24,9 +24,9 @@ use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::inside::Inside;
 use crate::backend::lease::{Lent, Message};
 use crate::backend::permits::{Acquire, AllHeard, Answer, Round as Telling};
-use crate::backend::{Backend, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use crate::backend::{Backend, Charge, Charges, Held, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::Cost;
-use crate::kernel::rate::Step;
+use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::{Hits, Nanos};
 
 /// All places where the counters of one process live.
@@ -167,8 +167,11 @@ impl Stores {
             let given = self.give_back(now, &second, &outcomes, patience);
             let (given, ()) = join(given, holding.give_back(patience, &mut left)).await;
             outcomes = left;
-            for (at, _) in given.iter().filter(|(_, it)| matches!(it, Outcome::Refunded(_))) {
-                outcomes[*at] = asked[*at];
+            for (at, it) in given {
+                // Who denied goes on to say so.
+                if matches!(it, Outcome::Refunded(_)) && !outcomes[at].denies() {
+                    outcomes[at] = asked[at];
+                }
             }
         } else {
             holding.keep(patience, &mut outcomes).await;
@@ -197,7 +200,7 @@ impl Stores {
         (holding, tried)
     }
 
-    /// Gives back what was `charged` under the reference's keys.
+    /// Gives back what was `charged` under the reference's keys, to those that denied it too.
     async fn give_back(
         &self,
         now: Nanos,
@@ -206,11 +209,7 @@ impl Stores {
         patience: Duration,
     ) -> Answered {
         let taken = charged.iter().filter_map(|(at, charge)| {
-            // What denied was perhaps not charged: it is not asked when it is known to be over.
-            let is_taken = matches!(
-                outcomes[*at],
-                Outcome::Stepped(Step::Admit(_)) | Outcome::Counted(Step::Admit(_), _)
-            );
+            let is_taken = is_taken(outcomes[*at]);
             let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
             let cost = Cost::Refund(hits);
             let is_theirs = self.place(charge).reference;
@@ -257,6 +256,12 @@ impl Stores {
             },
         }
     }
+}
+
+/// Whether the reference's key took the hits, which it does of those that it denies too: not where it was known
+/// to be over, because nobody asked it, nor where they are more than it can hold.
+const fn is_taken(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Counted(_, Held { held, is_remembered: false }) if held != EXACT)
 }
 
 impl Backend for Stores {

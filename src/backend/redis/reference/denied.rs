@@ -1,7 +1,8 @@
 //! The counters that are known to be over their limit, so that nobody has to be asked.
 //!
-//! Guarantees: at most so many bytes; a key is known until its window ends, which its own text
-//! names; who forgets errs on the side of asking.
+//! Guarantees: at most so many bytes, and 4 KiB beside them; a key is known until its window ends, which
+//! its own text names, or until hits are given back to it here: what was asked before that and is answered
+//! after it is not remembered. Who forgets errs on the side of asking.
 //! Leaves out: taking part when the store was not asked; a changed limit, which the reference does
 //! not heed here either.
 
@@ -15,6 +16,10 @@ use crate::kernel::units::Nanos;
 
 /// Shards, so that two cores seldom meet.
 const SHARDS: usize = 16;
+
+/// Counts of each shard, which tell whether hits were given back meanwhile: so many that of two keys one
+/// seldom stands in for the other.
+const COUNTS: usize = 32;
 
 /// What a key costs beside its own bytes, which are held twice: two boxes and places in two
 /// tables that may be half empty.
@@ -44,8 +49,19 @@ struct Shard {
     /// The oldest first. A key that was forgotten may still stand here.
     order: VecDeque<Box<[u8]>>,
     bytes: usize,
+    /// How often hits were given back to the keys of each count.
+    given_back: Box<[u64; COUNTS]>,
     /// Its keys apart, which are counted by the table.
     counted: Remembered,
+}
+
+/// What is known of a key that is about to be asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    /// Whether it is over.
+    pub(super) is_over: bool,
+    /// How often hits had been given back to it and to those that are counted with it.
+    given_back: u64,
 }
 
 impl Denied {
@@ -54,31 +70,27 @@ impl Denied {
         Self { shards: Default::default(), random: RandomState::new(), most: bytes / SHARDS }
     }
 
-    /// Whether `key` is known to be over at `now`.
-    pub(super) fn holds(&self, key: &[u8], now: Nanos) -> bool {
+    /// What is known of `key` at `now`.
+    pub(super) fn look(&self, key: &[u8], now: Nanos) -> Look {
         if self.most == 0 {
-            return false;
+            return Look::default();
         }
-        let mut shard = self.shard(key).lock();
-        let Shard { known, counted, .. } = &mut *shard;
-        let found = known.get_mut(key);
-        let was_found = found.is_some();
-        if let Some(found) = found.filter(|found| now < found.end) {
-            counted.hits += 1;
-            counted.found_at += found.again(now);
-            return true;
-        }
-        counted.misses += 1;
-        counted.expired += u64::from(was_found);
-        false
+        let (shard, count) = self.place(key);
+        let mut shard = shard.lock();
+        Look { is_over: shard.holds(key, now), given_back: shard.given_back[count] }
     }
 
-    /// Remembers at `now` that `key` is over until `end`, at the cost of the oldest ones where there is no room.
-    pub(super) fn remember(&self, key: &[u8], end: Nanos, now: Nanos) {
+    /// Remembers at `now` that `key` is over until `end`, at the cost of the oldest ones where there is no room;
+    /// `before` is the look at it before it was asked for.
+    pub(super) fn remember(&self, key: &[u8], end: Nanos, now: Nanos, before: Look) {
         if self.most < cost(key) {
             return;
         }
-        let mut shard = self.shard(key).lock();
+        let (shard, count) = self.place(key);
+        let mut shard = shard.lock();
+        if shard.given_back[count] != before.given_back {
+            return;
+        }
         if let Some(known) = shard.known.get_mut(key) {
             known.end = end;
             let later = known.again(now);
@@ -100,13 +112,17 @@ impl Denied {
         }
     }
 
-    /// Forgets `key`: hits were given back to it.
+    /// Forgets `key`, and what those will be told who ask for it now: hits were given back to it.
     pub(super) fn forget(&self, key: &[u8]) {
-        if self.most != 0 {
-            // Its place in the order stays and is paid for until it is the oldest.
-            if let Some(known) = self.shard(key).lock().known.get_mut(key) {
-                known.end = Nanos(0);
-            }
+        if self.most == 0 {
+            return;
+        }
+        let (shard, count) = self.place(key);
+        let mut shard = shard.lock();
+        shard.given_back[count] += 1;
+        // Its place in the order stays and is paid for until it is the oldest.
+        if let Some(known) = shard.known.get_mut(key) {
+            known.end = Nanos(0);
         }
     }
 
@@ -120,9 +136,26 @@ impl Denied {
         self.shards.iter().map(of).fold(Remembered::default(), std::ops::Add::add)
     }
 
-    fn shard(&self, key: &[u8]) -> &Mutex<Shard> {
-        let hash = usize::try_from(self.random.hash_one(key) % SHARDS as u64).unwrap_or(0);
-        &self.shards[hash]
+    /// The shard of `key`, and its count there.
+    fn place(&self, key: &[u8]) -> (&Mutex<Shard>, usize) {
+        let hash = self.random.hash_one(key) % (SHARDS * COUNTS) as u64;
+        let place = usize::try_from(hash).unwrap_or(0);
+        (&self.shards[place % SHARDS], place / SHARDS)
+    }
+}
+
+impl Shard {
+    fn holds(&mut self, key: &[u8], now: Nanos) -> bool {
+        let found = self.known.get_mut(key);
+        let was_found = found.is_some();
+        if let Some(found) = found.filter(|found| now < found.end) {
+            self.counted.hits += 1;
+            self.counted.found_at += found.again(now);
+            return true;
+        }
+        self.counted.misses += 1;
+        self.counted.expired += u64::from(was_found);
+        false
     }
 }
 
@@ -145,21 +178,46 @@ const fn cost(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Denied, Remembered, SHARDS, cost};
+    use super::{Denied, Look, Remembered, SHARDS, cost};
     use crate::kernel::units::Nanos;
 
     const END: Nanos = Nanos(10);
+
+    impl Denied {
+        fn holds(&self, key: &[u8], now: Nanos) -> bool {
+            self.look(key, now).is_over
+        }
+
+        /// Remembers what nobody gave hits back to meanwhile.
+        fn put(&self, key: &[u8], end: Nanos, now: Nanos) {
+            let (shard, count) = self.place(key);
+            let given_back = shard.lock().given_back[count];
+            self.remember(key, end, now, Look { is_over: false, given_back });
+        }
+    }
 
     #[test]
     fn a_key_is_known_until_its_window_ends_or_hits_are_given_back() {
         let denied = Denied::new(1_000_000);
         assert!(!denied.holds(b"k", Nanos(1)));
-        denied.remember(b"k", END, Nanos(0));
+        denied.put(b"k", END, Nanos(0));
         assert!(denied.holds(b"k", Nanos(9)) && !denied.holds(b"k", END));
         denied.forget(b"k");
         assert!(!denied.holds(b"k", Nanos(1)));
-        denied.remember(b"k", END, Nanos(0));
+        denied.put(b"k", END, Nanos(0));
         assert!(denied.holds(b"k", Nanos(1)), "and is over again");
+    }
+
+    #[test]
+    fn what_was_asked_before_hits_were_given_back_is_not_remembered_after() {
+        let denied = Denied::new(1_000_000);
+        let before = denied.look(b"k", Nanos(0));
+        denied.forget(b"k");
+        let after = denied.look(b"k", Nanos(0));
+        denied.remember(b"k", END, Nanos(0), before);
+        assert!(!denied.holds(b"k", Nanos(1)));
+        denied.remember(b"k", END, Nanos(0), after);
+        assert!(denied.holds(b"k", Nanos(1)), "asked for since");
     }
 
     #[test]
@@ -168,7 +226,7 @@ mod tests {
         let denied = Denied::new(SHARDS * room * cost(b"key 0000"));
         let keys: Vec<_> = (0..1_000).map(|n| format!("key {n:04}").into_bytes()).collect();
         for key in &keys {
-            denied.remember(key, END, Nanos(0));
+            denied.put(key, END, Nanos(0));
             assert!(denied.holds(key, Nanos(0)), "the newest is known");
         }
         let known = keys.iter().filter(|key| denied.holds(key, Nanos(0))).count();
@@ -182,8 +240,8 @@ mod tests {
     fn lookups_are_hits_or_misses_and_what_gives_way_is_counted() {
         let denied = Denied::new(1_000_000);
         denied.holds(b"k", Nanos(1));
-        denied.remember(b"k", END, Nanos(0));
-        denied.remember(b"k", END, Nanos(0));
+        denied.put(b"k", END, Nanos(0));
+        denied.put(b"k", END, Nanos(0));
         denied.holds(b"k", Nanos(1));
         denied.holds(b"k", Nanos(1));
         denied.holds(b"k", END);
@@ -198,7 +256,7 @@ mod tests {
         assert_eq!(denied.seen(), wanted);
         let small = Denied::new(SHARDS * cost(b"key 0000"));
         for n in 0..100 {
-            small.remember(format!("key {n:04}").as_bytes(), END, Nanos(0));
+            small.put(format!("key {n:04}").as_bytes(), END, Nanos(0));
         }
         let seen = small.seen();
         assert!(0 < seen.evicted && seen.keys + seen.evicted == 100, "{seen:?}");
@@ -209,20 +267,20 @@ mod tests {
     fn when_keys_were_last_put_or_found_is_averaged_over_those_that_are_there() {
         let (denied, at) = (Denied::new(1_000_000), Nanos::from_secs);
         assert_eq!(denied.seen().average_found_at(), 0, "none");
-        denied.remember(b"a", at(900), at(100));
-        denied.remember(b"b", at(900), at(200));
+        denied.put(b"a", at(900), at(100));
+        denied.put(b"b", at(900), at(200));
         assert_eq!(denied.seen().average_found_at(), 150);
         assert!(denied.holds(b"a", at(300)));
         assert_eq!(denied.seen().average_found_at(), 250);
         assert!(!denied.holds(b"c", at(800)) && !denied.holds(b"a", at(900)));
         assert_eq!(denied.seen().average_found_at(), 250, "misses are no access");
-        denied.remember(b"b", at(950), at(400));
+        denied.put(b"b", at(950), at(400));
         assert_eq!(denied.seen().average_found_at(), 350);
         assert!(denied.holds(b"b", at(150)), "the clock was set back");
         assert_eq!(denied.seen().average_found_at(), 350);
         let small = Denied::new(SHARDS * cost(b"key 0000"));
         for n in 0..100_u64 {
-            small.remember(format!("key {n:04}").as_bytes(), at(900), at(n + 1));
+            small.put(format!("key {n:04}").as_bytes(), at(900), at(n + 1));
         }
         let average = small.seen().average_found_at();
         assert!((1..=100).contains(&average), "what gave way does not count: {average}");
@@ -231,12 +289,12 @@ mod tests {
     #[test]
     fn of_no_bytes_nothing_is_remembered_nor_is_what_alone_would_be_too_much() {
         let nothing = Denied::new(0);
-        nothing.remember(b"k", END, Nanos(0));
+        nothing.put(b"k", END, Nanos(0));
         assert!(!nothing.holds(b"k", Nanos(0)));
         let little = Denied::new(SHARDS * cost(b"k"));
-        little.remember(&[b'k'; 100], END, Nanos(0));
+        little.put(&[b'k'; 100], END, Nanos(0));
         assert!(!little.holds(&[b'k'; 100], Nanos(0)));
-        little.remember(b"k", END, Nanos(0));
+        little.put(b"k", END, Nanos(0));
         assert!(little.holds(b"k", Nanos(0)));
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
+use super::denied::Look;
 use super::send::Reply;
 use super::{Counter, Decided, Reference};
 use crate::backend::redis::Redis;
@@ -34,6 +35,9 @@ pub(super) type Places = SmallVec<[usize; 2]>;
 /// One for each place.
 pub(super) type Replies = SmallVec<[Reply; 2]>;
 
+/// What was known of each counter before it was asked for.
+type Looks = SmallVec<[Look; 2]>;
+
 /// How a question is put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
@@ -49,7 +53,9 @@ pub(super) enum Way {
 
 impl Question<'_> {
     pub(super) async fn answer(&self) -> Outcomes {
-        let known: SmallVec<[bool; 2]> = self.counters.iter().map(|it| self.is_known(it)).collect();
+        let _heeded = Heeded::begin(self);
+        let looks: Looks = self.counters.iter().map(|it| self.look(it)).collect();
+        let known: SmallVec<[bool; 2]> = looks.iter().map(|look| look.is_over).collect();
         let places: Places = (0..known.len()).filter(|&place| !known[place]).collect();
         let mut outcomes: Outcomes = self.counters.iter().map(|it| it.over(self.now)).collect();
         if places.is_empty() {
@@ -60,7 +66,7 @@ impl Question<'_> {
         let put = parts.iter().map(|(slot, places)| self.put(*slot, places, way));
         for ((_, places), replies) in parts.iter().zip(join_all(put).await) {
             for (&place, reply) in places.iter().zip(replies) {
-                outcomes[place] = self.outcome(place, reply);
+                outcomes[place] = self.outcome(place, reply, looks[place]);
             }
         }
         outcomes
@@ -79,12 +85,18 @@ impl Question<'_> {
         parts
     }
 
-    fn is_known(&self, counter: &Counter) -> bool {
+    fn look(&self, counter: &Counter) -> Look {
         if counter.is_refund {
-            self.reference.denied.forget(&counter.key);
-            return false;
+            return Look::default();
         }
-        self.reference.denied.holds(&counter.key, self.now)
+        self.reference.denied.look(&counter.key, self.now)
+    }
+
+    /// Forgets which of the counters that hits are given back to are over.
+    fn forget(&self) {
+        for counter in self.counters.iter().filter(|counter| counter.is_refund) {
+            self.reference.denied.forget(&counter.key);
+        }
     }
 
     /// How what is not known is asked for.
@@ -144,12 +156,12 @@ impl Question<'_> {
         }
     }
 
-    fn outcome(&self, place: usize, reply: Reply) -> Outcome {
+    fn outcome(&self, place: usize, reply: Reply, before: Look) -> Outcome {
         let (counter, now) = (&self.counters[place], self.now);
         if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
             && u64::from(counter.window.limit()) < held
         {
-            self.reference.denied.remember(&counter.key, counter.end, self.now);
+            self.reference.denied.remember(&counter.key, counter.end, self.now, before);
         }
         let asked = |held| Held { held, is_remembered: false };
         match reply {
@@ -173,5 +185,22 @@ impl Question<'_> {
         let earlier = self.counters.iter().take(place);
         let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
         same.fold(own.hits, |sum, it| sum.plus(it.hits))
+    }
+}
+
+/// Hits that a question gives back are heeded when it begins, and once more when it ends: a denial from before
+/// they were back may have come in between. They may be back, too, where nobody waits for the answer any more.
+struct Heeded<'q>(&'q Question<'q>);
+
+impl<'q> Heeded<'q> {
+    fn begin(question: &'q Question<'q>) -> Self {
+        question.forget();
+        Self(question)
+    }
+}
+
+impl Drop for Heeded<'_> {
+    fn drop(&mut self) {
+        self.0.forget();
     }
 }

@@ -108,7 +108,8 @@ impl Question<'_> {
         let replies = places.iter().zip(answers);
         let replies =
             replies.map(|(&place, piped)| self.piped(place, piped.counted, way)).collect();
-        self.learn(other.as_deref().unwrap_or(live), slot, &replies).map(|()| replies)
+        let at = other.as_deref().unwrap_or(live);
+        self.learn(at, slot, way, &replies).map(|()| replies)
     }
 
     /// Sends on what was to expire counters that left between the two commands of a charge: they must
@@ -185,13 +186,19 @@ impl Question<'_> {
     }
 
     /// A cause that is not one key's own is the connection's.
-    fn learn(&self, live: &Live, slot: u16, replies: &Replies) -> Result<(), Cause> {
+    fn learn(&self, live: &Live, slot: u16, way: Way, replies: &Replies) -> Result<(), Cause> {
         let failed = |reply: &Reply| match reply {
             Reply::Failed(Cause::WrongType) => None,
             Reply::Failed(cause) => Some(*cause),
             _ => None,
         };
-        let Some(cause) = replies.iter().find_map(failed) else { return Ok(()) };
+        let Some(cause) = replies.iter().find_map(failed) else {
+            // One that may not write can be looked at all the same.
+            if way != Way::Ask {
+                live.saw(None);
+            }
+            return Ok(());
+        };
         live.saw(Some(cause));
         if replies.iter().all(|reply| failed(reply).is_some()) {
             return Err(cause);
@@ -264,7 +271,10 @@ impl Reference {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
             let digest = digest.map_err(|error| cause(&error));
-            live.saw(digest.as_ref().err().copied());
+            // One that may not write knows scripts all the same.
+            if let Err(cause) = digest {
+                live.saw(Some(cause));
+            }
             // Whoever was first: all of them are told the same.
             drop(self.digest.set(digest?));
         }
