@@ -261,7 +261,7 @@ pub enum Outcome {
     UnknownHook,
     /// Refused: cannot be read.
     Malformed,
-    /// Refused: above 4 MiB.
+    /// Refused: more bytes than a message may have.
     TooLarge,
     /// Refused: as many requests are held by connections as may be.
     TooMany,

@@ -1,6 +1,7 @@
 //! `Authorization/Check` over a real connection, as Envoy calls it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::address::Address as Kind;
 use envoy_types::pb::envoy::config::core::v3::{
@@ -12,6 +13,7 @@ use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
 use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest, CheckResponse};
 use envoy_types::pb::google::protobuf::value::Kind as Is;
 use envoy_types::pb::google::protobuf::{Struct, Value};
+use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::grpc::ext_authz::asked;
 use sluicegate::edge::health::Ready;
@@ -19,8 +21,9 @@ use sluicegate::edge::hook::Unanswered;
 use tonic::{Code, Status};
 
 use super::check::hooks;
-use super::grpc::{Served, served_with};
-use super::{empty_engine, engine, two_a_minute};
+use super::grpc::{CHECK, Served, served_with};
+use super::{ceiling_of, empty_engine, engine, hold, two_a_minute};
+use crate::waiting::PATIENCE;
 
 /// What Envoy says of a request with these headers.
 fn request(headers: &[(&str, &str)]) -> HttpRequest {
@@ -139,6 +142,17 @@ fn headers_come_joined_or_one_by_one() {
     }
 }
 
+/// Each time from the beginning, they would take four million bytes.
+#[test]
+fn headers_of_one_name_are_joined_in_one_go() {
+    let one = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
+    let header_map = Some(HeaderMap { headers: vec![one; 2_000] });
+    let context = context(HttpRequest { header_map, ..HttpRequest::default() }, &OTHER);
+    let want = format!("k=v{}", ",v".repeat(1_999));
+    let made = allocation_counter::measure(|| assert_eq!(entries(KEY, &context), [&*want]));
+    assert!(made.bytes_total < 200_000, "{made:?}");
+}
+
 #[test]
 fn the_query_is_that_of_the_path() {
     let query = r#"{"query_parameters": {"query_parameter_name": "q", "descriptor_key": "k"}}"#;
@@ -221,4 +235,38 @@ async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_fil
         matches!(without.http_response, Some(HttpResponse::OkResponse(_))),
         "rate limits alone"
     );
+}
+
+/// Half a million empty headers are a megabyte on the wire, and 36 of them when they are decoded.
+#[test]
+fn a_request_that_waits_keeps_nothing_of_the_headers_that_came() {
+    let header = |key: &str, value: &str| HeaderValue {
+        key: key.into(),
+        value: value.into(),
+        ..HeaderValue::default()
+    };
+    let mut headers = vec![header("x-key", "v"), header("x-sluicegate-id", ID)];
+    headers.resize(500_000, HeaderValue::default());
+    let http = HttpRequest { header_map: Some(HeaderMap { headers }), ..HttpRequest::default() };
+    let message = CheckRequest { attributes: Some(context(http, &[])) }.encode_to_vec();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let engine = ceiling_of("limit: 1, queue: {size: 9, timeout: 1h}");
+    let _held = runtime.block_on(hold(&engine, "v"));
+    let serving = served_with(Arc::clone(&engine), Ready::Yes, hooks(KEY));
+    let served = runtime.block_on(serving);
+    let mut call = Box::pin(served.code(CHECK, message));
+    let waits = async {
+        while engine.ceilings().total().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let kept = allocation_counter::measure(|| {
+        runtime.block_on(async {
+            tokio::select! {
+                code = &mut call => panic!("{code:?}"),
+                waits = tokio::time::timeout(PATIENCE, waits) => waits.expect("it has to wait"),
+            }
+        });
+    });
+    assert!(kept.bytes_current < 8 << 20, "{kept:?}");
 }

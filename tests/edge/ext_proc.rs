@@ -1,18 +1,25 @@
 //! `ExternalProcessor/Process` over a real connection: what is refused, and what a stream on which nobody asks holds up.
 
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
+use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::grpc::ext_proc::HOOK;
 use sluicegate::edge::health::Ready;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status};
 
 use super::check::hooks;
-use super::grpc::{Served, served_with};
-use super::{engine, two_a_minute};
+use super::grpc::{PROCESS, Served, served_with};
+use super::{ceiling_of, engine, two_a_minute};
+use crate::waiting::PATIENCE;
 
 const ADDRESS: &str = r#"{"remote_address": {}}"#;
 
@@ -63,4 +70,30 @@ async fn a_stream_on_which_nobody_asks_does_not_hold_the_server_up() {
     let (ended, left) = tokio::join!(replies.message(), served.left());
     assert!(ended.unwrap().is_none(), "in order, which no proxy takes for a failure");
     left.unwrap();
+}
+
+/// Half a million empty headers are a megabyte on the wire, and 36 of them when they are decoded.
+#[test]
+fn a_request_that_is_held_keeps_nothing_of_the_headers_that_came() {
+    let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
+    let mut headers = vec![key];
+    headers.resize(500_000, HeaderValue::default());
+    let headers = HttpHeaders { headers: Some(HeaderMap { headers }), ..HttpHeaders::default() };
+    let request = Some(Message::RequestHeaders(headers));
+    let message = ProcessingRequest { request, ..ProcessingRequest::default() }.encode_to_vec();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let engine = ceiling_of("limit: 1");
+    let serving = served_with(Arc::clone(&engine), Ready::Yes, hooks(ADDRESS));
+    let served = runtime.block_on(serving);
+    let (say, said) = mpsc::channel(1);
+    let mut replies = runtime.block_on(served.open(PROCESS, ReceiverStream::new(said))).unwrap();
+    let kept = allocation_counter::measure(|| {
+        let reply = runtime.block_on(async {
+            say.send(message).await.unwrap();
+            tokio::time::timeout(PATIENCE, replies.message()).await
+        });
+        assert!(reply.expect("a reply").unwrap().is_some());
+    });
+    assert_eq!(engine.ceilings().total().in_flight, 1);
+    assert!(kept.bytes_current < 8 << 20, "{kept:?}");
 }

@@ -1,5 +1,7 @@
 //! The gRPC port over a real connection: codes, health, shutdown.
 
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,6 +9,8 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::future::join_all;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
@@ -17,11 +21,15 @@ use sluicegate::edge::health::{Health, Ready};
 use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::Service as _;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -32,6 +40,11 @@ use crate::waiting::PATIENCE;
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(super) const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
+pub(super) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+const LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
+const ACQUIRE: &str = "/sluicegate.v1.Permits/Acquire";
+const HOLD: &str = "/sluicegate.v1.Permits/Hold";
 
 /// A served port, a client of it, what stops it and how it ended.
 pub(crate) struct Served {
@@ -98,6 +111,47 @@ impl Served {
     /// How a call of one message ends.
     pub(super) async fn code(&self, path: &'static str, bytes: Vec<u8>) -> Code {
         self.send(path, bytes).await.map_or_else(|status| status.code(), |_| Code::Ok)
+    }
+
+    /// Opens a stream of messages as their bytes at `path`.
+    pub(super) async fn open(
+        &self,
+        path: &'static str,
+        messages: impl Stream<Item = Vec<u8>> + Send + 'static,
+    ) -> Result<Streaming<Vec<u8>>, Status> {
+        let mut client =
+            tonic::client::Grpc::new(self.channel.clone()).max_encoding_message_size(usize::MAX);
+        client.ready().await.unwrap();
+        let path = PathAndQuery::from_static(path);
+        let replies = client.streaming(Request::new(messages), path, Bytes).await;
+        replies.map(tonic::Response::into_inner)
+    }
+
+    /// How a stream that brings this message is answered first.
+    async fn first(&self, path: &'static str, message: Vec<u8>) -> Code {
+        let heard = match self.open(path, tokio_stream::once(message)).await {
+            Ok(mut replies) => replies.message().await.map(drop),
+            Err(status) => Err(status),
+        };
+        heard.map_or_else(|status| status.code(), |()| Code::Ok)
+    }
+
+    /// How a call ends that brings these bytes and never says that they are all.
+    async fn never_all(&self, path: &'static str, bytes: Vec<u8>) -> Status {
+        let frame = Ok::<_, Infallible>(Frame::data(hyper::body::Bytes::from(bytes)));
+        let body = StreamBody::new(tokio_stream::once(frame).chain(tokio_stream::pending()));
+        let request = tonic::codegen::http::Request::post(path)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Body::new(body));
+        let mut channel = self.channel.clone();
+        poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
+        let (head, body) = channel.call(request.unwrap()).await.unwrap().into_parts();
+        if let Some(status) = Status::from_header_map(&head.headers) {
+            return status;
+        }
+        let ended = body.collect().await.unwrap();
+        Status::from_header_map(ended.trailers().unwrap()).unwrap()
     }
 
     async fn serving(&self, service: &str) -> Result<ServingStatus, Code> {
@@ -221,18 +275,38 @@ async fn a_message_with_too_much_in_it_is_refused_in_words_and_the_next_is_answe
 #[tokio::test]
 async fn more_than_four_megabytes_are_resource_exhausted() {
     let served = limited().await;
-    let message = |size: usize| {
-        let mut padded = request(vec![descriptor("k", "v")]).encode_to_vec();
-        // An unknown field of bytes, its length in four bytes of varint.
-        let rest = u32::try_from(size - padded.len() - 6).unwrap();
-        padded.extend([0xa2, 0x06]);
-        padded.extend([0, 7, 14].map(|shift| u8::try_from(rest >> shift & 0x7f).unwrap() | 0x80));
-        padded.push(u8::try_from(rest >> 21).unwrap());
-        padded.resize(size, 0);
-        padded
-    };
+    let message = |size| padded(request(vec![descriptor("k", "v")]).encode_to_vec(), size);
     assert_eq!(served.code(METHOD, message(4 * 1024 * 1024)).await, Code::Ok);
     assert_eq!(served.code(METHOD, message(4 * 1024 * 1024 + 1)).await, Code::ResourceExhausted);
+}
+
+/// `message`, of so many bytes by an unknown field, whose length is in four bytes of varint.
+fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
+    let rest = u32::try_from(size - message.len() - 6).unwrap();
+    message.extend([0xa2, 0x06]);
+    message.extend([0, 7, 14].map(|shift| u8::try_from(rest >> shift & 0x7f).unwrap() | 0x80));
+    message.push(u8::try_from(rest >> 21).unwrap());
+    message.resize(size, 0);
+    message
+}
+
+/// As long as it may be a message without content is asked about, and refused for what it lacks.
+#[tokio::test]
+async fn of_what_is_decoded_as_it_is_more_than_one_megabyte_is_resource_exhausted() {
+    let served = limited().await;
+    let (most, more) = (padded(vec![], 1 << 20), padded(vec![], (1 << 20) + 1));
+    for (path, lacks) in [(CHECK, Code::FailedPrecondition), (ACQUIRE, Code::InvalidArgument)] {
+        assert_eq!(served.code(path, most.clone()).await, lacks, "{path}");
+        let refused = served.send(path, more.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{path}: {refused}");
+        assert!(refused.message().contains("1048576 bytes"), "{path}: {refused}");
+    }
+    // On the second, refusals are answers.
+    for (path, lacks) in [(PROCESS, Code::InvalidArgument), (HOLD, Code::Ok)] {
+        assert_eq!(served.first(path, most.clone()).await, lacks, "{path}");
+        assert_eq!(served.first(path, more.clone()).await, Code::ResourceExhausted, "{path}");
+        assert_eq!(served.first(path, vec![0xff; 9]).await, Code::Internal, "{path}");
+    }
 }
 
 #[tokio::test]
@@ -329,4 +403,53 @@ async fn a_message_that_never_comes_ends_its_call() {
     let ended = tokio::time::timeout(2 * PATIENCE, call).await.expect("it has to end");
     let refused = ended.map(|_| ()).unwrap_err();
     assert!(refused.message().contains("in time"), "{refused}");
+}
+
+/// It takes the fifteen seconds that a message has.
+#[tokio::test]
+async fn a_message_that_has_begun_must_come_whole_and_before_it_a_stream_may_be_silent() {
+    let served = limited().await;
+    let (say, said) = mpsc::channel(1);
+    let mut quiet = served.open(HOLD, ReceiverStream::new(said)).await.unwrap();
+    let mut is_heard = async || {
+        say.send(Vec::new()).await.unwrap();
+        let heard = tokio::time::timeout(PATIENCE, quiet.message()).await;
+        heard.expect("an answer").unwrap().is_some()
+    };
+    assert!(is_heard().await);
+    let mut cut = framed(&padded(vec![], 1_000));
+    cut.pop();
+    // One that is whole comes before it.
+    let second = [framed(&[]), cut.clone()].concat();
+    let all = async {
+        tokio::join!(
+            served.never_all(PROCESS, cut.clone()),
+            served.never_all(HOLD, second),
+            served.never_all(CHECK, cut.clone()),
+            served.never_all(LOGS, cut.clone()),
+        )
+    };
+    let ended = tokio::time::timeout(2 * PATIENCE, all).await.expect("all have to end");
+    let (process, hold, check, _log) = ended;
+    for refused in [process, hold, check] {
+        assert!(refused.message().contains("in time"), "{refused}");
+    }
+    assert!(is_heard().await, "it has nothing to bring to its end");
+}
+
+/// It takes the fifteen seconds that a message has.
+#[tokio::test]
+async fn nothing_is_decoded_of_a_call_that_has_not_said_all() {
+    let served = limited().await;
+    let broken = framed(&[0xff; 9]);
+    assert_eq!(served.code(CHECK, vec![0xff; 9]).await, Code::Internal);
+    let ended = tokio::time::timeout(2 * PATIENCE, served.never_all(CHECK, broken)).await;
+    let refused = ended.expect("it has to end");
+    assert!(refused.message().contains("in time"), "{refused}");
+}
+
+/// A message as it is on the wire.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap();
+    [&[0][..], &length.to_be_bytes(), message].concat()
 }

@@ -1,6 +1,7 @@
 //! The calls of one connection, each to its service: rate limits by the short way, all others by a router.
 //!
-//! Guarantees: another service or method is `UNIMPLEMENTED`; a message comes whole within a time ([`Prompt`]).
+//! Guarantees: another service or method is `UNIMPLEMENTED`; a message comes whole within a time, and has a bound to
+//! its length ([`Prompt`]).
 //! Leaves out: a caller's `grpc-timeout`, which each service that waits keeps itself. Cost: the short way spares
 //! a call the router's boxes and the map that the peer's address would be put in.
 
@@ -17,18 +18,19 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
 use super::arrival::Limits;
-use super::prompt::Prompt;
+use super::prompt::{MOST, Prompt};
 use super::rls::RateLimits;
 use super::surface::{Recoded, Surface};
 use crate::telemetry::event::Protocol;
 
-/// Where a client may be silent between its messages.
-const STREAMS: [&str; 5] = [
-    "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
-    "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
-    "/sluicegate.v1.Permits/Hold",
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+/// Where a client may be silent between its messages, and the most bytes of one.
+const STREAMS: [(&str, usize); 5] = [
+    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MOST),
+    // Made into entries one at a time, so that it may have as many as tonic takes.
+    ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX),
+    ("/sluicegate.v1.Permits/Hold", MOST),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MOST),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MOST),
 ];
 
 /// The services of one connection.
@@ -48,9 +50,12 @@ impl Doors {
 
     fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
         request.extensions_mut().insert(self.peer.clone());
-        let is_stream = STREAMS.contains(&request.uri().path());
-        let body = if is_stream { Prompt::stream } else { Prompt::message };
-        Box::pin(self.others.clone().call(request.map(body)))
+        let stream = STREAMS.into_iter().find(|(path, _)| *path == request.uri().path());
+        let request = request.map(|body| match stream {
+            Some((_, most)) => Prompt::stream(body, most),
+            None => Prompt::whole(body),
+        });
+        Box::pin(self.others.clone().call(request))
     }
 }
 

@@ -3,7 +3,8 @@
 //! Guarantees: the route says which hook and where the address is (`context_extensions`), never the request; a denial by a
 //! rate limit is a 429 with the headers of all protocols, one by a ceiling what its `reject` says; an error carries no
 //! answer and has the code that `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept, in queues as well.
-//! Ceilings are asked where the request has an id ([`hook::ID`]), which the access log gives back.
+//! Ceilings are asked where the request has an id ([`hook::ID`]), which the access log gives back. A request that waits
+//! keeps its question, and nothing else of its message.
 //! Leaves out: the request's body, and what to do when nobody answers, which is the filter's.
 
 use std::borrow::Cow;
@@ -119,7 +120,9 @@ impl Authorizations {
         let patience = rls::patience(request.metadata());
         let (check, decoded) = (request.into_inner(), self.engine.clock().now());
         let context = check.attributes.unwrap_or_default();
-        let (request, id) = (asked(&self.hooks, &context), id_of(&context));
+        let (request, id) = (asked(&self.hooks, &context), id_of(&context).map(Cow::into_owned));
+        // It takes many times the bytes that came, and the request may wait in a queue.
+        drop(context);
         let answer = self.answer(&request, id.as_deref(), patience).await;
         Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
         let reply = match (request, answer) {
@@ -179,7 +182,13 @@ fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
         return Some(Cow::Borrowed(value));
     }
     let raw = http.header_map.as_ref()?.headers.iter().filter(|header| header.key == name);
-    raw.map(value_of).reduce(|all, next| Cow::Owned(format!("{all},{next}")))
+    raw.map(value_of).reduce(|all, next| {
+        // In the place of the first: thousands of headers may have one name.
+        let mut all = all.into_owned();
+        all.push(',');
+        all.push_str(&next);
+        Cow::Owned(all)
+    })
 }
 
 fn value_of(header: &HeaderValue) -> Cow<'_, str> {

@@ -3,7 +3,8 @@
 //!
 //! Guarantees: whatever ends the stream gives the permits back: its request's end, a client or an
 //! upstream that goes, a proxy that dies. While a request waits in a queue, Envoy is told for how
-//! long. A stream that holds nothing is ended at once, and so are all when this process goes.
+//! long. A stream that holds nothing is ended at once, and so are all when this process goes. One that
+//! waits or holds keeps its question and its permits, and nothing else that was decoded of its messages.
 //! Leaves out: bodies, which are never asked for; how latency divides into the upstream's and the
 //! client's: the time that counts is the stream's.
 
@@ -31,6 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::convert;
 use super::ext_authz::refusal;
+use super::prompt::unread;
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
@@ -115,14 +117,11 @@ impl Processor {
             // A stream on which nobody asked must not keep this process.
             _ = leaving.wait_for(|leaving| *leaving) => return,
         };
-        let Ok(Some(first)) = first else { return };
-        let asked = self.engine.clock().now();
-        let answer = async {
-            let answered = self.answer(hook, &first, replies).await;
-            Answered { came: asked, at: self.engine.clock().now() }.emit();
-            answered
+        let answered = match first {
+            Ok(Some(first)) => span.around(self.timed(hook, first, replies)).await,
+            Ok(None) => return,
+            Err(status) => Err(unread(&status, Protocol::ExtProc)),
         };
-        let answered = span.around(answer).await;
         let (reply, permits) = match answered {
             Ok((said, permits)) => (Ok(reply(said)), permits),
             Err(status) => (Err(status), Permits::default()),
@@ -132,13 +131,27 @@ impl Processor {
         }
     }
 
+    async fn timed(
+        &self,
+        hook: Option<&str>,
+        first: ProcessingRequest,
+        replies: &Replies,
+    ) -> Result<(Said, Permits), Status> {
+        let asked = self.engine.clock().now();
+        let answered = self.answer(hook, first, replies).await;
+        Answered { came: asked, at: self.engine.clock().now() }.emit();
+        answered
+    }
+
     async fn answer(
         &self,
         hook: Option<&str>,
-        first: &ProcessingRequest,
+        first: ProcessingRequest,
         replies: &Replies,
     ) -> Result<(Said, Permits), Status> {
-        let request = self.asked(hook, first)?;
+        let request = self.asked(hook, &first)?;
+        // It takes many times the bytes that came, and the request may wait in a queue.
+        drop(first);
         let admitted = self.admitted(&request, replies).await;
         Asked { protocol: Protocol::ExtProc, outcome: hook::counted(&admitted) }.emit();
         let passes = Said::RequestHeaders(HeadersResponse::default());
@@ -214,7 +227,10 @@ impl Processor {
                 Err(_) => return,
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
-                    let Some(said) = untouched(&message) else { return };
+                    let said = untouched(&message);
+                    // Whether the reply is taken, and when, is Envoy's affair.
+                    drop(message);
+                    let Some(said) = said else { return };
                     if replies.send(Ok(reply(said))).await.is_err() {
                         return;
                     }

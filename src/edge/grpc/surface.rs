@@ -1,7 +1,7 @@
 //! What a call meets before the service does: the transport's own refusals, with the codes that
 //! clients of the reference know.
 //!
-//! Guarantees: a message above 4 MiB is `RESOURCE_EXHAUSTED` (tonic says `OUT_OF_RANGE`), one that
+//! Guarantees: a message that is too large is `RESOURCE_EXHAUSTED` (tonic says `OUT_OF_RANGE`), one that
 //! cannot be decoded is `INTERNAL`, another method `UNIMPLEMENTED`; the first two are counted.
 //! Leaves out: the service's answers, which pass untouched; it never answers with these codes.
 

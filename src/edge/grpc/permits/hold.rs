@@ -23,7 +23,8 @@ use super::api::{
 };
 use super::{Places, count, ended, question, refusal, shorter, shown};
 use crate::edge::grpc::convert;
-use crate::edge::hook::Unanswered;
+use crate::edge::grpc::prompt::unread;
+use crate::edge::hook::{self, Unanswered};
 use crate::engine::{Admitted, Permits, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
@@ -69,7 +70,12 @@ pub(super) async fn run(
             Some(acquired) = stream.asking.next() => Some(stream.settle(acquired)),
             message = messages.message() => match message {
                 Ok(Some(HoldRequest { ask })) => stream.take(ask),
-                Ok(None) | Err(_) => return,
+                Ok(None) => return,
+                Err(status) => {
+                    // Unsaid where nobody reads the answers before it.
+                    let _told = replies.try_send(Err(unread(&status, Protocol::Permits)));
+                    return;
+                }
             },
         };
         let Some(reply) = reply else { continue };
@@ -92,10 +98,13 @@ impl Stream<'_> {
                 let message = "neither an acquire, a release nor a renewal";
                 (String::new(), Err(Status::invalid_argument(message)))
             }
-            Some(Ask::Acquire(asked)) => match self.begin(&asked) {
-                Ok(()) => return None,
-                Err(why) => (asked.id, Err(why)),
-            },
+            Some(Ask::Acquire(asked)) => {
+                let id = asked.id.clone();
+                match self.begin(asked) {
+                    Ok(()) => return None,
+                    Err(why) => (id, Err(why)),
+                }
+            }
             Some(Ask::Release(asked)) => {
                 let said = self.release(&asked).map(Said::Release);
                 (asked.id, said)
@@ -111,8 +120,13 @@ impl Stream<'_> {
         Some(reply(id, said))
     }
 
-    fn begin(&mut self, asked: &AcquireRequest) -> Result<(), Status> {
+    fn begin(&mut self, asked: AcquireRequest) -> Result<(), Status> {
         check_id(&asked.id).map_err(Status::invalid_argument)?;
+        // What deadlines left of it is given back.
+        let is_over = |place: &Place| matches!(place, Place::Holds(permits) if !permits.is_held());
+        if self.places.get(&asked.id).is_some_and(is_over) {
+            self.places.remove(&asked.id);
+        }
         if self.places.contains_key(&asked.id) {
             return Err(Status::already_exists("this id waits or holds permits on this stream"));
         }
@@ -120,10 +134,11 @@ impl Stream<'_> {
             let message = format!("{MOST} ids wait or hold permits on this stream: no more may");
             return Err(Status::resource_exhausted(message));
         }
+        check_counts(&asked)?;
         let header = |name: &str| self.headers.get(name)?.to_str().ok();
         let span = trace::question(Protocol::Permits, &header);
-        let (acquire, handle) = abortable(span.around(acquire(self.service, asked.clone())));
         let id = asked.id.clone();
+        let (acquire, handle) = abortable(span.around(acquire(self.service, asked)));
         self.places.insert(id.clone(), Place::Waits(handle));
         self.asking.push(async move { (id, acquire.await) }.boxed());
         Ok(())
@@ -167,6 +182,16 @@ impl Stream<'_> {
     }
 }
 
+/// Before it waits for its turn to be asked: decoded, what has too many parts takes many times the bytes that came.
+fn check_counts(asked: &AcquireRequest) -> Result<(), Status> {
+    let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    convert::check_counts(asked.descriptors.len(), entries).map_err(|why| {
+        let why = Unanswered::from(why);
+        Asked { protocol: Protocol::Permits, outcome: hook::unanswered(&why) }.emit();
+        refusal(&why)
+    })
+}
+
 async fn acquire(service: &Places, asked: AcquireRequest) -> Result<Admitted, Unanswered> {
     let wait = shorter(None, asked.max_wait_us);
     let request = question(asked);
@@ -182,7 +207,7 @@ async fn acquire(service: &Places, asked: AcquireRequest) -> Result<Admitted, Un
 
 fn held(admitted: &Admitted) -> Option<Nanos> {
     match admitted {
-        Admitted::Decided(_, permits) => permits.longest_keep(),
+        Admitted::Decided(_, permits) => permits.shortest_keep(),
         Admitted::Rejected(_) => None,
     }
 }
