@@ -1,22 +1,30 @@
-//! `/check`, as NGINX meets it.
+//! `/check` and `/hold`, as NGINX meets them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, Request};
+use axum::http::{HeaderMap, Request, Response};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::headers::Headers;
 use sluicegate::edge::health::{Health, Ready};
-use sluicegate::edge::http::{Ask, router};
+use sluicegate::edge::http::{Ask, router, serve};
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::units::Revision;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tonic::codegen::Service as _;
 
+use super::http::read_until;
 use super::{empty_engine, engine, two_a_minute};
+use crate::waiting::PATIENCE;
 
 /// What the shipped configuration sets.
 const SET: [(&str, &str); 3] =
@@ -87,8 +95,9 @@ async fn two_hits_pass_and_the_third_is_403_with_what_the_client_should_get() {
 #[tokio::test]
 async fn the_first_hook_asks_unless_another_is_named() {
     let router = limited(r#"{"remote_address": {}}, {"generic_key": {"descriptor_value": "x"}}"#);
-    for more in [vec![("x-key", "v")], vec![("x-key", "v"), ("x-hook", "edge")]] {
-        assert_eq!(status(&router, &more).await, 200);
+    // An empty name is none, as the shipped Lua has it.
+    for name in ["", "edge"] {
+        assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", name)]).await, 200);
     }
     assert_eq!(status(&router, &[("x-key", "v")]).await, 403);
     assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", "other")]).await, 200);
@@ -256,38 +265,147 @@ async fn an_id_that_is_none_or_twice_or_in_flight_is_refused() {
     assert_eq!(status(&router, &[("x-key", "v"), ID, ID]).await, 400);
     assert_eq!(engine.ceilings().total().in_flight, 0);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
-    // The ceiling is asked first, and its body of two lines has no way.
-    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), ID])).await;
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 400, "in flight already");
+    // The ceiling's body of two lines has no way.
+    let other = (ID.0, "another-0123456789");
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
     assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
 }
 
-#[tokio::test]
-async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
-    let (engine, _) = under_a_ceiling("");
+/// The same until it is told to leave, which is when it lets go of what is held.
+fn staying(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
+    let (engine, _) = under_a_ceiling(rest);
     let (leave, leaving) = watch::channel(false);
     let health = Health::new(Ready::Yes);
     let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
     let router = router(Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving });
-    let hold = async || {
-        let mut request = Request::builder().uri("/hold");
-        for (name, value) in SET.into_iter().chain([("x-key", "v")]) {
-            request = request.header(name, value);
-        }
-        let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
-        response
-    };
+    (engine, router, leave)
+}
+
+async fn hold(router: &Router, method: &str) -> Response<Body> {
+    let mut request = Request::builder().method(method).uri("/hold");
+    for (name, value) in SET.into_iter().chain([("x-key", "v")]) {
+        request = request.header(name, value);
+    }
+    let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    response
+}
+
+#[tokio::test]
+async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
+    let (engine, router, leave) = staying("");
     let in_flight = || engine.ceilings().total().in_flight;
-    let first = hold().await;
+    let first = hold(&router, "GET").await;
     assert_eq!((first.status().as_u16(), in_flight()), (200, 1));
-    let denied = hold().await;
+    let denied = hold(&router, "GET").await;
     assert_eq!(denied.headers()["x-deny-status"], "503");
     assert_eq!(denied.headers()["connection"], "close");
     drop(first);
     assert_eq!(in_flight(), 0);
     // One that is told to leave ends what it holds.
-    let first = hold().await;
+    let first = hold(&router, "GET").await;
     assert_eq!(in_flight(), 1);
     leave.send_replace(true);
     let body = axum::body::to_bytes(first.into_body(), 10).await.unwrap();
     assert_eq!((body.len(), in_flight()), (0, 0));
+}
+
+#[tokio::test]
+async fn only_get_has_an_answer_that_can_be_held() {
+    let (engine, router, _leave) = staying("");
+    for method in ["HEAD", "POST", "DELETE"] {
+        let refused = hold(&router, method).await;
+        assert_eq!(refused.status().as_u16(), 405, "{method}");
+        assert_eq!(refused.headers()["allow"], "GET");
+        assert_eq!(engine.ceilings().total().in_flight, 0);
+    }
+    assert_eq!(hold(&router, "GET").await.status().as_u16(), 200);
+}
+
+/// Where `router` listens.
+async fn served(router: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, router, std::future::pending()));
+    address
+}
+
+/// A connection that has asked `path` with `more` headers, and sent `rest` at once.
+async fn asks(address: SocketAddr, path: &str, more: &str, rest: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let set = SET.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
+    let asked = format!("GET {path} HTTP/1.1\r\nhost: x\r\n{set}x-key: v\r\n{more}\r\n{rest}");
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn until(what: &str, is: impl Fn() -> bool) {
+    let seen = async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"));
+}
+
+#[tokio::test]
+async fn who_closes_gives_the_place_back_whatever_was_sent_after_the_head() {
+    let (engine, router, _leave) = staying("");
+    let address = served(router).await;
+    let in_flight = || engine.ceilings().total().in_flight;
+    for (more, rest) in [
+        ("", ""),
+        ("", "X"),
+        ("", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
+        ("content-length: 5\r\n", ""),
+        ("content-length: 5\r\n", "bytes"),
+        ("transfer-encoding: chunked\r\n", "5\r\nby"),
+        ("expect: 100-continue\r\ncontent-length: 5\r\n", ""),
+    ] {
+        for (later, resets) in [("", false), ("", true), ("X", false), ("X", true)] {
+            let how = format!("{more:?}, {rest:?}, {later:?}, reset {resets}");
+            let mut client = asks(address, "/hold", more, rest).await;
+            let head = read_until(&mut client, "\r\n\r\n").await;
+            assert!(head.starts_with("HTTP/1.1 200 "), "{how}: {head}");
+            assert_eq!(in_flight(), 1, "{how}");
+            client.write_all(later.as_bytes()).await.unwrap();
+            if resets {
+                SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+            }
+            drop(client);
+            until(&how, || in_flight() == 0).await;
+        }
+    }
+}
+
+/// The engine's clock stands still, so that nothing else could free the place.
+#[tokio::test]
+async fn a_hold_that_nobody_closes_ends_with_the_time_of_its_place() {
+    let (engine, router, _leave) = staying(", max_duration: 20ms");
+    let mut held = asks(served(router).await, "/hold", "", "").await;
+    let mut said = String::new();
+    let ended = timeout(PATIENCE, held.read_to_string(&mut said)).await;
+    ended.expect("it has to end").unwrap();
+    assert!(said.starts_with("HTTP/1.1 200 ") && said.ends_with("\r\n\r\n0\r\n\r\n"), "{said}");
+    assert_eq!(engine.ceilings().total().in_flight, 0);
+}
+
+#[tokio::test]
+async fn who_leaves_is_taken_out_of_the_queue_whatever_was_sent_after_the_head() {
+    let (engine, router, _leave) = staying(", queue: {size: 1, timeout: 10m}");
+    let address = served(router).await;
+    let waiting = || engine.ceilings().total().waiting;
+    let mut held = asks(address, "/hold", "", "").await;
+    read_until(&mut held, "\r\n\r\n").await;
+    let another = "x-sluicegate-id: another-0123456789\r\n";
+    for path in ["/check", "/hold"] {
+        for rest in ["", "X", "GET /check HTTP/1.1\r\nhost: x\r\n\r\n"] {
+            let how = format!("{path}, {rest:?}");
+            let waits = asks(address, path, another, rest).await;
+            until(&how, || waiting() == 1).await;
+            drop(waits);
+            until(&how, || waiting() == 0).await;
+        }
+    }
+    assert_eq!(engine.ceilings().total().in_flight, 1);
 }

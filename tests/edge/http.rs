@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use axum::routing::get;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sluicegate::edge::Reporting;
 use sluicegate::edge::headers::{Headers, Names};
@@ -17,11 +19,11 @@ use sluicegate::edge::http::{Ask, router, serve};
 use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
-use tokio::sync::watch;
+use tokio::sync::{Notify, oneshot, watch};
 use tonic::codegen::Service as _;
 
 use super::{empty_engine, engine, two_a_minute};
+use crate::waiting::PATIENCE;
 
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
@@ -222,7 +224,8 @@ async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()
     (TcpStream::connect(address).await.unwrap(), stop, server)
 }
 
-async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+/// What comes until `end` is in it.
+pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(end) {
         let mut chunk = [0; 1024];
@@ -269,4 +272,47 @@ async fn an_idle_connection_does_not_keep_the_server_alive() {
     read_until(&mut stream, "alive").await;
     stop.send(()).unwrap();
     server.await.unwrap();
+}
+
+/// A page without end, and what is told when nobody gets it any more.
+fn endless() -> (Router, oneshot::Receiver<()>) {
+    let (alive, gone) = oneshot::channel();
+    let alive = Arc::new(Mutex::new(Some(alive)));
+    let page = move || {
+        let alive = alive.lock().take();
+        let chunks = std::iter::repeat_with(move || {
+            assert!(alive.is_some(), "it is asked for once");
+            Ok::<_, Infallible>(vec![b' '; 64 * 1024])
+        });
+        std::future::ready(Body::from_stream(tokio_stream::iter(chunks)))
+    };
+    (Router::new().route("/endless", get(page)), gone)
+}
+
+/// It takes the thirty seconds that a client has.
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_cut_off_and_one_with_nothing_to_read_is_not() {
+    let (router, gone) = endless();
+    let ready = Arc::new(Notify::new());
+    let until_ready = Arc::clone(&ready);
+    let late = move || {
+        let ready = Arc::clone(&until_ready);
+        async move {
+            ready.notified().await;
+            "late"
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = router.route("/late", get(late));
+    tokio::spawn(serve(listener, router, std::future::pending()));
+    let mut waits = TcpStream::connect(address).await.unwrap();
+    waits.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut deaf = TcpStream::connect(address).await.unwrap();
+    deaf.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let gone = tokio::time::timeout(3 * PATIENCE, gone).await.expect("it has to be cut off");
+    assert!(gone.is_err(), "the page is dropped with its connection");
+    ready.notify_one();
+    let reply = read_until(&mut waits, "late").await;
+    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
 }

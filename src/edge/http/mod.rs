@@ -1,10 +1,12 @@
 //! The HTTP ports: questions and health; metrics; admin.
 //!
-//! Guarantees: a connection that is slow to send its head is closed, connections are bounded, and
-//! at shutdown the listener closes at once while requests under way are finished.
+//! Guarantees: a connection that is slow to send its head, or to read its answers, is closed,
+//! connections are bounded, and at shutdown the listener closes at once while requests under way are
+//! finished. Nobody waits in a queue for a client that has left.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod admin;
+mod connection;
 pub mod json;
 pub mod metrics;
 pub mod nginx;
@@ -14,9 +16,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use tokio::sync::watch;
@@ -29,6 +32,7 @@ use crate::kernel::decision::Cause;
 use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
 
+use connection::Peer;
 use nginx::hold::Holds;
 pub use serve::serve;
 
@@ -55,13 +59,13 @@ const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Browsers must not take an error's text for a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-/// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free.
+/// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free
+/// but for `/hold`, which is for GET.
 pub fn router(ask: Ask) -> Router {
     let holds = Holds::default();
-    let hold = move |State(ask): State<Arc<Ask>>, headers: HeaderMap| {
+    let hold = move |State(ask): State<Arc<Ask>>, request: Request<Body>| {
         let holds = holds.clone();
-        let span = trace::hold(&|name| headers.get(name)?.to_str().ok());
-        async move { span.around(nginx::hold::answer(&ask, &holds, &headers)).await }
+        async move { held(&ask, &holds, request).await }
     };
     Router::new()
         .route("/json", any(json))
@@ -74,13 +78,38 @@ pub fn router(ask: Ask) -> Router {
         .with_state(Arc::new(ask))
 }
 
-async fn json(State(ask): State<Arc<Ask>>, request: Request<axum::body::Body>) -> Response {
+async fn json(State(ask): State<Arc<Ask>>, request: Request<Body>) -> Response {
     let span = question(Protocol::Json, request.headers());
     span.around(json::answer(&ask, request.into_body())).await
 }
 
-async fn check(State(ask): State<Arc<Ask>>, headers: HeaderMap) -> Response {
-    question(Protocol::Nginx, &headers).around(nginx::answer(&ask, &headers)).await
+async fn check(State(ask): State<Arc<Ask>>, request: Request<Body>) -> Response {
+    let (head, _) = request.into_parts();
+    let span = question(Protocol::Nginx, &head.headers);
+    let peer = Peer::of(&head.extensions);
+    unless_left(&peer, span.around(nginx::answer(&ask, &head.headers))).await
+}
+
+async fn held(ask: &Ask, holds: &Holds, request: Request<Body>) -> Response {
+    let (head, _) = request.into_parts();
+    // An answer to HEAD has no body, and so nothing that could last.
+    if head.method != Method::GET {
+        return ([(ALLOW, "GET")], text(StatusCode::METHOD_NOT_ALLOWED)).into_response();
+    }
+    let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
+    let peer = Peer::of(&head.extensions);
+    let answer = nginx::hold::answer(ask, holds, &head.headers, &peer);
+    unless_left(&peer, span.around(answer)).await
+}
+
+/// `answer`, unless the client leaves before. What it sent besides is no further request then.
+async fn unless_left(peer: &Peer, answer: impl Future<Output = Response>) -> Response {
+    tokio::select! {
+        // Most need no wait, and so no look at the other end.
+        biased;
+        answer = answer => answer,
+        () = peer.gone() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
+    }
 }
 
 fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {

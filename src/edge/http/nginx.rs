@@ -25,7 +25,7 @@ use crate::engine::{Admitted, Answer, Refusal, Rejection};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
-/// Which hook to go by; the first without it.
+/// Which hook to go by; the first without it, or where it is empty.
 const HOOK: &str = "x-hook";
 /// The path and query of the client's request.
 const URI: &str = "x-original-uri";
@@ -82,7 +82,7 @@ struct Original<'h> {
 impl<'h> Original<'h> {
     fn of(headers: &'h HeaderMap) -> Result<Self, Wrong> {
         Ok(Self {
-            hook: once(headers, HOOK)?,
+            hook: once(headers, HOOK)?.filter(|name| !name.is_empty()),
             uri: once(headers, URI)?.ok_or(Wrong::Missing(URI))?,
             method: once(headers, METHOD)?.ok_or(Wrong::Missing(METHOD))?,
             address: address(once(headers, ADDRESS)?.ok_or(Wrong::Missing(ADDRESS))?)?,

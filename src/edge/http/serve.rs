@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -16,6 +19,8 @@ use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::connection::Connection;
 
 /// How long a client may take to send a request's head; also how long it may stay silent between
 /// two requests.
@@ -40,8 +45,13 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
             () = &mut shutdown => break,
             accepted = accept(&listener, &slots) => accepted,
         };
-        let service = TowerToHyperService::new(router.clone());
-        let connection = connections().serve_connection(TokioIo::new(stream), service).into_owned();
+        let (io, peer) = Connection::new(stream);
+        let asked = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
+            asked.call(request)
+        });
+        let connection = connections().serve_connection(TokioIo::new(io), service).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // A client that breaks off is its own affair.

@@ -2,13 +2,15 @@
 //!
 //! Guarantees: asked and answered as [`super`]; the answer to a request that passes has no end until
 //! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
-//! place back. `max_duration` frees it where nothing does: an NGINX that is stopped. No id is needed,
-//! and none is heeded. Who is held leaves connections for the questions of others.
+//! place back, bytes that came after the question or not. `max_duration` ends place and connection
+//! where nothing does: an NGINX that is stopped. No id is needed, and none is heeded. Who is held
+//! leaves connections for the questions of others.
 //! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
 //! success, and its latency from admission to then.
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::CONNECTION;
@@ -21,9 +23,11 @@ use super::{Original, explained, show};
 use crate::edge::grpc::convert;
 use crate::edge::hook::{self, Unanswered};
 use crate::edge::http::Ask;
+use crate::edge::http::connection::Peer;
 use crate::edge::http::serve::MAX_CONNECTIONS;
 use crate::engine::{Admitted, Permits};
 use crate::kernel::concurrency;
+use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
 /// Most requests that are held at one time; health checks and questions have the other connections.
@@ -44,10 +48,11 @@ pub(in crate::edge::http) async fn answer(
     ask: &Ask,
     holds: &Holds,
     headers: &HeaderMap,
+    peer: &Peer,
 ) -> Response {
     let began = ask.engine.clock().now();
     let (outcome, response) = match Original::of(headers) {
-        Ok(original) => held(ask, headers, &original, holds).await,
+        Ok(original) => held(ask, headers, &original, (holds, peer)).await,
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
     Asked { protocol: Protocol::Nginx, outcome }.emit();
@@ -59,7 +64,7 @@ async fn held(
     ask: &Ask,
     headers: &HeaderMap,
     original: &Original<'_>,
-    holds: &Holds,
+    (holds, peer): (&Holds, &Peer),
 ) -> (Outcome, Response) {
     let Ok(slot) = Arc::clone(&holds.0).try_acquire_owned() else {
         let why = format!("{MAX_HELD} requests are held, which is as many as may be");
@@ -67,13 +72,13 @@ async fn held(
     };
     let admitted = decide(ask, headers, original).await;
     let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
-    match admitted {
-        Ok(Admitted::Decided(_, permits)) if !permits.is_empty() => {
-            let place = Place { permits: Some(permits), _slot: slot };
-            *response.body_mut() = until_closed(place, ask.leaving.clone());
-        }
-        // Nothing to hold: the connection is no use any more.
-        _ => drop(response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"))),
+    // The connection is this place, or no use any more: it is asked nothing else.
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    if let Ok(Admitted::Decided(_, permits)) = admitted
+        && !permits.is_empty()
+    {
+        let place = Place { permits: Some(permits), _slot: slot };
+        *response.body_mut() = until_closed(place, peer.clone(), ask.leaving.clone());
     }
     (outcome, response)
 }
@@ -94,6 +99,13 @@ struct Place {
     _slot: OwnedSemaphorePermit,
 }
 
+impl Place {
+    /// Before its request has ended, so that nothing is told of the backend.
+    fn give_up(&mut self) {
+        drop(self.permits.take());
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(permits) = self.permits.take() {
@@ -102,15 +114,27 @@ impl Drop for Place {
     }
 }
 
-/// A body without a byte that ends when the process leaves; the connection takes it away when it is
-/// closed before.
-fn until_closed(mut place: Place, mut leaving: watch::Receiver<bool>) -> Body {
+/// A body without a byte that ends with the caller, with the place's time, or when the process leaves.
+/// Mostly the connection takes it away before, when hyper sees the caller close.
+fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>) -> Body {
+    let longest = place.permits.as_ref().and_then(Permits::longest_keep);
     let end = async move {
-        // A sender that is gone means that the process is ending as well.
-        drop(leaving.wait_for(|leaving| *leaving).await);
-        // That is not the request's end: nothing is told of the backend.
-        drop(place.permits.take());
+        tokio::select! {
+            () = peer.gone() => {}
+            () = over(longest) => place.give_up(),
+            // A sender that is gone means that the process is ending as well.
+            _ = leaving.wait_for(|leaving| *leaving) => place.give_up(),
+        }
+        drop(place);
         Ok::<_, Infallible>(Bytes::new())
     };
     Body::from_stream(stream::once(end))
+}
+
+/// Until the deadlines of what is held are over, which began before.
+async fn over(longest: Option<Nanos>) {
+    match longest {
+        Some(Nanos(longest)) => tokio::time::sleep(Duration::from_nanos(longest)).await,
+        None => std::future::pending().await,
+    }
 }
