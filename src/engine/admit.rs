@@ -24,7 +24,7 @@ use parking_lot::RwLock;
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal, Rules};
 use crate::kernel::concurrency::{Outcome, Permit};
-use crate::kernel::units::Nanos;
+use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::trace;
 use bucket::{Bucket, Place};
 use fleet::Fleet;
@@ -54,7 +54,10 @@ pub struct Admission {
 pub struct Ask<'a> {
     /// Which bucket.
     pub bucket: &'a [u8],
-    /// What its ceiling is; where it was something else, it is this from now on.
+    /// The configuration that says so.
+    pub revision: Revision,
+    /// What its ceiling is; where it was something else, it is this from now on, unless a later configuration
+    /// said that.
     pub rules: &'a Rules,
     /// How long the permit may be out; `None` where its end is always seen, as a stream's is.
     pub keep: Option<Nanos>,
@@ -125,10 +128,8 @@ impl Admission {
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
-                    let timeout = ask.rules.waiting.map_or(ask.patience, |queue| queue.timeout);
-                    let patience = timeout.min(ask.patience);
                     let queued = trace::part(trace::Part::Queue);
-                    let permit = waiting.permit(patience).await.ok_or(Denied::Late)?;
+                    let permit = waiting.permit().await.ok_or(Denied::Late)?;
                     drop(queued);
                     Ok(self.held(bucket, permit, ask.keep))
                 }
@@ -137,21 +138,21 @@ impl Admission {
     }
 
     /// Puts a changed ceiling in force; what its bucket learnt stays. Wakes whom it lets pass. The
-    /// next who asks by other rules puts those in force.
-    pub fn reload(&self, bucket: &[u8], rules: &Rules) {
+    /// next who asks by other rules, of no earlier configuration, puts those in force.
+    pub fn reload(&self, bucket: &[u8], revision: Revision, rules: &Rules) {
         let bucket = self.buckets.read().get(bucket).cloned();
         if let Some(bucket) = bucket {
-            bucket.reload(&self.clock, rules, true);
+            bucket.reload(&self.clock, revision, rules, true);
         }
     }
 
-    /// Puts what `rules` says of each bucket in force, and whether the fleet shares it; no ceiling where
-    /// it says nothing. Those whom that lets pass are woken.
-    pub fn reload_all(&self, rules: impl Fn(&[u8]) -> Option<(Rules, bool)>) {
+    /// Puts what `rules` says of each bucket in force, as of `revision`, and whether the fleet shares it; no
+    /// ceiling where it says nothing. Those whom that lets pass are woken.
+    pub fn reload_all(&self, revision: Revision, rules: impl Fn(&[u8]) -> Option<(Rules, bool)>) {
         for (name, bucket) in self.all() {
             let free = (Rules::fixed(u32::MAX), false);
             let (rules, shared) = rules(&name).unwrap_or(free);
-            bucket.reload(&self.clock, &rules, shared);
+            bucket.reload(&self.clock, revision, &rules, shared);
         }
     }
 
@@ -264,7 +265,8 @@ impl Admission {
             return Err(Denied::TooManyBuckets);
         }
         let number = u64::try_from(buckets.len()).unwrap_or(u64::MAX);
-        let made = || Arc::new(Bucket::new(ask.rules, self.jitter.wrapping_add(number)));
+        let jitter = self.jitter.wrapping_add(number);
+        let made = || Arc::new(Bucket::new(ask.revision, ask.rules, jitter));
         Ok(Arc::clone(buckets.entry(ask.bucket.into()).or_insert_with(made)))
     }
 }
@@ -336,7 +338,7 @@ impl Held {
     /// When it was admitted; `None` where its deadline took it back.
     #[must_use]
     pub fn since(&self) -> Option<Nanos> {
-        self.bucket.since(self.permit)
+        self.bucket.since(&self.clock, self.permit)
     }
 
     /// How long it may be out; `None` where its end is always seen.

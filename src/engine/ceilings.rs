@@ -3,11 +3,13 @@
 //! Guarantees: ceilings are asked before rate limits, in one order for all questions, so that two
 //! that wait cannot wait for each other; all permits or none. A question that a ceiling turns away
 //! has moved no counter; one that a rate limit denies holds no permit. A dropped future, and dropped
-//! [`Permits`], give everything back.
+//! [`Permits`], give everything back. A question that waited comes to the next ceiling as the
+//! configuration in force has that by then.
 //! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
 //! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -22,7 +24,7 @@ use crate::kernel::concurrency::limiter::Rules;
 use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::decision::{Cost, Question, Reason, Verdict};
 use crate::kernel::key::CounterKey;
-use crate::kernel::units::{Hits, Nanos};
+use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::{CeilingReached, Decided};
 
 /// How many buckets there may be unless something else is said.
@@ -68,11 +70,18 @@ impl Permits {
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
-    /// The request was seen alive: the deadlines of what is held count from now. False where all of
-    /// it was taken back before.
+    /// The request was seen alive: the deadlines of what is held count from now. False where deadlines
+    /// took back any of it before, or there was nothing.
     #[must_use]
     pub fn renew(&self) -> bool {
-        self.0.iter().filter(|held| held.renew()).count() != 0
+        // Every one: what is left behind one that is gone goes on.
+        self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
+    }
+
+    /// Whether all of it is still held; not where there was nothing.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.is_empty() && self.0.iter().all(|held| held.since().is_some())
     }
 
     /// When the last of it was admitted, as far as it is still held.
@@ -81,16 +90,30 @@ impl Permits {
         self.0.iter().filter_map(Held::since).max()
     }
 
-    /// The longest time that anything held may be out.
+    /// The longest time that anything held may be out: after it nothing is.
     #[must_use]
     pub fn longest_keep(&self) -> Option<Nanos> {
         self.0.iter().filter_map(Held::keep).max()
+    }
+
+    /// The shortest time that anything held may be out: within it all is to be renewed.
+    #[must_use]
+    pub fn shortest_keep(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(Held::keep).min()
     }
 
     /// Whether nothing is held: no ceiling covers the question.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// One more. The time of those before it counts from now as well: whoever is told how long that is
+    /// may have waited for this one.
+    fn add(&mut self, held: Option<Held>) {
+        let Some(held) = held else { return };
+        let _all = self.renew();
+        self.0.push(held);
     }
 }
 
@@ -146,8 +169,18 @@ impl Engine {
         let end = patience.map(|patience| self.clock().now().plus(patience));
         let mut permits = Permits::default();
         for (bucket, ceiling) in asked(&config, covered) {
+            let newer = self.config().filter(|newer| !Arc::ptr_eq(newer, &config));
+            let ceiling = match &newer {
+                None => Some((config.revision, ceiling)),
+                Some(newer) => {
+                    let ceiling = ceiling_of(newer, bucket.as_bytes());
+                    ceiling.map(|ceiling| (newer.revision, ceiling))
+                }
+            };
+            // None is there any more.
+            let Some(ceiling) = ceiling else { continue };
             match self.permit(&bucket, ceiling, end, keep).await {
-                Ok(held) => permits.0.extend(held),
+                Ok(held) => permits.add(held),
                 Err(rejection) => return Ok(Admitted::Rejected(rejection)),
             }
         }
@@ -198,7 +231,7 @@ impl Engine {
             let mut all = config.domains.values().flat_map(|domain| domain.tree.ceilings());
             fleet.expects_strict(all.any(|ceiling| ceiling.mode == Some(Mode::Strict)));
         }
-        self.ceilings.reload_all(|name| {
+        self.ceilings.reload_all(config.revision, |name| {
             let ceiling = ceiling_of(config, name)?;
             Some((self.rules(ceiling), self.shared(ceiling).is_some()))
         });
@@ -234,7 +267,7 @@ impl Engine {
     async fn permit(
         &self,
         bucket: &CounterKey,
-        ceiling: &Ceiling,
+        (revision, ceiling): (Revision, &Ceiling),
         end: Option<Nanos>,
         keep: Keep,
     ) -> Result<Option<Held>, Rejection> {
@@ -247,7 +280,7 @@ impl Engine {
         let (shared, rules) = (self.shared(ceiling), self.rules(ceiling));
         let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, rules, keep, patience, shared };
+        let ask = Ask { bucket, revision, rules, keep, patience, shared };
         let acquired = match self.strictly(ceiling) {
             // Boxed: one of a ceiling in shares does not carry about what this takes.
             Some(strictly) => {

@@ -198,7 +198,7 @@ impl Engine {
         if let Some(leases) = &self.leases {
             leases.follow(before.as_deref(), &now);
         }
-        // After it is in force: a question that still comes by the old one would put that back.
+        // After it is in force: a bucket that a question by the old one makes meanwhile is reloaded as well.
         self.reload_ceilings(&now);
     }
 

@@ -1,8 +1,9 @@
 //! Permits by the ids that proxies mint, where asking and giving back are two calls.
 //!
-//! Guarantees: an id holds what it was given once; a release that comes before its acquire is
-//! remembered for a while, and what the acquire then takes is given back at once. What is remembered
-//! is bounded for each source, and a full memory refuses, it never evicts.
+//! Guarantees: an id holds what it was given once; while it waits or holds permits it is for nobody
+//! else, and who asks with it all the same holds nothing and has moved no counter. A release that
+//! comes before its acquire is remembered for a while, and what the acquire then takes is given back
+//! at once. What is remembered is bounded for each source, and a full memory refuses, it never evicts.
 //! Leaves out: how a call says what it is, which is the edge's.
 
 use std::net::IpAddr;
@@ -37,9 +38,39 @@ type Source = Option<IpAddr>;
 #[derive(Debug)]
 pub(super) struct Ids(Mutex<Register<Box<str>, Source, Permits>>);
 
+/// An id for which an answer is sought; dropped, it may be asked with again.
+struct Claim<'i> {
+    ids: &'i Ids,
+    id: Box<str>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.ids.0.lock().unclaim(&self.id);
+    }
+}
+
 impl Ids {
     pub(super) const fn new(bounds: Bounds) -> Self {
         Self(Mutex::new(Register::new(bounds)))
+    }
+
+    /// `id` for one question; nothing where it is another's, which waits or holds its permits still.
+    /// What deadlines left of them is given back.
+    fn claim(&self, now: Nanos, id: &str) -> Option<Claim<'_>> {
+        let id: Box<str> = id.into();
+        let mut ids = self.0.lock();
+        let before = ids.held(&id).filter(|permits| !permits.is_empty());
+        let holds = before.map(|permits| permits.is_held());
+        if holds == Some(true) || !ids.claim(id.clone()) {
+            return None;
+        }
+        let over = holds.map(|_| ids.release(now, &id, &None));
+        drop(ids);
+        if over.is_some() {
+            IdSeen(IdEvent::Expired).emit();
+        }
+        Some(Claim { ids: self, id })
     }
 
     /// Forgets that `id` holds nothing: whoever was turned away may ask again.
@@ -78,43 +109,53 @@ impl Engine {
     /// the id stands, for whom it is refused to.
     ///
     /// # Errors
-    /// As [`Engine::admit`]; [`Refusal::BadId`] where the id holds something already.
+    /// As [`Engine::admit`]; [`Refusal::BadId`] where the id waits or holds permits already, before
+    /// anything is asked for.
     pub async fn acquire(
         &self,
-        id: (&str, usize),
+        (id, descriptor): (&str, usize),
         covered: &Question<'_>,
         question: &Question<'_>,
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
-        let admitted = self.admit_under(covered, question, patience, Keep::MaxDuration).await?;
-        let ((id, descriptor), now) = (id, self.clock().now());
-        let (answer, permits) = match admitted {
-            Admitted::Decided(answer, permits) if !permits.is_empty() => (answer, permits),
-            other => {
-                self.ids.note_nothing(now, id);
-                return Ok(other);
-            }
-        };
-        if !self.hold(id, now, permits) {
+        // First of all: whom it is refused to has moved no counter.
+        let Some(claim) = self.ids.claim(self.clock().now(), id) else {
+            IdSeen(IdEvent::Taken).emit();
             let why = "this id is in flight already: one id is for one request";
             return Err(Refusal::BadId { descriptor, why });
-        }
-        Ok(Admitted::Decided(answer, Permits::default()))
+        };
+        let admitted = self.admit_under(covered, question, patience, Keep::MaxDuration).await?;
+        Ok(self.settle_id(&claim, admitted))
     }
 
-    /// Puts `permits` in the hands of `id`; false, and they are given back, where it has others. Whose
-    /// release came first is over: what it took is given back here.
-    fn hold(&self, id: &str, now: Nanos, permits: Permits) -> bool {
+    /// Puts what was given in the hands of the id, or notes that nothing was.
+    fn settle_id(&self, claim: &Claim<'_>, admitted: Admitted) -> Admitted {
+        let now = self.clock().now();
+        match admitted {
+            Admitted::Decided(answer, permits) if !permits.is_empty() => {
+                self.hold(claim, now, permits);
+                Admitted::Decided(answer, Permits::default())
+            }
+            other => {
+                self.ids.note_nothing(now, &claim.id);
+                other
+            }
+        }
+    }
+
+    /// Puts `permits` in the hands of the id. Whose release came first is over: what it took is given
+    /// back here.
+    fn hold(&self, claim: &Claim<'_>, now: Nanos, permits: Permits) {
         let until = now.plus(permits.longest_keep().unwrap_or_default());
-        self.ids.forget_nothing(now, id);
-        let acquired = self.ids.0.lock().acquire(now, id.into(), until, permits);
+        self.ids.forget_nothing(now, &claim.id);
+        let acquired = self.ids.0.lock().acquire(now, claim.id.clone(), until, permits);
         IdSeen(match acquired {
             Acquired::Held => IdEvent::Acquired,
             Acquired::Over(_) => IdEvent::Over,
+            // Nobody's: what is claimed is held by no other.
             Acquired::Taken(_) => IdEvent::Taken,
         })
         .emit();
-        !matches!(acquired, Acquired::Taken(_))
     }
 
     /// Gives back what `id` holds, or remembers that it is over. `rtt` is the request's latency where
@@ -160,24 +201,26 @@ impl Engine {
         }
     }
 
-    /// For how long `id` holds permits without a renewal, if it holds any.
+    /// For how long `id` holds all of its permits without a renewal, if it holds any.
     #[must_use]
     pub fn held_by(&self, id: &str) -> Option<Nanos> {
-        self.ids.0.lock().held(&id.into())?.longest_keep()
+        self.ids.0.lock().held(&id.into())?.shortest_keep()
     }
 
     /// The request of `id` was seen alive: `max_duration` counts from now. False where it holds
-    /// nothing, or its deadline was before.
+    /// nothing, or a deadline took back any of it before; what is left is renewed all the same.
     pub fn renew(&self, id: &str) -> bool {
         let (mut ids, id) = (self.ids.0.lock(), id.into());
-        let keep = ids.held(&id).filter(|permits| permits.renew()).map(|held| held.longest_keep());
+        let Some(permits) = ids.held(&id) else { return false };
+        let is_whole = permits.renew();
+        let is_left = is_whole || permits.since().is_some();
+        let keep = permits.longest_keep().filter(|_| is_left);
         // Read under the lock, as whoever else moves the deadline of an id does.
-        let renewed = keep
-            .is_some_and(|keep| ids.renew(&id, self.clock().now().plus(keep.unwrap_or_default())));
+        let renewed = keep.is_some_and(|keep| ids.renew(&id, self.clock().now().plus(keep)));
         if renewed {
             IdSeen(IdEvent::Renewed).emit();
         }
-        renewed
+        renewed && is_whole
     }
 
     /// How long `id` has been in flight; `None` where it holds nothing.

@@ -291,7 +291,7 @@ impl<'c> Plan<'c> {
         &self,
         charged: Option<Verdict>,
     ) -> impl Iterator<Item = (Group, Verdict)> + use<'_, 'c> {
-        let mut charges = self.charges.list.iter();
+        let mut list = self.charges.list.iter();
         self.parts.iter().filter_map(move |part| match part {
             Part::Nothing | Part::Replaced => Some((Group::Enforced, Verdict::Admit)),
             Part::Unlimited(_) => Some((Group::Aside, Verdict::Admit)),
@@ -300,7 +300,7 @@ impl<'c> Plan<'c> {
                 Some((standing.group, standing.verdict(*verdict == Verdict::Deny)))
             }
             Part::Charged(..) | Part::Override(_) => {
-                let group = charges.next()?.standing.group;
+                let group = list.next()?.standing.group;
                 charged.map(|verdict| (group, verdict))
             }
         })

@@ -10,7 +10,7 @@ use sluicegate::clock::Clock;
 use sluicegate::engine::admit::{Admission, Ask, Denied, Held, Load};
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
 
 const START: Nanos = Nanos::from_secs(1_000);
@@ -21,7 +21,13 @@ const fn queued(limit: u32, size: u32) -> Rules {
 }
 
 const fn ask(rules: &Rules) -> Ask<'_> {
-    Ask { bucket: b"shop", rules, keep: None, patience: LONG, shared: None }
+    let revision = Revision(1);
+    Ask { bucket: b"shop", revision, rules, keep: None, patience: LONG, shared: None }
+}
+
+/// The same by the configuration of that number.
+const fn ask_by(revision: u64, rules: &Rules) -> Ask<'_> {
+    Ask { revision: Revision(revision), ..ask(rules) }
 }
 
 fn manual() -> (Arc<Clock>, Admission) {
@@ -194,10 +200,22 @@ fn a_raised_limit_and_a_raised_share_wake_those_that_wait() {
     let mut waits = pin!(admission.acquire(ask(&rules)));
     assert!(poll(waits.as_mut()).is_pending());
     admission.share(b"shop", 1);
-    admission.reload(b"shop", &queued(2, 2));
+    admission.reload(b"shop", Revision(1), &queued(2, 2));
     assert!(poll(waits.as_mut()).is_pending(), "the share is still one");
     admission.share(b"shop", 2);
     assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn who_asks_by_an_older_configuration_puts_nothing_of_it_back() {
+    let (_, admission) = manual();
+    let (old, new) = (Rules::fixed(3), Rules::fixed(1));
+    let _held = at_once(&admission, ask_by(2, &new)).unwrap();
+    assert_eq!(at_once(&admission, ask_by(1, &old)).unwrap_err(), Denied::Full);
+    admission.reload(b"shop", Revision(1), &old);
+    assert_eq!(load(&admission).limit, 1);
+    let _second = at_once(&admission, ask_by(3, &old)).unwrap();
+    assert_eq!(load(&admission).limit, 3);
 }
 
 #[test]

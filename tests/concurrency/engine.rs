@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use futures_util::future::poll_immediate;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
@@ -25,8 +26,12 @@ fn engine_of(descriptors: &str, shadow: bool, most: usize) -> Engine {
 }
 
 pub(super) fn publish(engine: &Engine, descriptors: &str) {
+    publish_as(engine, Revision(1), descriptors);
+}
+
+fn publish_as(engine: &Engine, revision: Revision, descriptors: &str) {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
-    let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    let (config, _) = config::load([("a.yaml", text.as_bytes())], revision, false).unwrap();
     engine.publish(Arc::new(config));
 }
 
@@ -206,6 +211,62 @@ fn a_reloaded_ceiling_is_in_force_for_the_next_question() {
     turned_away(&engine, &asked);
 }
 
+/// Ceilings over `a` and `b` of so many, with room to wait.
+fn two_ceilings([a, b]: [u32; 2]) -> String {
+    let of = |key, limit| {
+        format!(
+            "- key: {key}\n  concurrency: {{limit: {limit}, queue: {{size: 50, timeout: 1h}}}}\n"
+        )
+    };
+    of("a", a) + &of("b", b)
+}
+
+async fn held(engine: &Engine, question: &Question<'_>) -> Permits {
+    match engine.admit(question, None).await {
+        Ok(Admitted::Decided(_, permits)) => permits,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_question_that_began_before_a_reload_does_not_undo_it() {
+    let engine = engine(&two_ceilings([1, 30]));
+    let [a, b] = ["a", "b"].map(|key| question(&[(key, "x")]));
+    let both = question(&[("a", "x"), ("b", "x")]);
+    block_on(async {
+        let first = held(&engine, &a).await;
+        let mut old = Box::pin(engine.admit(&both, None));
+        assert!(is_pending(old.as_mut()));
+        publish_as(&engine, Revision(2), &two_ceilings([1, 2]));
+        let _two = [held(&engine, &b).await, held(&engine, &b).await];
+        let mut waits: Vec<_> = (0..20).map(|_| Box::pin(engine.admit(&b, None))).collect();
+        assert!(waits.iter_mut().all(|waits| is_pending(waits.as_mut())));
+        first.finish(Outcome::Success, None);
+        assert!(is_pending(old.as_mut()), "it waits under the new ceiling as all others do");
+        assert!(waits.iter_mut().all(|waits| is_pending(waits.as_mut())));
+        assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (3, 21));
+    });
+}
+
+#[test]
+fn a_question_that_began_before_a_reload_finds_the_new_ceiling_where_nobody_was_yet() {
+    let engine = engine(&two_ceilings([1, 30]));
+    let (a, both) = (question(&[("a", "x")]), question(&[("a", "x"), ("b", "x")]));
+    block_on(async {
+        let _first = held(&engine, &a).await;
+        let mut old = [(); 3].map(|()| Box::pin(engine.admit(&both, None)));
+        assert!(old.iter_mut().all(|old| is_pending(old.as_mut())));
+        publish_as(&engine, Revision(2), &two_ceilings([9, 1]));
+        let mut passed = Vec::new();
+        for old in &mut old {
+            passed.extend(poll_immediate(old).await);
+        }
+        assert_eq!(passed.len(), 1);
+        let total = engine.ceilings().total();
+        assert_eq!((total.in_flight, total.waiting, total.limit), (5, 2, 10));
+    });
+}
+
 #[test]
 fn one_that_waits_passes_when_a_place_is_free_and_leaves_no_trace_when_it_goes() {
     let engine =
@@ -229,6 +290,7 @@ fn one_that_waits_passes_when_a_place_is_free_and_leaves_no_trace_when_it_goes()
 }
 
 const ID: &str = "0123456789abcdef";
+const OTHER: &str = "fedcba9876543210";
 
 fn acquire(engine: &Engine, id: &str) -> Result<Admitted, Refusal> {
     let asked = question(&[("k", "v")]);
@@ -246,6 +308,148 @@ fn an_id_holds_until_it_is_released_and_is_for_one_request() {
     assert_eq!(in_flight(&engine), 0);
     engine.release(ID, None, Outcome::Success, None);
     assert_eq!(in_flight(&engine), 0);
+}
+
+/// Whether the id is refused, because it is in flight.
+fn is_refused(asked: &Result<Admitted, Refusal>) -> bool {
+    matches!(asked, Err(Refusal::BadId { descriptor: 0, .. }))
+}
+
+/// Whether the answer is that it may pass.
+fn is_admitted(asked: &Result<Admitted, Refusal>) -> bool {
+    matches!(asked, Ok(Admitted::Decided(answer, _)) if answer.verdict == Verdict::Admit)
+}
+
+#[test]
+fn who_is_refused_for_the_id_has_charged_no_rate_limit() {
+    let engine = engine(
+        "- key: k\n  concurrency: {limit: 9}\n  \
+         rate_limit: {unit: day, requests_per_unit: 2}\n",
+    );
+    assert!(is_admitted(&acquire(&engine, ID)));
+    for _ in 0..5 {
+        assert!(is_refused(&acquire(&engine, ID)));
+    }
+    assert!(is_admitted(&acquire(&engine, OTHER)), "the second of two");
+    assert!(!is_admitted(&acquire(&engine, "one-more-01234567")));
+    assert_eq!(in_flight(&engine), 2);
+}
+
+#[test]
+fn an_id_that_holds_permits_is_refused_whatever_its_next_question_meets() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
+    assert!(is_admitted(&acquire(&engine, ID)));
+    assert!(is_refused(&acquire(&engine, ID)), "before the ceiling turns it away");
+    let elsewhere = question(&[("nothing", "v")]);
+    let again = || block_on(engine.acquire((ID, 0), &elsewhere, &elsewhere, None));
+    assert!(is_refused(&again()));
+    assert!(engine.release(ID, None, Outcome::Success, None));
+    assert!(is_admitted(&again()));
+    assert!(is_admitted(&acquire(&engine, ID)), "what held nothing may ask again");
+}
+
+const QUEUED: &str = "- key: k\n  concurrency: {limit: 1, queue: {size: 9, timeout: 1h}}\n";
+
+#[test]
+fn an_id_that_waits_is_refused_until_it_waits_no_more() {
+    let engine = engine(QUEUED);
+    let asked = question(&[("k", "v")]);
+    block_on(async {
+        let ask = |id| Box::pin(engine.acquire((id, 0), &asked, &asked, None));
+        assert!(is_admitted(&ask(OTHER).await));
+        let mut first = ask(ID);
+        assert!(is_pending(first.as_mut()));
+        let second = poll_immediate(ask(ID)).await;
+        assert!(is_refused(&second.expect("it does not wait")));
+        assert_eq!(engine.ceilings().total().waiting, 1);
+        drop(first);
+        let mut again = ask(ID);
+        assert!(is_pending(again.as_mut()));
+        assert!(engine.release(OTHER, None, Outcome::Success, None));
+        assert!(is_admitted(&again.await));
+        assert!(engine.release(ID, None, Outcome::Success, None));
+    });
+    assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (0, 0));
+}
+
+#[test]
+fn the_release_of_one_that_waits_comes_before_what_it_takes() {
+    let engine = engine(QUEUED);
+    let asked = question(&[("k", "v")]);
+    block_on(async {
+        let ask = |id| Box::pin(engine.acquire((id, 0), &asked, &asked, None));
+        assert!(is_admitted(&ask(OTHER).await));
+        let mut waits = ask(ID);
+        assert!(is_pending(waits.as_mut()));
+        assert!(!engine.release(ID, None, Outcome::Ignored, None));
+        assert!(engine.release(OTHER, None, Outcome::Success, None));
+        assert!(is_admitted(&waits.await));
+    });
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn an_id_whose_time_is_over_may_ask_anew_before_anybody_has_swept() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
+    assert!(is_admitted(&acquire(&engine, ID)));
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(Nanos(Nanos::from_secs(3).0 - 1));
+    assert!(is_refused(&acquire(&engine, ID)));
+    clock.advance(Nanos(1));
+    assert!(!engine.renew(ID));
+    assert!(is_admitted(&acquire(&engine, ID)));
+    assert_eq!(in_flight(&engine), 1);
+    assert!(engine.renew(ID));
+    assert!(engine.release(ID, None, Outcome::Success, None));
+}
+
+/// Ceilings over `a` and `b` whose places are kept for 1 s and for 60 s, and a question of both.
+fn of_a_second_and_a_minute() -> (Engine, Question<'static>) {
+    let queue = "queue: {size: 9, timeout: 1h}";
+    let of = |key, secs| {
+        format!("- key: {key}\n  concurrency: {{limit: 1, max_duration: {secs}s, {queue}}}\n")
+    };
+    (engine(&(of("a", 1) + &of("b", 60))), question(&[("a", "x"), ("b", "x")]))
+}
+
+#[test]
+fn under_two_ceilings_all_is_to_be_renewed_within_the_shorter_time() {
+    let (engine, both) = of_a_second_and_a_minute();
+    let ask = || block_on(engine.acquire((ID, 0), &both, &both, Some(Nanos::SECOND)));
+    assert!(is_admitted(&ask()));
+    assert_eq!(engine.held_by(ID), Some(Nanos::SECOND));
+    for _ in 0..3 {
+        pass(&engine, 900);
+        assert!(engine.renew(ID));
+        assert_eq!(in_flight(&engine), 2);
+    }
+    pass(&engine, 1_000);
+    assert!(!engine.renew(ID), "a part is gone");
+    assert_eq!(in_flight(&engine), 1, "the other is kept for its own time");
+    pass(&engine, 59_000);
+    assert!(!engine.renew(ID), "a part is gone still");
+    pass(&engine, 59_000);
+    assert_eq!(in_flight(&engine), 1, "and yet it was seen alive");
+    assert!(is_admitted(&ask()), "it may ask anew, and what was left is given back before");
+    assert_eq!(in_flight(&engine), 2);
+    assert!(engine.renew(ID));
+}
+
+#[test]
+fn the_time_of_what_is_held_begins_when_all_of_it_is() {
+    let (engine, both) = of_a_second_and_a_minute();
+    let b = question(&[("b", "x")]);
+    block_on(async {
+        let first = held(&engine, &b).await;
+        let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
+        assert!(is_pending(waits.as_mut()));
+        pass(&engine, 900);
+        first.finish(Outcome::Success, None);
+        assert!(is_admitted(&waits.await));
+    });
+    pass(&engine, 999);
+    assert!(engine.renew(ID));
+    assert_eq!(in_flight(&engine), 2);
 }
 
 #[test]

@@ -32,6 +32,17 @@ fn what_an_id_holds_is_given_out_once() {
 }
 
 #[test]
+fn an_id_is_claimed_by_one_at_a_time_and_its_release_heeds_no_claim() {
+    let mut ids = register();
+    assert!(ids.claim(7) && !ids.claim(7));
+    assert!(ids.claim(8), "another id");
+    assert_eq!(ids.release(START, &7, &'a'), Released::Early, "it holds nothing yet");
+    assert_eq!(ids.acquire(START, 7, FAR, 70), Acquired::Over(70));
+    ids.unclaim(&7);
+    assert!(ids.claim(7));
+}
+
+#[test]
 fn a_deadline_gives_out_what_the_release_did_not() {
     let mut ids = register();
     ids.acquire(START, 7, START.plus(Nanos(5)), 70);

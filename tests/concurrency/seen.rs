@@ -10,7 +10,7 @@ use sluicegate::engine::{Admitted, Engine};
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::concurrency::limiter::Rules;
 use sluicegate::kernel::key::CounterKey;
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::units::{Nanos, Revision};
 
 use super::engine::{block_on, engine, publish, question};
 use crate::support::dice::Dice;
@@ -35,7 +35,8 @@ fn the_name_of_a_bucket_says_what_it_is_of_and_nothing_else_does() {
 
 fn at_once(admission: &Admission, bucket: &[u8]) -> Held {
     let rules = Rules::fixed(9);
-    let ask = Ask { bucket, rules: &rules, keep: None, patience: Nanos(0), shared: None };
+    let (revision, rules) = (Revision(1), &rules);
+    let ask = Ask { bucket, revision, rules, keep: None, patience: Nanos(0), shared: None };
     match pin!(admission.acquire(ask)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(held)) => held,
         other => panic!("{other:?}"),

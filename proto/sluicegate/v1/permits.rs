@@ -41,7 +41,7 @@ pub struct AcquireResponse {
     /// Whether it holds permits, and has to be released. Not where no ceiling covers it, or its release came first.
     #[prost(bool, tag = "2")]
     pub held: bool,
-    /// How long permits are held without a renewal; 0 where none are.
+    /// How long all permits are held without a renewal, the shortest `max_duration` of their ceilings; 0 where none are.
     #[prost(uint64, tag = "3")]
     pub renew_within_us: u64,
     /// Of a denial: why, by the names of docs/answers.md, such as `ceiling_reached`, `queue_timeout` or `over_limit`.
@@ -140,7 +140,7 @@ pub struct RenewRequest {
 /// What became of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RenewResponse {
-    /// Whether the id still held permits. If not, nothing limits it any longer, and it may be acquired anew.
+    /// Whether the id still held all of its permits. If not, some ceiling counts it no longer, and it may be acquired anew.
     #[prost(bool, tag = "1")]
     pub held: bool,
 }
@@ -248,8 +248,8 @@ pub mod permits_client {
     /// Permits to be in flight. It is served on the gRPC port, beside Envoy's services.
     ///
     /// Errors are of the request itself, and nothing is held or charged after one: INVALID_ARGUMENT for what cannot be asked,
-    /// ALREADY_EXISTS for an id that holds permits, UNAVAILABLE where no limits are loaded or the shared store does not answer,
-    /// RESOURCE_EXHAUSTED for more ids than one stream may have. Whoever may not pass gets no error but an answer.
+    /// ALREADY_EXISTS for an id that waits or holds permits, UNAVAILABLE where no limits are loaded or the shared store does
+    /// not answer, RESOURCE_EXHAUSTED for more ids than one stream may have. Whoever may not pass gets no error but an answer.
     #[derive(Debug, Clone)]
     pub struct PermitsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -320,7 +320,7 @@ pub mod permits_client {
             self
         }
         /// Asks whether a piece of work may begin. It may wait in queues, and what is cancelled meanwhile holds nothing. What is
-        /// held is free again after `renew_within_us` unless it is renewed or released before.
+        /// held is free again after each ceiling's `max_duration` unless it is renewed or released before.
         pub async fn acquire(
             &mut self,
             request: impl tonic::IntoRequest<super::AcquireRequest>,
@@ -434,7 +434,7 @@ pub mod permits_server {
     #[async_trait]
     pub trait Permits: std::marker::Send + std::marker::Sync + 'static {
         /// Asks whether a piece of work may begin. It may wait in queues, and what is cancelled meanwhile holds nothing. What is
-        /// held is free again after `renew_within_us` unless it is renewed or released before.
+        /// held is free again after each ceiling's `max_duration` unless it is renewed or released before.
         async fn acquire(
             &self,
             request: tonic::Request<super::AcquireRequest>,
@@ -465,8 +465,8 @@ pub mod permits_server {
     /// Permits to be in flight. It is served on the gRPC port, beside Envoy's services.
     ///
     /// Errors are of the request itself, and nothing is held or charged after one: INVALID_ARGUMENT for what cannot be asked,
-    /// ALREADY_EXISTS for an id that holds permits, UNAVAILABLE where no limits are loaded or the shared store does not answer,
-    /// RESOURCE_EXHAUSTED for more ids than one stream may have. Whoever may not pass gets no error but an answer.
+    /// ALREADY_EXISTS for an id that waits or holds permits, UNAVAILABLE where no limits are loaded or the shared store does
+    /// not answer, RESOURCE_EXHAUSTED for more ids than one stream may have. Whoever may not pass gets no error but an answer.
     #[derive(Debug)]
     pub struct PermitsServer<T> {
         inner: Arc<T>,

@@ -1,7 +1,8 @@
 //! One ceiling behind its lock, and those who wait for it.
 //!
 //! Guarantees: an effect is carried out under the lock of the step that had it, so that nobody is
-//! woken twice or told of a permit that is gone; a permit whose taker has left goes to the next.
+//! woken twice or told of a permit that is gone; a permit whose taker has left goes to the next. Rules of a
+//! later configuration stay in force, whoever still asks by an earlier one.
 //! Leaves out: which bucket it is.
 
 mod strict;
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use super::fleet::Fleet;
-use super::leased::{Leased, Shown, Speak};
+use super::leased::{Leased, Shared, Shown, Speak};
 use super::usage::Happened;
 use super::{Ask, Load, Look};
 use crate::clock::Clock;
@@ -22,7 +23,7 @@ use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules
 use crate::kernel::concurrency::policy::{Looks, Part};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
 use crate::kernel::coordinator::{Heartbeat, Reply};
-use crate::kernel::units::{Incarnation, Nanos, Share};
+use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
 pub(super) use strict::Spoken;
 use strict::Strict;
 
@@ -32,6 +33,8 @@ pub(super) struct Bucket(Mutex<State>);
 #[derive(Debug)]
 struct State {
     limiter: Limiter,
+    /// The configuration that the rules are of.
+    revision: Revision,
     /// By which the limiter works.
     rules: Rules,
     /// The latency of those that succeeded, smoothed: each counts for an eighth.
@@ -59,15 +62,18 @@ pub(super) struct Waiting {
     bucket: Arc<Bucket>,
     clock: Arc<Clock>,
     ticket: Ticket,
+    /// For how long at most.
+    patience: Nanos,
     permit: oneshot::Receiver<Permit>,
 }
 
 impl Bucket {
-    pub(super) fn new(rules: &Rules, jitter: u64) -> Self {
+    pub(super) fn new(revision: Revision, rules: &Rules, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
         let (rules, waiters) = (*rules, HashMap::new());
         let (rtt, leased, strict, retired) = (None, None, None, false);
-        Self(Mutex::new(State { limiter, rules, rtt, leased, strict, waiters, retired }))
+        let state = State { limiter, revision, rules, rtt, leased, strict, waiters, retired };
+        Self(Mutex::new(state))
     }
 
     /// `None` where this bucket is no longer the one of its name. One who `waited` for an answer passes
@@ -85,7 +91,7 @@ impl Bucket {
         }
         // Under the lock: the time of one step must not be before that of another.
         let now = clock.now();
-        state.reload(now, ask.rules);
+        state.reload(now, ask.revision, ask.rules);
         if let Some(fleet) = fleet.filter(|_| ask.shared.is_some() || state.leased.is_some())
             && let Some(answers) = state.join(now, ask, fleet, self)
             && !waited
@@ -96,7 +102,7 @@ impl Bucket {
         let mut effects = state.step(now, Event::Arrive { keep, patience });
         Some(match effects.pop()? {
             Effect::Admit(permit) => Place::Passes(permit),
-            Effect::Queue(ticket) => Place::Waits(self.wait(&mut state, clock, ticket)),
+            Effect::Queue(ticket) => Place::Waits(self.wait(&mut state, clock, ticket, patience)),
             Effect::Deny(refusal) => Place::Turned(refusal),
             _ => return None,
         })
@@ -110,11 +116,11 @@ impl Bucket {
         state.step(now, event)
     }
 
-    /// Works by `rules` from now on, and alone unless the ceiling is `shared`.
-    pub(super) fn reload(&self, clock: &Clock, rules: &Rules, shared: bool) {
+    /// Works by `rules` of `revision` from now on, and alone unless the ceiling is `shared`.
+    pub(super) fn reload(&self, clock: &Clock, revision: Revision, rules: &Rules, shared: bool) {
         let mut state = self.0.lock();
         let now = clock.now();
-        state.reload(now, rules);
+        state.reload(now, revision, rules);
         if !shared {
             state.go_alone(now);
         }
@@ -123,8 +129,12 @@ impl Bucket {
         }
     }
 
-    pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
-        self.0.lock().limiter.since(permit)
+    /// When `permit` was admitted, unless it is over by now.
+    pub(super) fn since(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
+        let mut state = self.0.lock();
+        let now = clock.now();
+        state.step(now, Event::Expire);
+        state.limiter.since(permit)
     }
 
     /// Takes back what is over; since when the bucket has been idle, if it is.
@@ -161,15 +171,28 @@ impl Bucket {
         self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
 
-    fn wait(self: &Arc<Self>, state: &mut State, clock: &Arc<Clock>, ticket: Ticket) -> Waiting {
+    fn wait(
+        self: &Arc<Self>,
+        state: &mut State,
+        clock: &Arc<Clock>,
+        ticket: Ticket,
+        patience: Nanos,
+    ) -> Waiting {
         let (sender, permit) = oneshot::channel();
         state.waiters.insert(ticket, sender);
-        Waiting { bucket: Arc::clone(self), clock: Arc::clone(clock), ticket, permit }
+        let timeout = state.rules.waiting.map_or(patience, |queue| queue.timeout);
+        let (patience, clock) = (timeout.min(patience), Arc::clone(clock));
+        Waiting { bucket: Arc::clone(self), clock, ticket, patience, permit }
     }
 }
 
 impl State {
-    fn reload(&mut self, now: Nanos, rules: &Rules) {
+    /// A question that began before a reload may come after it: what it asks by is over.
+    fn reload(&mut self, now: Nanos, revision: Revision, rules: &Rules) {
+        if revision < self.revision {
+            return;
+        }
+        self.revision = revision;
         if self.rules != *rules {
             self.rules = *rules;
             self.step(now, Event::Reload(*rules));
@@ -344,6 +367,14 @@ impl State {
         }
     }
 
+    /// What the ceiling is to the fleet: what `ask` says, unless that is over.
+    fn shared(&self, ask: &Ask<'_>) -> Option<Shared> {
+        if self.revision <= ask.revision {
+            return ask.shared;
+        }
+        self.leased.as_ref().filter(|leased| !leased.local).map(|leased| leased.shared)
+    }
+
     /// Takes or keeps a seat in the fleet, or leaves it, as the ceiling says; where nothing was heard of
     /// it yet, what tells when something is.
     fn join(
@@ -353,7 +384,7 @@ impl State {
         fleet: &Fleet,
         bucket: &Arc<Bucket>,
     ) -> Option<watch::Receiver<()>> {
-        let Some(shared) = ask.shared else {
+        let Some(shared) = self.shared(ask) else {
             self.go_alone(now);
             return None;
         };
@@ -377,9 +408,9 @@ impl State {
 }
 
 impl Waiting {
-    /// The permit, if it comes within `patience`.
-    pub(super) async fn permit(mut self, patience: Nanos) -> Option<Permit> {
-        let patience = Duration::from_nanos(patience.0);
+    /// The permit, if it comes in time.
+    pub(super) async fn permit(mut self) -> Option<Permit> {
+        let patience = Duration::from_nanos(self.patience.0);
         // The queue's own timeout, where it is shorter, ends the wait from the other side.
         match tokio::time::timeout(patience, &mut self.permit).await {
             Ok(permit) => permit.ok(),

@@ -4,9 +4,9 @@
 //! A release of an unknown id leaves a tombstone, and the acquire that follows finds its request
 //! already over.
 //!
-//! Guarantees: what an id holds is given out once, to its release or to its deadline. Tombstones
-//! are bounded for each source and over all; a full table refuses, it never evicts, so that nobody
-//! can wash out another's release.
+//! Guarantees: what an id holds is given out once, to its release or to its deadline; an id is
+//! claimed by one at a time. Tombstones are bounded for each source and over all; a full table
+//! refuses, it never evicts, so that nobody can wash out another's release.
 //! Cost: O(log n) in ids and tombstones; one or two copies of the id per entry.
 //! Leaves out: what is held. A released id that is acquired again is a new request.
 
@@ -51,6 +51,8 @@ pub enum Released<H> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Register<I: Ord, S: Ord, H> {
     bounds: Bounds,
+    /// Those of which it is not known yet whether they will hold something.
+    claimed: BTreeSet<I>,
     held: BTreeMap<I, (Nanos, H)>,
     deadlines: BTreeSet<(Nanos, I)>,
     tombstones: BTreeMap<I, (Nanos, S)>,
@@ -65,12 +67,24 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
     pub const fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
+            claimed: BTreeSet::new(),
             held: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             tombstones: BTreeMap::new(),
             endings: BTreeSet::new(),
             left_by: BTreeMap::new(),
         }
+    }
+
+    /// Something is asked for on behalf of `id`, until [`Register::unclaim`]; false where that is so
+    /// already. A release does not heed it: one that comes meanwhile has come before its acquire.
+    pub fn claim(&mut self, id: I) -> bool {
+        self.claimed.insert(id)
+    }
+
+    /// What was asked for on behalf of `id` came, or did not.
+    pub fn unclaim(&mut self, id: &I) {
+        self.claimed.remove(id);
     }
 
     /// `id` holds `what` until it is released or `until` comes.

@@ -55,8 +55,8 @@ enum Known {
 }
 
 impl Bucket {
-    /// One comes: its rules are in force from now on. Nothing where this bucket is no longer the one of its
-    /// name.
+    /// One comes: its rules are in force from now on, unless those of a later configuration are. Nothing where
+    /// this bucket is no longer the one of its name.
     pub(in crate::engine::admit) fn comes(
         &self,
         clock: &Clock,
@@ -68,11 +68,14 @@ impl Bucket {
             return None;
         }
         let now = clock.now();
-        state.reload(now, ask.rules);
-        state.go_alone(now);
+        state.reload(now, ask.revision, ask.rules);
+        if state.revision <= ask.revision {
+            state.go_alone(now);
+        }
+        let limit = state.rules.limit;
         let made = || Box::new(Strict::new(ask.bucket, teller));
         let strict = state.strict.get_or_insert_with(made);
-        strict.limit = ask.rules.limit;
+        strict.limit = limit;
         Some(Arc::clone(&strict.line))
     }
 
