@@ -132,7 +132,7 @@ pub struct Ask {
     /// Instead of asking, let a limit go that `--freeze` holds, at all replicas; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "grant", "freeze"])]
     pub thaw: bool,
-    /// The replica's admin port, for example `http://127.0.0.1:6070`.
+    /// The admin port of the replica that is told so, for example `http://127.0.0.1:6070`; questions go to `--address`.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// Speak TLS.

@@ -24,7 +24,10 @@ use crate::source::xds::{Server, Tls, connect};
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks, or empties counters.
+const NOTHING_TO_CHANGE: &str = "`--server` goes with --reset, --grant, --freeze or --thaw; a \
+     question is asked at --address HOST:PORT, where the service speaks gRPC";
+
+/// Asks, or has admin change a counter or a limit.
 pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
     let answered = match (&args.server, change(args)) {
         (Some(server), Some((act, more))) => {
@@ -32,7 +35,9 @@ pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome
             let said = remote::change(server, act, &args.domain, &args.descriptors, &more);
             said.map(|said| (told::sentence(args, act, &said).unwrap_or(said), Outcome::Yes))
         }
-        _ => answer(args).map(|answer| shown(args, &answer)),
+        // To ask at the other address instead would charge who knows whose counter.
+        (Some(_), None) => Err(NOTHING_TO_CHANGE.to_owned()),
+        (None, _) => answer(args).map(|answer| shown(args, &answer)),
     };
     match answered {
         Ok((text, outcome)) => {
@@ -86,6 +91,8 @@ fn answer(args: &Ask) -> Result<RateLimitResponse, String> {
 
 fn server(args: &Ask) -> Result<Server, String> {
     let address = args.address.rsplit_once(':');
+    // With a slash it is a URL.
+    let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
     let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
         return Err(format!("`{}` is no address; one is written host:port", args.address));
@@ -136,11 +143,9 @@ fn line(status: &DescriptorStatus) -> String {
         return if status.limit_remaining == u32::MAX { "unlimited" } else { "no limit" }
             .to_owned();
     };
-    let unit = Unit::try_from(limit.unit)
-        .map_or_else(|_| limit.unit.to_string(), |unit| unit.as_str_name().to_lowercase());
+    let (left, of) = (status.limit_remaining, limit.requests_per_unit);
     // A text takes everything.
-    write!(line, ", {} of {} per {unit} left", status.limit_remaining, limit.requests_per_unit)
-        .ok();
+    write!(line, ", {left} of {of}{} left", per(limit.unit)).ok();
     if !limit.name.is_empty() {
         write!(line, " ({})", limit.name).ok();
     }
@@ -148,4 +153,13 @@ fn line(status: &DescriptorStatus) -> String {
         write!(line, ", whole again in {}s", reset.seconds).ok();
     }
     line
+}
+
+/// ` per day`; nothing for a period that is none of the protocol's units, which an answer does not name.
+fn per(unit: i32) -> String {
+    match Unit::try_from(unit) {
+        Ok(Unit::Unknown) => String::new(),
+        Ok(unit) => format!(" per {}", unit.as_str_name().to_lowercase()),
+        Err(_) => format!(" per {unit}"),
+    }
 }

@@ -22,7 +22,7 @@ pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Out
     let files = match read_tree(&args.paths) {
         Ok(files) => files,
         Err(error) => {
-            writeln!(terminal.err, "error: {error}")?;
+            writeln!(terminal.err, "error: {}", error.in_full())?;
             return Ok(Outcome::CouldNotSay);
         }
     };

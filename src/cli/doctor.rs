@@ -76,7 +76,12 @@ fn text(looked_at: &[Facts], found: &[Finding], out: &mut dyn io::Write) -> io::
         writeln!(out, "{}: looked at", facts.at)?;
     }
     let errors = found.iter().filter(|finding| finding.severity == Severity::Error).count();
-    writeln!(out, "findings: {errors} errors, {} warnings", found.len() - errors)
+    let (errors, warnings) = (counted(errors, "error"), counted(found.len() - errors, "warning"));
+    writeln!(out, "findings: {errors}, {warnings}")
+}
+
+fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 fn as_json(looked_at: &[Facts], found: &[Finding]) -> serde_json::Value {

@@ -19,6 +19,9 @@ use crate::source::file::read_tree;
 /// Patterns that do not match and are shown all the same; more are only counted.
 const ABSENT_SHOWN: usize = 3;
 
+/// Units below a second, as durations are written, and how many of each make one.
+const SMALL_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
+
 /// Explains a question at the time of `clock`.
 ///
 /// # Errors
@@ -55,7 +58,7 @@ fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
 }
 
 fn load(args: &Explain) -> Result<Config, String> {
-    let files = read_tree(&args.limits).map_err(|error| format!("error: {error}"))?;
+    let files = read_tree(&args.limits).map_err(|error| format!("error: {}", error.in_full()))?;
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
@@ -149,11 +152,24 @@ fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
         return writeln!(out, "    answer    none of its own: replaced by `{by}` in this question");
     }
     let fresh = &met.fresh;
-    write!(out, "    answer    {} on a fresh counter: {}", hits(fresh.hits), fresh.verdict)?;
+    // Where hits are counted, what remains is left out only while an operator holds the limit.
+    let is_held = met.counter.is_some() && fresh.remaining.is_none();
+    let of = if is_held { ", whatever a counter holds" } else { " on a fresh counter" };
+    write!(out, "    answer    {}{of}: {}", hits(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
-        write!(out, ", {remaining} remaining, at rest again after {reset}")?;
+        write!(out, ", {remaining} remaining, at rest again after {}", coarse(reset))?;
     }
     writeln!(out)
+}
+
+/// Small units beyond a second are for programs: a person reads whole seconds, rounded up.
+fn coarse(time: &str) -> String {
+    let seconds = |(unit, per): &(&str, u64)| {
+        let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;
+        (*per < number).then(|| format!("{}s", number.div_ceil(*per)))
+    };
+    let found = SMALL_UNITS.iter().find_map(seconds);
+    found.unwrap_or_else(|| time.to_owned())
 }
 
 fn hits(hits: u64) -> String {

@@ -9,7 +9,7 @@ use axum::body::{Body, to_bytes};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tonic::codegen::http::header::AUTHORIZATION;
-use tonic::codegen::http::{Method, Request, StatusCode};
+use tonic::codegen::http::{Method, Request, StatusCode, Uri};
 
 use crate::config::explain::Explanation;
 
@@ -33,7 +33,7 @@ pub(super) fn explain(
     hits: u64,
 ) -> Result<Explanation, String> {
     let hits = hits.to_string();
-    let url = url(server, "explain", domain, descriptors, &[("hits", &hits)]);
+    let url = url(server, "explain", domain, descriptors, &[("hits", &hits)])?;
     let body = wait(server, send(Method::GET, &url))?;
     serde_json::from_slice(&body)
         .map_err(|error| format!("{server} answered what is no explanation: {error}"))
@@ -50,7 +50,7 @@ pub(super) fn change(
     descriptors: &[String],
     more: &[(&str, &str)],
 ) -> Result<String, String> {
-    let url = url(server, act, domain, descriptors, more);
+    let url = url(server, act, domain, descriptors, more)?;
     let mut said = String::from_utf8_lossy(&wait(server, send(Method::POST, &url))?).into_owned();
     if !said.ends_with('\n') {
         said.push('\n');
@@ -64,7 +64,12 @@ fn url(
     domain: &str,
     descriptors: &[String],
     more: &[(&str, &str)],
-) -> String {
+) -> Result<String, String> {
+    if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
+        return Err(format!(
+            "`{server}` is no address of an admin port; one is written http://host:port"
+        ));
+    }
     let mut url = format!("{}/{path}?domain={}", server.trim_end_matches('/'), encoded(domain));
     for (name, value) in more {
         url.extend(["&", name, "=", &encoded(value)]);
@@ -72,7 +77,7 @@ fn url(
     for descriptor in descriptors {
         url.extend(["&descriptor=", &encoded(descriptor)]);
     }
-    url
+    Ok(url)
 }
 
 fn wait<T>(server: &str, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
@@ -85,7 +90,8 @@ fn wait<T>(server: &str, answer: impl Future<Output = Result<T, String>>) -> Res
 
 async fn send(method: Method, url: &str) -> Result<Vec<u8>, String> {
     let mut request = Request::builder().method(method).uri(url);
-    if let Ok(token) = std::env::var(TOKEN) {
+    let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
+    if let Some(token) = &token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
@@ -100,6 +106,9 @@ async fn send(method: Method, url: &str) -> Result<Vec<u8>, String> {
     let body = body.map_err(|error| failed(&error))?;
     match status {
         StatusCode::OK => Ok(body.into()),
+        StatusCode::UNAUTHORIZED if token.is_some() => {
+            Err(format!("{url}: admin refuses the token in {TOKEN}: it is not its admin_token"))
+        }
         StatusCode::UNAUTHORIZED => Err(format!("{url}: admin wants a token; set {TOKEN}")),
         _ => Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&body).trim())),
     }

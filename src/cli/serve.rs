@@ -262,7 +262,12 @@ struct Service<'s> {
 impl Service<'_> {
     fn start(self, listeners: Listeners, source: Source) -> Result<Parts, Failure> {
         let judged = self.settings.healthy_with_config.then(|| self.health.clone());
-        let limits = Follower::start(source.published, Arc::clone(&self.engine), judged);
+        let limits = Follower::start(
+            source.published,
+            Arc::clone(&self.engine),
+            judged,
+            self.settings.hooks.clone(),
+        );
         let mut parts = Parts::default();
         self.start_grpc(listeners.grpc, &mut parts);
         self.start_http(listeners.http, &mut parts);

@@ -286,11 +286,13 @@ settings! {
     response_headers: ResponseHeaders = ResponseHeaders::None, "word";
     /// Put the reference's three headers on the request on its way to the upstream, too.
     request_headers: bool = false, "switch";
-    /// Name of the reference's header with the limit.
+    /// Name of the reference's header with the limit. An empty one is sent, too, as the reference does, though HTTP/2
+    /// has no header without a name; `response_headers` leaves headers out.
     limit_header: HeaderName = header("RateLimit-Limit"), "header name";
-    /// Name of the reference's header with what is left of it.
+    /// Name of the reference's header with what is left of it. An empty one is sent, too, as with `limit_header`.
     remaining_header: HeaderName = header("RateLimit-Remaining"), "header name";
-    /// Name of the reference's header with the seconds until it is whole again.
+    /// Name of the reference's header with the seconds until it is whole again. An empty one is sent, too, as with
+    /// `limit_header`.
     reset_header: HeaderName = header("RateLimit-Reset"), "header name";
     /// Send `Retry-After` with a denial.
     retry_after: bool = false, "switch";

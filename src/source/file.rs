@@ -143,7 +143,7 @@ impl Loader {
         let at = (self.now)();
         match found {
             Found::Nothing => {}
-            Found::InForce => self.publish(|published| published.status.accept(at)),
+            Found::InForce => self.confirm(at),
             Found::StillRefused => self.publish(|published| published.status.refused += 1),
             Found::Refused(why) => self.refuse(Refused { at, why }),
             Found::Accepted(accepted) => self.accept(at, accepted),
@@ -161,6 +161,18 @@ impl Loader {
             published.status.files = files;
             published.status.warnings = warnings.into();
         });
+    }
+
+    /// The texts in force were read again. That nothing is refused any more is told: the refusal was.
+    fn confirm(&self, at: Nanos) {
+        let (Revision(in_force), was_refused) = {
+            let status = &self.sender.borrow().status;
+            (status.revision, status.last_error.is_some())
+        };
+        if was_refused {
+            tracing::info!(in_force, "limits are as before; nothing is refused any more");
+        }
+        self.publish(|published| published.status.accept(at));
     }
 
     fn refuse(&self, refused: Refused) {

@@ -8,6 +8,7 @@
 pub mod file;
 pub mod xds;
 
+use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -170,4 +171,15 @@ pub enum SourceError {
         /// The most.
         most: usize,
     },
+}
+
+impl SourceError {
+    /// What could not be had, and what the system said of it, in one sentence.
+    #[must_use]
+    pub fn in_full(&self) -> String {
+        match self.source() {
+            Some(cause) => format!("{self}: {cause}"),
+            None => self.to_string(),
+        }
+    }
 }

@@ -76,7 +76,12 @@ fn sound_files_are_sound_in_one_line() {
 fn a_path_that_is_not_there_cannot_be_looked_at() {
     let (outcome, out, err) = run(&["check", "tests/golden/limits/nowhere"]);
     assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
-    assert!(err.contains("tests/golden/limits/nowhere"), "{err}");
+    // With what the system said of it.
+    let why = "error: tests/golden/limits/nowhere: cannot be read: No such file or directory (os error 2)\n";
+    assert_eq!(err, why);
+    let explain = ["explain", "--limits", "tests/golden/limits/nowhere", "--domain", "d"];
+    let (outcome, _, err) = run(&[&explain[..], &["--descriptor", "k=v"]].concat());
+    assert_eq!((outcome, err.as_str()), (Outcome::CouldNotSay, why));
 }
 
 const QUESTION: [&str; 18] = [
@@ -120,6 +125,20 @@ fn explain_says_why_nothing_is_met() {
         run(&["explain", "--limits", SOUND, "--domain", "shopp", "--descriptor", "a=b"]);
     assert_eq!(outcome, Outcome::No);
     assert_eq!(out, "shopp: a=b\n  no file has the domain `shopp`, so nothing is limited\n");
+}
+
+#[test]
+fn a_time_beyond_a_second_is_told_to_people_in_whole_seconds() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "domain: d\ndescriptors:\n\
+                - key: k\n  rate_limit: {per: 10s, requests_per_unit: 7, strategy: gcra}\n";
+    std::fs::write(directory.path().join("a.yaml"), text).unwrap();
+    let limits = directory.path().to_str().unwrap();
+    // One hit comes back in 10/7 s, which is 1.428571… s.
+    let line = ["explain", "--limits", limits, "--domain", "d", "--descriptor", "k=v"];
+    let (outcome, out, err) = run(&line);
+    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert!(out.ends_with(", 6 remaining, at rest again after 2s\n"), "{out}");
 }
 
 #[test]

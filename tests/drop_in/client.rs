@@ -4,14 +4,18 @@ use std::fs;
 use std::process::Output;
 
 use super::process;
-use crate::service::sluicegate;
+use crate::service::{Service, sluicegate};
 use crate::support::certificates::Authority;
 use crate::waiting::for_a_day_with_a_minute_left;
 
 fn run(words: &[&str]) -> (Option<i32>, String, String) {
+    run_with(Some("open-sesame"), words)
+}
+
+fn run_with(token: Option<&str>, words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = sluicegate();
-    let Output { status, stdout, stderr } =
-        command.args(words).env("SLUICEGATE_ADMIN_TOKEN", "open-sesame").output().unwrap();
+    command.args(words).envs(token.map(|token| ("SLUICEGATE_ADMIN_TOKEN", token)));
+    let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
@@ -58,12 +62,86 @@ fn a_question_is_asked_looked_at_and_its_counters_are_emptied() {
             vec!["ask", "--address", "nonsense", "--domain", "d", "--descriptor", "k=v"],
             "no address",
         ),
+        (
+            vec!["ask", "--address", &admin, "--domain", "d", "--descriptor", "k=v"],
+            "is no address; one is written host:port",
+        ),
         (vec!["ask", "--address", &address, "--domain", "d", "--descriptor", "k"], "key=value"),
         (vec!["ask", "--address", &address, "--domain", "", "--descriptor", "k=v"], "domain"),
     ] {
         let (code, _, said) = run(&words);
         assert!(code == Some(2) && said.contains(why), "{words:?}: {said}");
     }
+}
+
+#[test]
+fn admin_is_asked_for_no_answer_and_nobody_else_is_asked_instead() {
+    for_a_day_with_a_minute_left();
+    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+    let plain = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
+    for more in [&["--hits", "1"][..], &["--peek"]] {
+        let (code, said, why) = run(&[&plain[..], &["--server", &admin], more].concat());
+        assert_eq!((code, &*said), (Some(2), ""), "{more:?}");
+        assert!(why.contains("--reset, --grant, --freeze or --thaw"), "{why}");
+        assert!(why.contains("asked at --address"), "{why}");
+    }
+    let (_, said, _) = run(&[&plain[..], &["--peek"]].concat());
+    assert!(said.starts_with("k=v: within, 5 of 5 per day left"), "nothing was charged: {said}");
+}
+
+#[test]
+fn what_keeps_admin_from_answering_is_told_as_it_is() {
+    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
+    let question = ["--domain", "d", "--descriptor", "k=v"];
+    for (token, why) in [
+        (Some("another one"), "refuses the token in SLUICEGATE_ADMIN_TOKEN"),
+        (None, "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
+        (Some(""), "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
+    ] {
+        for act in [&["explain"][..], &["ask", "--reset"]] {
+            let (code, _, said) =
+                run_with(token, &[act, &["--server", &admin], &question].concat());
+            assert!(code == Some(2) && said.contains(why), "{token:?} {act:?}: {said}");
+            assert!(!said.contains("another one"), "{said}");
+        }
+    }
+    for server in [&*bare, "localhost", "https://localhost:6070", "http://", ""] {
+        for act in [&["explain"][..], &["ask", "--reset"]] {
+            let (code, _, said) = run(&[act, &["--server", server], &question].concat());
+            let why = format!("`{server}` is no address of an admin port; one is written http://");
+            assert!(code == Some(2) && said.contains(&why), "{act:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn explain_says_that_a_limit_is_held_and_what_everybody_gets() {
+    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let admin = format!("http://{}", service.admin);
+    let question = ["--server", &admin, "--domain", "d", "--descriptor", "k=v"];
+    let explain = || run(&[&["explain"][..], &question].concat());
+    let (code, said, _) = explain();
+    assert!(code == Some(0) && said.contains(" 1 hit on a fresh counter: admitted, 4 "), "{said}");
+    let freeze = ["ask", "--freeze", "deny", "--for", "1h"];
+    assert_eq!(run(&[&freeze[..], &question].concat()).0, Some(0));
+    let (code, said, _) = explain();
+    assert!(code == Some(0) && said.contains("; an operator holds it at deny until 2"), "{said}");
+    assert!(said.ends_with("    answer    1 hit, whatever a counter holds: denied\n"), "{said}");
+}
+
+#[test]
+fn a_period_that_is_no_unit_is_not_called_unknown() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "domain: d\ndescriptors:\n\
+                - key: k\n  rate_limit: {per: 36h, requests_per_unit: 600, strategy: gcra}\n";
+    fs::write(directory.path().join("a.yaml"), text).unwrap();
+    let service = Service::start(directory.path(), &[]).unwrap();
+    let address = service.grpc.to_string();
+    let (code, said, _) =
+        run(&["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"]);
+    assert!(code == Some(0) && said.starts_with("k=v: within, 599 of 600 left, "), "{said}");
 }
 
 #[test]

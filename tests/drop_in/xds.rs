@@ -150,7 +150,7 @@ fn bad_limits_are_refused_with_what_is_wrong_and_the_old_ones_stay() {
 fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
     let xds = Xds::start();
     let service = start(&xds, &[("USE_PROMETHEUS", "true")]);
-    let shows = |refused: u64, stale: u64| {
+    let tells = |refused: u64, stale: u64| {
         let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
         let counted = format!("sluicegate_config_loads_total{{outcome=\"refused\"}} {refused}\n");
         let stale = format!("sluicegate_config_stale {stale}\n");
@@ -172,7 +172,7 @@ fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
         let shown = loads.last_error["diagnostics"][0]["message"].as_str().unwrap();
         let which = format!("version `{version}` of {}: cannot be read: {told}", xds.address);
         assert_eq!(shown, which);
-        shows(refused, 1);
+        tells(refused, 1);
     }
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 0, "as in the reference");
     xds.tell("4", &[domain("d", vec![node("k", 3)])]);
@@ -182,7 +182,7 @@ fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
         error => Err(error.to_string()),
     });
     mended.unwrap();
-    shows(2, 0);
+    tells(2, 0);
 }
 
 #[test]

@@ -249,6 +249,24 @@ async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
     }
 }
 
+#[tokio::test]
+async fn what_is_missing_is_told_without_the_name_of_another_path() {
+    let router = admin(Some("open-sesame"));
+    for (method, path) in [
+        ("GET", "/explain"),
+        ("GET", "/counter"),
+        ("POST", "/grant"),
+        ("POST", "/reset"),
+        ("POST", "/thaw"),
+        ("POST", "/freeze?as=deny&for=1m"),
+    ] {
+        let (status, body) = call(&router, method, path).await;
+        let said = body.as_str().unwrap();
+        assert!(status == 400 && said.contains(" ?domain=d&descriptor=k=v"), "{path}: {said}");
+        assert!(!said.contains("/explain"), "{path}: {said}");
+    }
+}
+
 const KEY: &str = "?domain=d&descriptor=k=me";
 
 /// Calls as who has the token; the status and, where it is JSON, the body.

@@ -1,17 +1,20 @@
 //! A limit that an operator holds at one answer: what it answers, for how long, and over reloads.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 use axum::Router;
 use serde_json::{Value, json};
+use sluicegate::backend::fleet::{Fleet, Member};
+use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::frozen::{Frozen, Held};
 use sluicegate::config::load;
 use sluicegate::config::settings::Secret;
 use sluicegate::edge::http::admin::{Admin, Loads, router};
-use sluicegate::engine::Engine;
 use sluicegate::engine::freezer::{MOST, Refused};
+use sluicegate::engine::{Engine, Local, Membership, Policy};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
@@ -195,4 +198,66 @@ async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
     assert_eq!(freeze(MOST), Err(Refused::Full));
     advance(&engine, Nanos::SECOND);
     assert!(freeze(MOST).is_ok(), "what is over makes room");
+}
+
+#[tokio::test]
+async fn explain_says_of_a_limit_that_is_held_at_what_and_until_when() {
+    let engine = engine(two_a_minute());
+    let admin = admin(&engine);
+    let explained = async || {
+        let (status, shown) = call(&admin, "GET", &format!("/explain{KEY}&descriptor=u=v")).await;
+        assert_eq!(status, 200, "{shown}");
+        shown["descriptors"].clone()
+    };
+    let free = explained().await;
+    for (verdict, word, answer) in
+        [(Verdict::Deny, "deny", "denied"), (Verdict::Admit, "allow", "admitted")]
+    {
+        // To the first second that is not before its end.
+        engine.freeze(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
+        let held = explained().await;
+        let said = held[0]["outcome"].as_str().unwrap();
+        let wanted = format!("; an operator holds it at {word} until 1970-01-01T00:10:00Z");
+        assert!(said.starts_with("limited by `d.k` (") && said.ends_with(&wanted), "{said}");
+        let fresh = json!({"hits": 1, "verdict": answer, "remaining": null, "reset_after": null});
+        assert_eq!(held[0]["rule"]["fresh"], fresh);
+        assert_eq!(held[1], free[1], "the other one is not held");
+    }
+    engine.thaw(ME.0, ME.1).unwrap();
+    assert_eq!(explained().await, free);
+}
+
+/// One of two replicas that share a store, before it has seen the other.
+fn one_of_two() -> Arc<Engine> {
+    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
+    let membership = Arc::new(Membership::new("a", 1, NonZeroU32::MIN));
+    let local = Local::new(Arc::clone(&memory), membership);
+    let clock = Clock::manual(Nanos::from_secs(100));
+    let engine = Arc::new(Engine::new(clock, memory, Policy::default()).with_local(local));
+    engine.publish(Arc::new(two_a_minute()));
+    engine
+}
+
+#[tokio::test]
+async fn who_was_seen_before_the_store_was_silent_is_not_said_to_hear_of_it() {
+    let engine = one_of_two();
+    let admin = admin(&engine);
+    let told = async || {
+        let (status, said) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
+        assert_eq!(status, 200, "{said}");
+        (said["replicas"].clone(), said["store_away"].clone())
+    };
+    let (alone, both) = ((json!(1), json!("late")), (json!(2), Value::Null));
+    assert_eq!(told().await, alone, "nobody was seen yet");
+    let member = |node: &str| Member { node: node.into(), silent: Nanos(0), record: "{}".into() };
+    let fleet = Fleet { members: ["a", "b"].map(member).into(), before: None };
+    engine.membership().unwrap().learn(fleet, engine.clock().now());
+    assert_eq!(told().await, both);
+    // After as long a silence the others do not count this replica any more.
+    advance(&engine, Nanos::from_secs(5));
+    assert_eq!(told().await, both);
+    advance(&engine, Nanos(1));
+    assert_eq!(told().await, alone);
+    let (_, said) = call(&admin, "POST", &format!("/thaw{KEY}")).await;
+    assert_eq!((&said["replicas"], &said["store_away"]), (&alone.0, &alone.1));
 }

@@ -449,7 +449,17 @@ fn a_file_that_is_no_mapping_is_told_with_its_place() {
 
 #[test]
 fn a_name_written_twice_is_refused() {
-    assert_eq!(refused(&file("grpc_port: 1\ngrpc_port: 2\n")).len(), 1);
+    assert_eq!(
+        refused(&file("grpc_port: 1\ngrpc_port: 2\n")),
+        ["error: server.yaml:2:1: `grpc_port` is given twice; once is enough"]
+    );
+}
+
+#[test]
+fn a_second_document_is_refused() {
+    let said = "a second document begins here; a file of settings is one document";
+    let told = refused(&file("grpc_port: 1\n---\nhttp_port: 2\n"));
+    assert_eq!(told, [format!("error: server.yaml:3:1: {said}")]);
 }
 
 #[test]

@@ -18,9 +18,10 @@ use sluicegate::source::{Load, Published, SourceError, TextFile, Why};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+use crate::http1;
 #[cfg(target_os = "linux")]
-use crate::service::{Loads, Service};
-#[cfg(target_os = "linux")]
+use crate::service::Loads;
+use crate::service::Service;
 use crate::waiting::until;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -445,6 +446,77 @@ fn a_file_that_could_not_be_read_is_read_later_although_nothing_touches_it() {
     until("it is read", || match service.loads()? {
         Loads { loaded: 2.., last_error, .. } if last_error.is_null() => Ok(()),
         Loads { loaded, last_error, .. } => Err(format!("{loaded} loads, {last_error}")),
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_log_says_that_a_refusal_is_over_when_the_files_are_what_is_in_force_again_and_only_then() {
+    const OVER: &str = "nothing is refused any more";
+    let (_room, limits) = room();
+    let file = limits.join("a.yaml");
+    let rules =
+        "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
+    put(&file, rules);
+    let service = Service::start(&file, &[]).unwrap();
+    let is_told = |what: &str| {
+        until(what, || match service.log() {
+            log if log.contains(what) => Ok(()),
+            log => Err(log),
+        })
+    };
+    // A load that changes nothing, where nothing was refused.
+    service.signal("HUP");
+    until("it is read again", || match service.loads()?.loaded {
+        2.. => Ok(()),
+        loaded => Err(format!("{loaded} loads")),
+    })
+    .unwrap();
+    put(&file, "domain: d\nno word: 1\n");
+    is_told("limits are refused").unwrap();
+    assert!(!service.log().contains(OVER), "{}", service.log());
+    put(&file, rules);
+    is_told(OVER).unwrap();
+    assert_eq!(service.log().matches("limits are loaded").count(), 1, "{}", service.log());
+}
+
+#[test]
+fn a_hook_whose_domain_no_file_has_is_warned_of_once_and_again_when_it_is_lost_again() {
+    const ASTRAY: &str = "no file has this hook's domain";
+    let (_room, limits) = room();
+    let file = limits.join("a.yaml");
+    let rules = |domain: &str, requests: u32| {
+        format!(
+            "domain: {domain}\ndescriptors:\n- key: k\n  rate_limit: {{unit: day, requests_per_unit: {requests}}}\n"
+        )
+    };
+    put(&file, &rules("other", 1));
+    let hooks =
+        r#"[{"name": "edge", "domain": "shop", "descriptors": [[{"remote_address": {}}]]}]"#;
+    let service = Service::start(&file, &["--hooks".to_owned(), hooks.to_owned()]).unwrap();
+    // What was put in force before is shown after, so its lines are there.
+    let is_loaded = |loads: u64| {
+        until("it is loaded", || match service.loads()?.loaded {
+            loaded if loads <= loaded => Ok(service.log().matches(ASTRAY).count()),
+            loaded => Err(format!("{loaded} loads")),
+        })
+    };
+    assert_eq!(is_loaded(1), Ok(1));
+    let line = service.log().lines().find(|line| line.contains(ASTRAY)).unwrap().to_owned();
+    assert!(["edge", "shop", "other"].iter().all(|word| line.contains(word)), "{line}");
+    put(&file, &rules("other", 2));
+    assert_eq!(is_loaded(service.loads().unwrap().loaded.max(2)), Ok(1));
+    put(&file, &rules("shop", 2));
+    // Shown once it is in force, and told of before that.
+    until("the domain is there", || match http1::get(service.admin, "/config", &[]) {
+        Ok(reply) if reply.text().contains("\"shop\"") => Ok(()),
+        other => Err(format!("{:?}", other.map(|reply| reply.text()))),
+    })
+    .unwrap();
+    put(&file, &rules("other", 2));
+    until("it is lost again", || match service.log().matches(ASTRAY).count() {
+        2 => Ok(()),
+        _ => Err(service.log()),
     })
     .unwrap();
 }

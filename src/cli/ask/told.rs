@@ -12,7 +12,7 @@ use super::Ask;
 pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
     let said: Value = serde_json::from_str(said).ok()?;
     let limit = || said["limit"].as_str();
-    let everywhere = everywhere(said["replicas"].as_u64().unwrap_or(1));
+    let everywhere = everywhere(&said);
     let sentence = match act {
         "freeze" => {
             let does =
@@ -33,10 +33,16 @@ pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
     Some(sentence + "\n")
 }
 
-/// Where it holds, if there is more than one replica.
-fn everywhere(replicas: u64) -> String {
-    match replicas {
-        0 | 1 => String::new(),
-        all => format!(", at all {all} replicas within two seconds"),
+/// Where it holds, if there may be more than one replica.
+fn everywhere(said: &Value) -> String {
+    if let Some(cause) = said["store_away"].as_str() {
+        return format!(
+            ", at this replica alone: the store does not answer ({cause}), and the others hear \
+             of it once it does"
+        );
+    }
+    match said["replicas"].as_u64() {
+        None | Some(0 | 1) => String::new(),
+        Some(all) => format!(", at all {all} replicas within two seconds"),
     }
 }

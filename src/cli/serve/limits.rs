@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::hooks::{Hook, Hooks};
 use crate::config::settings::{Address, CounterKeys, Settings};
 use crate::config::{Config, Mode, Rule, Window, load};
 use crate::edge::health::{Health, Ready};
@@ -125,6 +126,9 @@ fn not_leased(config: &Config, notes: &[Diagnostic]) -> Vec<Diagnostic> {
     shared.map(refusal).collect()
 }
 
+/// The most domains that a warning names.
+const MOST_NAMED: usize = 8;
+
 /// Puts every accepted load in force, and only then shows it: whoever reads on admin that a load was
 /// accepted is answered by it.
 pub(super) struct Follower {
@@ -132,6 +136,9 @@ pub(super) struct Follower {
     engine: Arc<Engine>,
     /// Where health follows the limits: no domain at all is as good as none.
     judged: Option<Health>,
+    hooks: Hooks,
+    /// The hooks whose domain is in no file, as they were last told of.
+    astray: Vec<Hook>,
     shown: watch::Sender<Published>,
     counted: Counted,
 }
@@ -142,9 +149,11 @@ impl Follower {
         published: watch::Receiver<Published>,
         engine: Arc<Engine>,
         judged: Option<Health>,
+        hooks: Hooks,
     ) -> Self {
         let (shown, counted) = (watch::Sender::default(), Counted::default());
-        let mut follower = Self { published, engine, judged, shown, counted };
+        let astray = Vec::new();
+        let mut follower = Self { published, engine, judged, hooks, astray, shown, counted };
         follower.put_in_force();
         follower
     }
@@ -168,6 +177,7 @@ impl Follower {
             if had && config.domains.is_empty() {
                 tracing::warn!("no file names a domain any more: nothing is limited");
             }
+            self.tell_astray(config);
             let ready = if config.domains.is_empty() { Ready::NoConfig } else { Ready::Yes };
             self.engine.publish(Arc::clone(config));
             if let Some(health) = &self.judged {
@@ -177,6 +187,32 @@ impl Follower {
         self.counted.count(&latest, self.engine.stats().map(|stats| &**stats));
         self.shown.send_replace(latest);
     }
+
+    /// What is asked in a domain that no file has meets no limit, and nobody would notice.
+    fn tell_astray(&mut self, config: &Config) {
+        let is_astray = |hook: &&Hook| !config.domains.contains_key(&*hook.domain);
+        let astray: Vec<Hook> = self.hooks.0.iter().filter(is_astray).cloned().collect();
+        if astray != self.astray {
+            let domains = named(config);
+            for Hook { name, domain, .. } in &astray {
+                tracing::warn!(
+                    hook = name,
+                    domain,
+                    domains,
+                    "no file has this hook's domain: all pass"
+                );
+            }
+            self.astray = astray;
+        }
+    }
+}
+
+/// The first names of the domains that there are.
+fn named(config: &Config) -> String {
+    let mut names: Vec<&str> = config.domains.keys().map(|name| &**name).collect();
+    names.sort_unstable();
+    names.truncate(MOST_NAMED);
+    names.join(", ")
 }
 
 /// Loads that metrics have been told of.

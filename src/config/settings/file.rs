@@ -73,13 +73,29 @@ pub(super) fn read(text: &str) -> Result<Vec<Entry>, Unreadable> {
         Ok(mapping) => Ok(mapping.map(|Mapping(entries)| entries).unwrap_or_default()),
         Err(error) => Err(Unreadable {
             at: error.location().map_or((1, 1), point),
-            message: first_line(&error.without_snippet().to_string()),
+            message: said(error.without_snippet()),
         }),
     }
 }
 
 fn point(at: Location) -> Point {
     (at.line().max(1), at.column().max(1))
+}
+
+/// The parser's words, but where these are for who programs with it.
+fn said(error: &serde_saphyr::Error) -> String {
+    match error {
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("`{key}` is given twice; once is enough")
+        }
+        serde_saphyr::Error::DuplicateMappingKey { key: None, .. } => {
+            "a key is given twice; once is enough".to_owned()
+        }
+        serde_saphyr::Error::MultipleDocuments { .. } => {
+            "a second document begins here; a file of settings is one document".to_owned()
+        }
+        other => first_line(&other.to_string()),
+    }
 }
 
 fn first_line(text: &str) -> String {

@@ -278,7 +278,7 @@ impl Value for Ratio {
     }
 }
 
-/// The name of an HTTP header; empty for none.
+/// The name of an HTTP header, or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderName(String);
 
@@ -310,7 +310,7 @@ impl Value for HeaderName {
         }
     }
     fn accepts() -> String {
-        "an HTTP header name, or nothing to leave the header out".to_owned()
+        "an HTTP header name, or nothing for an empty one".to_owned()
     }
     fn show(&self) -> String {
         quoted(&self.0)

@@ -1,12 +1,16 @@
 //! `/explain`: the explanation of [`crate::config::explain`], asked by a query.
 //!
-//! Guarantees: no counter is looked at or moved; of a ceiling it is told who is in flight.
+//! Guarantees: no counter is looked at or moved; of a ceiling it is told who is in flight, of a limit that an operator holds
+//! at what and until when.
 //! Leaves out: what the counters hold, so whether it would pass now.
 
-use crate::config::explain::{Explanation, Now};
+use crate::config::explain::{Explained, Explanation, Fresh, Now};
+use crate::config::frozen::{Frozen, Held};
 use crate::config::{self, Config};
 use crate::engine::Engine;
 use crate::engine::admit::Look;
+use crate::engine::freezer::word;
+use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
 /// What `/explain` is asked.
@@ -36,8 +40,9 @@ impl Explain {
             }
         }
         if asked.domain.is_empty() || asked.descriptors.is_empty() {
-            return Err("a domain and at least one descriptor are needed: \
-                        /explain?domain=d&descriptor=k=v,k2=v2"
+            // Several paths are asked so.
+            return Err("a domain and at least one descriptor are needed after the path: \
+                        ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
         }
         Ok(asked)
@@ -66,13 +71,44 @@ pub fn explain(config: &Config, asked: &Explain, now: Nanos) -> Explanation {
     config::explain::explain(config, &asked.domain, &descriptors, Hits(asked.hits), now)
 }
 
-/// Adds who is in flight under each ceiling.
+/// Adds what no file says: who is in flight under each ceiling, and which limits are held.
 pub(super) fn look(explained: &mut Explanation, asked: &Explain, engine: &Engine) {
+    let frozen = engine.frozen();
     for (one, entries) in explained.descriptors.iter_mut().zip(&asked.descriptors) {
         if let Some(under) = &mut one.ceiling {
             under.now = engine.look(&asked.domain, &borrowed(entries)).map(now);
         }
+        if let Some(held) = frozen.iter().find(|held| is_held(held, &asked.domain, one)) {
+            hold(one, held.frozen);
+        }
     }
+}
+
+/// Whether it is this one's limit that is held; what is unlimited is not.
+fn is_held(held: &Held, domain: &str, one: &Explained) -> bool {
+    let met = one.rule.as_ref().filter(|met| met.counter.is_some());
+    *held.domain == *domain && met.is_some_and(|met| *held.path == *met.path)
+}
+
+/// Says at what it is held and until when. Nothing is counted meanwhile, so that there is nothing left to tell of.
+fn hold(one: &mut Explained, frozen: Frozen) {
+    let verdict = match frozen.verdict {
+        Verdict::Admit => "admitted",
+        Verdict::Deny => "denied",
+    };
+    if let Some(met) = &mut one.rule {
+        let (remaining, reset_after) = (None, None);
+        met.fresh = Fresh { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
+    }
+    let (held, until) = (word(frozen.verdict), instant(frozen.until));
+    one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);
+}
+
+/// RFC 3339, in UTC: the first whole second that is not before it.
+fn instant(at: Nanos) -> String {
+    let seconds = i64::try_from(at.as_secs_ceil()).ok();
+    let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    at.map(|at| at.to_string()).unwrap_or_default()
 }
 
 fn now(look: Look) -> Now {

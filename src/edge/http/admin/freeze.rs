@@ -1,7 +1,7 @@
 //! `/freeze`, `/thaw`, `/frozen`: a limit held at one answer for a while.
 //!
 //! Guarantees: every change is one line of the log, which names the limit; what is not understood is said in words; an answer says
-//! how many replicas will hear of it.
+//! how many replicas hear of it within two seconds, and where none does because the store is away, why that is.
 //! Leaves out: telling them ([`crate::engine::freezer`]).
 
 use axum::extract::{Query, State};
@@ -13,10 +13,13 @@ use super::explain::Explain;
 use super::{Admin, JSON, PLAIN};
 use crate::config::frozen::Held;
 use crate::config::resolve::duration;
-use crate::engine::Membership;
 use crate::engine::freezer::word;
-use crate::kernel::decision::Verdict;
+use crate::engine::{Engine, Membership};
+use crate::kernel::decision::{Cause, Verdict};
 use crate::kernel::units::Nanos;
+
+/// Whom the store has not answered for so long the others do not count among the living either.
+const SILENT: Nanos = Nanos::from_secs(5);
 
 /// How a limit is to be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +106,27 @@ fn one(query: Pairs) -> Result<One, String> {
     }
 }
 
-/// The same, and how many replicas there are to do so, this one among them.
+/// The same, and how many replicas do so within two seconds, this one among them.
 fn with_replicas(admin: &Admin, mut said: Value) -> Value {
     let seen = admin.engine.membership().and_then(Membership::seen);
-    said["replicas"] = seen.map_or(1, |seen| seen.members.len().max(1)).into();
+    let away = away(&admin.engine);
+    let replicas = match (away, seen) {
+        (None, Some(seen)) => seen.members.len().max(1),
+        (Some(_), _) | (None, None) => 1,
+    };
+    said["replicas"] = replicas.into();
+    if let Some(cause) = away {
+        said["store_away"] = cause.as_str().into();
+    }
     said
+}
+
+/// Why other replicas hear of nothing just now, if there may be any and they do not. That they were seen once proves nothing.
+fn away(engine: &Engine) -> Option<Cause> {
+    let membership = engine.membership()?;
+    let seen = membership.seen();
+    let is_silent = seen.is_none_or(|seen| SILENT < engine.clock().now().since(seen.at));
+    engine.trouble().or(is_silent.then_some(Cause::Late))
 }
 
 fn shown(held: &Held) -> Value {

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: fields with default values are left out; durations are text, `"59s"`; what JSON
 //! cannot express is an error and never something near it.
-//! Leaves out: fields that an answer of ours never has (the request's headers, a body, quota).
+//! Leaves out: headers for the request, which there is none to put on; fields that an answer of ours never has (a body, quota).
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
