@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use clap::CommandFactory as _;
+use sluicegate::backend::redis::codec::heartbeat::lives;
 use sluicegate::cli::args;
 use sluicegate::config::diagnostic::Code;
-use sluicegate::config::settings::table;
+use sluicegate::config::settings::{self, Doors, Settings, table};
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::Refusal;
 use sluicegate::kernel::decision::{Cause, Reason};
@@ -173,6 +174,39 @@ fn routes(file: &str) -> BTreeSet<String> {
 fn paths(text: &str) -> BTreeSet<String> {
     let coded = text.split('`').skip(1).step_by(2).filter(|word| word.starts_with('/'));
     coded.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_fleets_key_that_is_told_of_is_the_one_under_the_default_prefix() {
+    let key = String::from_utf8(lives(Settings::default().key_prefix.as_bytes())).unwrap();
+    let told = page("docs/fleet.md");
+    assert!(told.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
+}
+
+/// What follows a drain: docs/operating.md, how a replica leaves.
+const AFTER_THE_DRAIN: Nanos = Nanos::from_secs(10);
+
+#[test]
+fn docker_compose_waits_for_a_replica_until_it_has_left_in_order() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    let file = Some(("config/start.yaml".to_owned(), read("config/start.yaml")));
+    let Settings { drain_delay, drain_timeout, .. } =
+        settings::read(&Doors { file, ..Doors::default() }).unwrap().settings;
+    let leaving = Nanos(drain_delay.0 + drain_timeout.0 + AFTER_THE_DRAIN.0);
+    let composed = read("docker-compose.yml");
+    let periods = composed.lines().filter_map(|line| {
+        line.trim().strip_prefix("stop_grace_period: ")?.strip_suffix('s')?.parse::<u64>().ok()
+    });
+    assert_eq!(periods.map(Nanos::from_secs).collect::<Vec<_>>(), [leaving]);
+}
+
+#[test]
+fn every_configuration_of_envoy_that_is_shipped_is_told_of() {
+    let told = page("docs/with/envoy.md");
+    let shipped = fs::read_dir(root().join("config/envoy")).unwrap();
+    for name in shipped.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+        assert!(told.contains(&format!("](../../config/envoy/{name})")), "{name}");
+    }
 }
 
 #[test]

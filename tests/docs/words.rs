@@ -29,6 +29,7 @@ const HEAD: &str = "\
 
 Of the file of one domain, made of the types that it is read into; the same as the JSON Schema that `sluicegate schema` prints. `*` marks what must be there.
 What each strategy and mode guarantees and costs is in [limits](limits.md), [leases](leases.md) and [reliability](reliability.md).
+What becomes of what was counted where a word changes, `charge` and `colocate` among them, is in [Counters](limits.md#counters).
 ";
 
 fn made() -> String {
