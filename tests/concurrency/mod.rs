@@ -35,10 +35,12 @@
 //! | strict: an id kept as a stream is, or beyond its time | `an_id_whose_replica_is_gone_is_free_at_its_max_duration_and_no_sooner`, `an_id_that_is_never_released_is_over_at_its_max_duration` |
 //! | strict: a place in line given up twice | `who_waits_is_let_pass_when_one_of_this_replica_leaves_and_in_the_order_of_coming` |
 //! | ids: one that was turned away is not noted | `the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer` |
-//! | ids: claimed once it is admitted | `who_is_refused_for_the_id_has_charged_no_rate_limit`, `an_id_that_waits_is_refused_until_it_waits_no_more`, `an_id_that_holds_permits_is_refused_whatever_its_next_question_meets` |
+//! | ids: claimed once it is admitted | `who_is_refused_for_the_id_has_charged_no_rate_limit`, `an_id_that_waits_is_refused_until_it_waits_no_more` |
+//! | ids: claimed although it holds permits | `an_id_that_holds_permits_is_refused_whatever_its_next_question_meets` |
 //! | ids: over when it is swept | `an_id_whose_time_is_over_may_ask_anew_before_anybody_has_swept` |
 //! | ids: to be renewed within the longest time | `under_two_ceilings_all_is_to_be_renewed_within_the_shorter_time` |
-//! | bucket: an older configuration's rules are put back | `who_asks_by_an_older_configuration_puts_nothing_of_it_back`, `a_question_that_began_before_a_reload_does_not_undo_it` |
+//! | bucket: an older configuration's rules are put back | `who_asks_by_an_older_configuration_puts_nothing_of_it_back` |
+//! | the same, and who has waited goes on by the configuration of before | `a_question_that_began_before_a_reload_does_not_undo_it`, `a_question_that_began_before_a_reload_finds_the_new_ceiling_where_nobody_was_yet` |
 //! | permits: a renewal renews nothing | `a_place_that_is_renewed_is_kept_for_max_duration_from_then` |
 //! | engine: a reload puts nothing in force | `a_reload_wakes_at_once_whom_a_higher_ceiling_or_none_lets_pass` |
 //! | bucket: failures feed the latency that is shown | `latency_is_that_of_successes_and_each_counts_for_an_eighth` |

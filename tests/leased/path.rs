@@ -130,6 +130,21 @@ async fn denials_are_remembered_beside_the_balance() {
     }
 }
 
+/// Three at once, and one more each three seconds: what comes after the three waits three seconds for each hit.
+#[tokio::test]
+async fn who_is_denied_more_hits_than_another_is_told_to_wait_longer() {
+    let engine = engine(
+        &Far::new(),
+        "- key: k\n  rate_limit: {unit: minute, requests_per_unit: 20, strategy: gcra, burst: 3, mode: leased, \
+         max_overshoot: 2}\n",
+    );
+    assert!(admits(&engine, K, 3).await);
+    for hits in [1, 3, 2] {
+        let waits = ask(&engine, K, hits).await.unwrap().statuses[0].finding.retry_after;
+        assert_eq!(waits, Some(Nanos::from_secs(3 * hits)), "{hits} hits");
+    }
+}
+
 #[tokio::test]
 async fn a_question_that_is_denied_as_a_whole_takes_nothing_from_a_balance() {
     for limits in [COUPLED, GCRA] {
