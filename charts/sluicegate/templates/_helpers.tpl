@@ -125,7 +125,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 
 {{/*
 The drain and 10 s, or a sentence. After the drain a replica gives leases back (2 s), passes ends on (0.5 s), leaves the
-store (0.6 s) and tells its last spans and counts (2 s each), each of them at most.
+store (1.6 s) and tells its last spans and counts (2 s each), each of them at most.
 */}}
 {{- define "sluicegate.grace" -}}
 {{- $delay := include "sluicegate.seconds" (default "5s" .Values.settings.drain_delay) | int64 -}}
