@@ -25,6 +25,7 @@ mod monitoring;
 mod redis;
 mod service;
 mod settings;
+mod signals;
 mod simulation;
 mod source;
 mod support;

@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use serde_json::Value;
 
-use crate::http1;
 use crate::waiting::{PATIENCE, until};
+use crate::{http1, signals};
 
 /// A running `sluicegate serve`.
 pub struct Service {
@@ -150,9 +150,7 @@ impl Service {
 
     /// Sends a signal, `TERM` for SIGTERM, and returns at once.
     pub fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+        signals::send(self.process.id(), name);
     }
 
     /// Waits for the process to end by itself.

@@ -310,9 +310,7 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     let mut process = process.envs(variables).stdout(std::process::Stdio::null()).spawn().unwrap();
     until("it asks", || if xds.asked().is_empty() { Err(String::new()) } else { Ok(()) }).unwrap();
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
-    let sent =
-        std::process::Command::new("kill").args(["-TERM", &process.id().to_string()]).status();
-    assert!(sent.unwrap().success());
+    crate::signals::send(process.id(), "TERM");
     assert_eq!(process.wait().unwrap().code(), Some(0));
     let address = xds.address;
     std::thread::spawn(move || {

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::http1;
 use crate::waiting::until;
+use crate::{http1, signals};
 
 /// A shipped configuration.
 #[derive(Clone, Copy, Debug)]
@@ -112,9 +112,7 @@ impl Envoy {
 
     /// Sends a signal: `STOP`, `TERM`.
     pub fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+        signals::send(self.process.id(), name);
     }
 
     /// Says this to its admin.

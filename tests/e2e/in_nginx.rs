@@ -287,16 +287,13 @@ fn a_killed_nginx_frees_its_places_at_once_with_lua_and_by_max_duration_without(
         for signal in ["KILL", "TERM"] {
             // With datagrams nobody tells: the deadline is all there is.
             let max_duration = if by == By::Lua { "60s" } else { "1s" };
-            let mut scene = Scene::under(by, &format!("limit: 9, max_duration: {max_duration}"));
+            let scene = Scene::under(by, &format!("limit: 9, max_duration: {max_duration}"));
             let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
             let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
             if by == By::Lua {
                 scene.holds(5);
             }
-            match signal {
-                "KILL" => scene.nginx.kill(),
-                _ => scene.nginx.signal(signal),
-            }
+            scene.nginx.signal(signal);
             scene.holds(0);
         }
     }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::envoy::{WhenDown, replace_once};
 use crate::http1::{self, Reply};
+use crate::signals;
 use crate::waiting::until;
 
 /// The shipped configurations.
@@ -82,31 +83,41 @@ impl Nginx {
         panic!("NGINX did not start:\n{}", log(home.path()));
     }
 
-    /// Sends a signal to the master and all its workers.
-    pub fn signal(&self, signal: &str) {
-        let master = self.master.id().to_string();
-        let workers = std::process::Command::new("pgrep").args(["-P", &master]).output().unwrap();
+    /// The master and its workers as they are now.
+    pub fn processes(&self) -> Processes {
+        let master = self.master.id();
+        let workers = Command::new("pgrep").args(["-P", &master.to_string()]).output().unwrap();
         let workers = String::from_utf8(workers.stdout).unwrap();
-        let all = std::iter::once(&*master).chain(workers.split_whitespace());
-        // A worker may have gone with its master before its own turn came.
-        Command::new("kill").arg(format!("-{signal}")).args(all).status().unwrap();
+        let workers = workers.split_whitespace().map(|worker| worker.parse().unwrap());
+        Processes(std::iter::once(master).chain(workers).collect())
+    }
+
+    /// Sends a signal to the master and all its workers.
+    pub fn signal(&self, name: &str) {
+        self.processes().signal(name);
     }
 
     /// Has it read its configuration again: new workers take requests, the old ones finish theirs.
     pub fn reload(&self) {
-        let master = self.master.id().to_string();
-        assert!(Command::new("kill").arg("-HUP").arg(master).status().unwrap().success());
-    }
-
-    /// Ends it at once, the workers as well.
-    pub fn kill(&mut self) {
-        self.signal("KILL");
-        let _ = self.master.wait();
+        signals::send(self.master.id(), "HUP");
     }
 
     /// What NGINX logged so far.
     pub fn log(&self) -> String {
         log(self.home.path())
+    }
+}
+
+/// Those that make an NGINX up.
+pub struct Processes(Vec<u32>);
+
+impl Processes {
+    /// Sends a signal to each of them.
+    pub fn signal(&self, name: &str) {
+        for &process in &self.0 {
+            // A worker may have gone with its master before its own turn came.
+            let _ = signals::try_send(process, name);
+        }
     }
 }
 
@@ -122,8 +133,8 @@ fn stop(master: &mut Child) {
         return;
     }
     // One that was stopped hears the first only when it goes on.
-    for signal in ["-TERM", "-CONT"] {
-        let _ = Command::new("kill").arg(signal).arg(master.id().to_string()).status();
+    for name in ["TERM", "CONT"] {
+        let _ = signals::try_send(master.id(), name);
     }
     let _ = master.wait();
 }

@@ -249,26 +249,27 @@ fn a_place_is_free_as_soon_as_the_failure_table_says_whatever_ends_the_request()
     }
 }
 
-/// Two requests under way, and what happens to their NGINX then.
-fn fails(what: &str, promised: [Duration; 2], fail: fn(&mut Scene)) {
+/// Two requests under way, and the signal that their NGINX gets then.
+fn fails(signal: &str, promised: [Duration; 2]) {
+    let what = format!("SIG{signal} to NGINX");
     for (column, by) in BOTH.into_iter().enumerate() {
         undisturbed(|| {
-            let mut scene = Scene::under(by, "limit: 9, max_duration: 1s");
+            let scene = Scene::under(by, "limit: 9, max_duration: 1s");
             let _clients = [scene.connect(), scene.connect()];
             let _visits = [scene.upstream.next(), scene.upstream.next()];
-            let metrics = scene.service.metrics;
-            observed::fails(name(by), what, promised[column], metrics, || fail(&mut scene))
+            let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());
+            observed::fails(name(by), &what, promised[column], metrics, || nginx.signal(signal))
         });
     }
 }
 
 #[test]
 fn an_nginx_that_ends_frees_its_places_at_once_with_lua_and_by_max_duration_without() {
-    fails("SIGTERM to NGINX", [DEADLINE, AT_ONCE], |scene| scene.nginx.signal("TERM"));
-    fails("SIGKILL to NGINX", [DEADLINE, AT_ONCE], |scene| scene.nginx.kill());
+    fails("TERM", [DEADLINE, AT_ONCE]);
+    fails("KILL", [DEADLINE, AT_ONCE]);
 }
 
 #[test]
 fn an_nginx_that_hangs_keeps_its_places_no_longer_than_max_duration() {
-    fails("SIGSTOP to NGINX", [DEADLINE; 2], |scene| scene.nginx.signal("STOP"));
+    fails("STOP", [DEADLINE; 2]);
 }

@@ -196,8 +196,7 @@ fn a_profiler_that_is_killed_leaves_no_thread_standing() {
     under_load(&service, || {
         for _ in 0..10 {
             let asked = begun(&service, 300);
-            let killed = profiler(&service).unwrap().to_string();
-            assert!(Command::new("kill").args(["-9", &killed]).status().unwrap().success());
+            crate::signals::send(profiler(&service).unwrap(), "KILL");
             let reply = asked.join().unwrap();
             assert_eq!(reply.status, 500, "{}", reply.text());
             assert!(reply.text().contains("the profiler ended"), "{}", reply.text());

@@ -39,6 +39,7 @@ use tempfile::TempDir;
 
 use crate::http1;
 use crate::service::Service;
+use crate::signals;
 use crate::support::resp::{Client, Value};
 use crate::waiting::{now, until};
 
@@ -93,9 +94,7 @@ impl Store {
 
     /// Sends a signal: `STOP`, `CONT`.
     fn signal(&self, name: &str) {
-        let pid = self.process.as_ref().unwrap().id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+        signals::send(self.process.as_ref().unwrap().id(), name);
     }
 
     fn tell(&self, parts: &[&str]) -> Value {

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use super::resp::{Client, Value};
+use crate::signals;
 use crate::waiting::until;
 
 /// A Redis or a sentinel; dropped, it is killed and nothing of it stays.
@@ -134,9 +135,7 @@ impl Process {
 
     /// Sends a signal: `STOP`, `CONT`.
     pub fn signal(&self, name: &str) {
-        let pid = self.child.as_ref().unwrap().id().to_string();
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
-        assert!(sent.is_ok_and(|status| status.success()), "could not send SIG{name}");
+        signals::send(self.child.as_ref().unwrap().id(), name);
     }
 }
 
