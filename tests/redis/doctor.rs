@@ -72,6 +72,10 @@ fn what_makes_a_store_unfit_is_told_with_its_cure() {
     store.tell(&["ACL", "SETUSER", "default", "+info"]);
     store.tell(&["CONFIG", "SET", "maxmemory", "1mb"]);
     assert!(codes(&store).contains(&"memory".to_owned()));
+    store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+    let (_, out, _) = doctor(&store, &[]);
+    let scripts = out.lines().find(|line| line.starts_with("error[scripts]")).unwrap_or(&out);
+    assert!(scripts.contains("; raise `maxmemory`") && !scripts.contains("EVAL"), "{out}");
     store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
     store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
     assert_eq!(codes(&store), ["!replica"]);

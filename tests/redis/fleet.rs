@@ -3,14 +3,16 @@
 use std::num::NonZeroU32;
 
 use serde_json::Value as Json;
-use sluicegate::backend::fleet::{Fleet, Member};
+use sluicegate::backend::fleet::{Beat, Fleet, Member};
+use sluicegate::backend::redis::{Batching, Redis, beat};
+use sluicegate::backend::{Backend as _, Cause, Reply};
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
 use sluicegate::kernel::units::Nanos;
 use tonic::transport::Endpoint;
 
-use super::{Store, ask, limits, ready, serve, wait_until_whole};
+use super::{Store, ask, batch, limits, ready, serve, wait_until_whole};
 use crate::http1;
 use crate::service::Service;
 use crate::support::resp::Value;
@@ -137,6 +139,44 @@ fn without_a_name_each_replica_takes_one_of_its_own() {
         nodes => Err(format!("{nodes:?}")),
     })
     .unwrap();
+}
+
+/// What the store answers to what `node` says of itself.
+fn speaks(redis: &Redis, node: &str, record: Option<&str>) -> Result<Fleet, Cause> {
+    let said = Beat { node: node.into(), record: record.map(Into::into) };
+    let reply = redis.beat(&said);
+    match reply {
+        Reply::Later(reply) => tokio::runtime::Runtime::new().unwrap().block_on(reply),
+        Reply::Now(fleet) => fleet,
+    }
+}
+
+#[test]
+fn a_store_without_memory_for_a_replicas_record_drops_nobody_elses() {
+    let store = Store::running();
+    let redis = batch::connected(&store, Batching::Off);
+    let key = beat::key("t");
+    // It last spoke in 1970.
+    store.tell(&["HSET", &key, "silent", "1:{}"]);
+    store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(speaks(&redis, "me", Some("{}")), Err(Cause::OutOfMemory));
+    let names = || {
+        let names = store.tell(&["HKEYS", &key]);
+        names.array().iter().map(Value::text).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["silent"]);
+    store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
+    let me = Member { node: "me".into(), silent: Nanos(0), record: "{}".into() };
+    let alone = Fleet { members: vec![me], before: None };
+    assert_eq!(speaks(&redis, "me", Some("{}")), Ok(alone));
+    assert_eq!(names(), ["me"], "with memory a silent one goes");
+    // Its own record of 1970 is not one that was alive.
+    store.tell(&["HSET", &key, "me", "1:old"]);
+    assert_eq!(speaks(&redis, "me", Some("{}")).unwrap().before, None);
+    assert_eq!(names(), ["me"]);
+    let left = Fleet { members: Vec::new(), before: Some("{}".into()) };
+    assert_eq!(speaks(&redis, "me", None), Ok(left));
+    assert_eq!(names(), Vec::<String>::new());
 }
 
 fn seen(nodes: &[&str], before: Option<&str>) -> Fleet {

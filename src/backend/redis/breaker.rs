@@ -1,7 +1,8 @@
 //! Whether a Redis that was late too often is asked.
 //!
 //! Guarantees: opens after [`LATE_IN_A_ROW`] late answers without one in time between; while it is
-//! open nobody waits; it is closed by a probe that was answered in time, and by nothing else.
+//! open nobody waits; it is closed by a probe that was answered in time or by a new connection, and
+//! by nothing else.
 //! Leaves out: the probe, which is the connection's.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};

@@ -3,7 +3,8 @@
 //! Guarantees: there is a connection that is ready, or calls fail at once; a call is sent once, and
 //! sent on only where a node of a Cluster said that it did not run it; what is answered over a
 //! connection ends that one at most, never the one that follows it; after one that was of no use there is
-//! [`Link::trouble`] until the next has lasted.
+//! [`Link::trouble`] until the next has lasted, and where Redis is out of memory until no call was refused for
+//! it any more for a while.
 //! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,7 +35,7 @@ pub(super) const MOST_REDIRECTS: usize = 5;
 pub(super) struct Link {
     live: ArcSwapOption<Live>,
     pub(super) breaker: Breaker,
-    /// Why the connection before was of no use, until this one has lasted.
+    /// Why the connection before was of no use, or this one is of little, until it has lasted.
     doubt: Mutex<Option<Cause>>,
 }
 
@@ -63,6 +64,9 @@ pub(super) struct Live {
     useless: Notify,
     /// What that was, the first time.
     spoiled: OnceLock<Cause>,
+    /// It refused a call because it has no memory, which no other connection mends.
+    starved: Notify,
+    /// It answered a call as it should, and none was refused for that since.
     has_served: AtomicBool,
     served: Notify,
 }
@@ -115,8 +119,13 @@ impl Link {
     pub(super) fn lose(&self) {
         let lost = self.live.swap(None);
         if let Some(cause) = lost.and_then(|live| live.spoiled.get().copied()) {
-            *self.doubt.lock() = Some(cause);
+            self.mistrust(cause);
         }
+    }
+
+    /// Calls are not answered, though there may be a connection.
+    pub(super) fn mistrust(&self, cause: Cause) {
+        *self.doubt.lock() = Some(cause);
     }
 
     /// The connection has lasted.
@@ -168,14 +177,26 @@ impl Live {
             cluster,
             useless: Notify::new(),
             spoiled: OnceLock::new(),
+            starved: Notify::new(),
             has_served: AtomicBool::new(false),
             served: Notify::new(),
         })
     }
 
-    /// Returns once a call was answered as it should be, at once if one was and nobody has been told.
+    /// Returns once a call was answered as it should be, at once if one was and nobody has been told;
+    /// what was answered before one was refused for want of memory does not count.
     pub(super) async fn served(&self) {
-        self.served.notified().await;
+        loop {
+            self.served.notified().await;
+            if self.has_served.load(Relaxed) {
+                return;
+            }
+        }
+    }
+
+    /// Returns once a call was refused for want of memory, at once if one was and nobody has been told.
+    pub(super) async fn starved(&self) {
+        self.starved.notified().await;
     }
 
     /// Returns once an answer came that only another connection can mend.
@@ -191,6 +212,10 @@ impl Live {
             Some(cause @ (Cause::ReadOnly | Cause::Loading | Cause::NotPermitted)) => {
                 self.spoiled.get_or_init(|| cause);
                 self.useless.notify_one();
+            }
+            Some(Cause::OutOfMemory) => {
+                self.has_served.store(false, Relaxed);
+                self.starved.notify_one();
             }
             Some(_) => {}
         }
@@ -370,7 +395,7 @@ fn command(name: &'static str) -> CustomCommand {
 
 impl Live {
     /// As [`Live::call`], a script that is seldom run, whole. The connection is not condemned by it: one
-    /// that may not run it can still count.
+    /// that may not run it can still count. One that has no memory for it has none for counters.
     pub(super) async fn eval<const N: usize>(
         &self,
         script: &str,
@@ -380,8 +405,8 @@ impl Live {
         let script = Script { text: script, digest: None };
         let (keys, args) = (vec![Bytes::from(key)], args.map(Bytes::from).into());
         let (answer, other) = self.answer(&Shared { script, keys, args }).await;
-        if answer.is_ok() {
-            other.as_deref().unwrap_or(self).serves();
+        if matches!(answer, Ok(_) | Err(Cause::OutOfMemory)) {
+            other.as_deref().unwrap_or(self).saw(answer.as_ref().err().copied());
         }
         answer
     }

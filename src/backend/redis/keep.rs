@@ -4,7 +4,8 @@
 //! not the primary any more is replaced as a whole, at once and then with jittered pauses, for ever:
 //! nothing that was sent or waited on the old one is sent on the new one. Where the primary is is
 //! asked anew each time. A silent connection is replaced after [`PATIENCE`]. The log is told once of each
-//! reason why there is none, and again only after one served.
+//! reason why there is none, and again only after one served. That Redis is out of memory is told the same way,
+//! and the connection stays: another is no cure.
 //! Leaves out: what is sent over it ([`super::connection`]).
 
 use std::pin::pin;
@@ -16,6 +17,7 @@ use fred::interfaces::ClientLike as _;
 use fred::types::Value;
 use tokio::time::{sleep, timeout};
 
+use super::Cause;
 use super::client::{At, Opened, PATIENCE, in_words, run};
 use super::cluster::Cluster;
 use super::connection::{Link, Live};
@@ -25,6 +27,10 @@ use super::sentinel::Watchers;
 
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long no call may have been refused for want of memory before there is some again: each replica writes
+/// its record once a second, and a call that only reads proves nothing.
+const FED: Duration = Duration::from_secs(3);
 
 /// Reasons that are not said again; a store out of reach has a few.
 const MOST_REASONS: usize = 16;
@@ -129,6 +135,12 @@ impl Told {
         }
     }
 
+    fn is_starved(&mut self, at: &At) {
+        if self.is_new("out of memory") {
+            tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
+        }
+    }
+
     fn cannot_be_had(&mut self, why: &str, at: Option<&At>) {
         if self.is_new(why) {
             let at = at.map(tracing::field::display);
@@ -202,6 +214,12 @@ impl Watched<'_> {
                 () = &mut telling => {}
                 () = self.live.useless() => return "it may not write, or is not ready",
                 () = &mut leaves => return "the sentinels name another primary",
+                () = self.live.starved() => {
+                    is_proven = false;
+                    proves_itself.set(sleep(FED));
+                    self.link.mistrust(Cause::OutOfMemory);
+                    told.is_starved(at);
+                }
                 () = &mut proves_itself, if !is_proven => {
                     is_proven = true;
                     pauses.start_anew();

@@ -152,8 +152,11 @@ impl Judge<'_> {
         // A replica's refusal has been said.
         if let (Some(Err(why)), false) = (&facts.script, is_replica) {
             let message = format!("a script that counts was refused ({why})");
-            let cure =
-                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys";
+            let cure = if why.contains("OOM ") {
+                "raise `maxmemory`, or count fewer keys there; no key can be added until then"
+            } else {
+                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys"
+            };
             self.error("scripts", message, cure);
         }
     }
@@ -323,6 +326,17 @@ mod tests {
         assert_eq!(codes(&evicting, WANTED), ["!eviction", "evicted"]);
         let failing = Facts { appends: Some(false), last_save_failed: true, ..sound() };
         assert_eq!(codes(&failing, WANTED), ["persistence"]);
+    }
+
+    #[test]
+    fn a_script_refused_for_want_of_memory_is_cured_by_memory_and_not_by_rights() {
+        let cure = |why: &str| {
+            let facts = Facts { script: Some(Err(why.to_owned())), ..sound() };
+            judge(&facts, WANTED).into_iter().map(|it| it.help).collect::<String>()
+        };
+        let full = cure("OOM command not allowed when used memory > 'maxmemory'.");
+        assert!(full.contains("raise `maxmemory`") && !full.contains("EVAL"), "{full}");
+        assert!(cure("NOPERM this user has no permissions").contains("let the user run EVAL"));
     }
 
     #[test]

@@ -10,6 +10,8 @@
 --
 -- Exact: instants are below 2^53. A record of the future, left by a clock that stepped back, is moved to
 -- now: it must not live until the clock is there again.
+-- Its own record is the first write. A store without memory refuses that one alone, and with it the script; what
+-- follows a write passes: who deleted first would take out all whose writes were refused.
 -- Commands: TIME, HGETALL, HSET, HDEL, PEXPIRE.
 
 local key, name, record, patience = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -19,13 +21,19 @@ local stamp = string.format('%.0f:', now)
 
 local reply = {''}
 local all = redis.call('HGETALL', key)
+if record == '' then
+  redis.call('HDEL', key, name)
+else
+  redis.call('HSET', key, name, stamp .. record)
+end
 for i = 1, #all, 2 do
   local at, its = string.match(all[i + 1], '^(%d+):(.*)$')
   at = at and tonumber(at)
-  if not at or at + patience < now then
+  local lives = at and now <= at + patience
+  if all[i] == name then
+    if lives then reply[1] = its end
+  elseif not lives then
     redis.call('HDEL', key, all[i])
-  elseif all[i] == name then
-    reply[1] = its
   else
     if now < at then
       redis.call('HSET', key, all[i], stamp .. its)
@@ -35,10 +43,7 @@ for i = 1, #all, 2 do
     reply[n + 1], reply[n + 2], reply[n + 3] = all[i], math.floor((now - at) / 1000), its
   end
 end
-if record == '' then
-  redis.call('HDEL', key, name)
-else
-  redis.call('HSET', key, name, stamp .. record)
+if record ~= '' then
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = name, 0, record
 end
