@@ -1,10 +1,11 @@
 //! Questions under ceilings on requests in flight.
 //!
 //! Guarantees: ceilings are asked before rate limits, in one order for all questions, so that two
-//! that wait cannot wait for each other; all permits or none. A question that a ceiling turns away
-//! has moved no counter; one that a rate limit denies holds no permit. A dropped future, and dropped
-//! [`Permits`], give everything back. A question that waited comes to the next ceiling as the
-//! configuration in force has that by then.
+//! that wait cannot wait for each other; all permits or none. A permit whose deadline comes while its
+//! question waits for another is gone: the question gives back all, and begins anew while it may still
+//! wait. A question that a ceiling turns away has moved no counter; one that a rate limit denies holds
+//! no permit. A dropped future, and dropped [`Permits`], give everything back. A question that waited
+//! comes to the next ceiling as the configuration in force has that by then.
 //! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
 //! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
 
@@ -107,14 +108,41 @@ impl Permits {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
 
-    /// One more. The time of those before it counts from now as well: whoever is told how long that is
-    /// may have waited for this one.
-    fn add(&mut self, held: Option<Held>) {
-        let Some(held) = held else { return };
-        let _all = self.renew();
-        self.0.push(held);
+/// What a question holds on its way from ceiling to ceiling.
+#[derive(Default)]
+struct Taking {
+    permits: Permits,
+    /// Of ceilings in shadow: one that is lost is missed by nobody.
+    shadow: Vec<Held>,
+}
+
+impl Taking {
+    /// One more, if there is one. The time of those before it counts from now as well: whoever is told
+    /// how long that is may have waited for this one. False where a deadline took back any meanwhile.
+    fn add(&mut self, held: Option<Held>, shadow: bool) -> bool {
+        self.shadow.retain(Held::renew);
+        let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
+        if shadow {
+            self.shadow.extend(held);
+        } else {
+            self.permits.0.extend(held);
+        }
+        lost == 0
     }
+
+    fn all(mut self) -> Permits {
+        self.permits.0.extend(self.shadow);
+        self.permits
+    }
+}
+
+/// What came of going from ceiling to ceiling, where none turned the question away.
+enum Taken {
+    All(Permits),
+    /// A deadline took one back on the way, and nothing is held. To begin anew; to wait until then.
+    Lost(Nanos),
 }
 
 /// How long a permit may be out.
@@ -165,38 +193,80 @@ impl Engine {
         keep: Keep,
     ) -> Result<Admitted, Refusal> {
         check(question)?;
-        let config = self.config().ok_or(Refusal::NoConfig)?;
-        let end = patience.map(|patience| self.clock().now().plus(patience));
-        let mut permits = Permits::default();
-        for (bucket, ceiling) in asked(&config, covered) {
-            let newer = self.config().filter(|newer| !Arc::ptr_eq(newer, &config));
-            let ceiling = match &newer {
-                None => Some((config.revision, ceiling)),
-                Some(newer) => {
-                    let ceiling = ceiling_of(newer, bucket.as_bytes());
-                    ceiling.map(|ceiling| (newer.revision, ceiling))
-                }
-            };
-            // None is there any more.
-            let Some(ceiling) = ceiling else { continue };
-            match self.permit(&bucket, ceiling, end, keep).await {
-                Ok(held) => permits.add(held),
+        let begun = self.clock().now();
+        let end = patience.map(|patience| begun.plus(patience));
+        let mut until = end;
+        let permits = loop {
+            let config = self.config().ok_or(Refusal::NoConfig)?;
+            match self.permits(&config, covered, (begun, until), keep).await {
+                Ok(Taken::All(permits)) => break permits,
+                Ok(Taken::Lost(last)) => until = Some(last),
                 Err(rejection) => return Ok(Admitted::Rejected(rejection)),
             }
-        }
+        };
         let left = end.map(|end| end.since(self.clock().now()));
         let answer = self.decide_within(question, left).await?;
         let held = if answer.verdict == Verdict::Admit { permits } else { Permits::default() };
         Ok(Admitted::Decided(answer, held))
     }
 
-    /// How long the question may wait in queues, all of them together.
+    /// Goes from ceiling to ceiling once. The question `begun` to ask then, and waits until `end`.
+    async fn permits(
+        &self,
+        config: &Arc<Config>,
+        covered: &Question<'_>,
+        (begun, end): (Nanos, Option<Nanos>),
+        keep: Keep,
+    ) -> Result<Taken, Rejection> {
+        let asked = asked(config, covered);
+        let mut taking = Taking::default();
+        for (bucket, ceiling) in &asked {
+            let newer = self.newer_than(config);
+            let ceiling = match &newer {
+                None => Some((config.revision, *ceiling)),
+                Some(newer) => {
+                    let ceiling = ceiling_of(newer, bucket.as_bytes());
+                    ceiling.map(|ceiling| (newer.revision, ceiling))
+                }
+            };
+            // None is there any more.
+            let Some((revision, ceiling)) = ceiling else { continue };
+            let held = self.permit(bucket, (revision, ceiling), end, keep).await?;
+            if !taking.add(held, self.is_shadow(ceiling)) {
+                return self.lost(&asked, ceiling, (begun, end));
+            }
+        }
+        Ok(Taken::All(taking.all()))
+    }
+
+    /// What becomes of one who lost a permit while it waited for that of `ceiling`: it is late once it has waited
+    /// for as long as all queues let it, or until `end`.
+    fn lost(
+        &self,
+        asked: &[(CounterKey, &Ceiling)],
+        ceiling: &Ceiling,
+        (begun, end): (Nanos, Option<Nanos>),
+    ) -> Result<Taken, Rejection> {
+        let last = begun.plus(longest(asked));
+        let last = end.map_or(last, |end| end.min(last));
+        if last <= self.clock().now() {
+            return Err(turned_away(ceiling, Reason::QueueTimeout));
+        }
+        Ok(Taken::Lost(last))
+    }
+
+    /// The configuration in force, where that is another than `config`. Cost: where it is not, nothing
+    /// that all cores write to.
+    fn newer_than(&self, config: &Arc<Config>) -> Option<Arc<Config>> {
+        let newest = self.config.load();
+        Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
+    }
+
+    /// How long the question may wait in queues, all of them together, however often it begins anew.
     #[must_use]
     pub fn longest_wait(&self, question: &Question<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
-        let asked = asked(&config, question);
-        let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
-        waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
+        longest(&asked(&config, question))
     }
 
     /// The bucket over a descriptor, if a ceiling covers it and somebody was there lately.
@@ -263,6 +333,11 @@ impl Engine {
         Rules { adaptive: ceiling.rules.adaptive.map(own), waiting, ..ceiling.rules }
     }
 
+    /// Whether one that `ceiling` turns away passes all the same.
+    fn is_shadow(&self, ceiling: &Ceiling) -> bool {
+        ceiling.shadow || self.policy.shadow
+    }
+
     /// A permit; none, and no wait, where one that is turned away passes all the same.
     async fn permit(
         &self,
@@ -271,7 +346,7 @@ impl Engine {
         end: Option<Nanos>,
         keep: Keep,
     ) -> Result<Option<Held>, Rejection> {
-        let shadow = ceiling.shadow || self.policy.shadow;
+        let shadow = self.is_shadow(ceiling);
         let patience = match end {
             _ if shadow => Nanos(0),
             Some(end) => end.since(self.clock().now()),
@@ -288,18 +363,14 @@ impl Engine {
             }
             None => self.ceilings.acquire(ask).await,
         };
-        let denied = match acquired {
-            Ok(held) => return Ok(Some(held)),
-            Err(denied) => reason(denied),
-        };
-        CeilingReached { reason: denied, enforced: !shadow }.emit();
-        if shadow {
-            return Ok(None);
+        match acquired {
+            Ok(held) => Ok(Some(held)),
+            Err(denied) if shadow => {
+                CeilingReached { reason: reason(denied), enforced: false }.emit();
+                Ok(None)
+            }
+            Err(denied) => Err(turned_away(ceiling, reason(denied))),
         }
-        let reasons = std::iter::once(denied);
-        Decided { verdict: Verdict::Deny, shadowed: false, reasons, near: 0 }.emit();
-        let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
-        Err(Rejection { reject, reason: denied, path })
     }
 }
 
@@ -329,6 +400,21 @@ impl InUse {
             self.busiest = Some(look);
         }
     }
+}
+
+/// Tells of one who is turned away, and says what it is answered.
+fn turned_away(ceiling: &Ceiling, reason: Reason) -> Rejection {
+    CeilingReached { reason, enforced: true }.emit();
+    let reasons = std::iter::once(reason);
+    Decided { verdict: Verdict::Deny, shadowed: false, reasons, near: 0 }.emit();
+    let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
+    Rejection { reject, reason, path }
+}
+
+/// How long one may wait in the queues of all these.
+fn longest(asked: &[(CounterKey, &Ceiling)]) -> Nanos {
+    let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
+    waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
 }
 
 /// The ceiling of the bucket of that name.

@@ -453,6 +453,64 @@ fn the_time_of_what_is_held_begins_when_all_of_it_is() {
 }
 
 #[test]
+fn a_question_that_lost_a_place_while_it_waited_for_another_begins_anew() {
+    let (engine, both) = of_a_second_and_a_minute();
+    let [a, b] = ["a", "b"].map(|key| question(&[(key, "x")]));
+    block_on(async {
+        let first = held(&engine, &b).await;
+        let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
+        assert!(is_pending(waits.as_mut()));
+        pass(&engine, 1_000);
+        let other = held(&engine, &a).await;
+        first.finish(Outcome::Success, None);
+        assert!(is_pending(waits.as_mut()), "the place under a is another's now");
+        assert_eq!(in_flight(&engine), 1, "and what it had under b is given back");
+        other.finish(Outcome::Success, None);
+        assert!(is_admitted(&waits.await));
+        assert_eq!(in_flight(&engine), 2);
+        assert!(engine.renew(ID));
+        assert!(is_refused(&engine.acquire((ID, 0), &both, &both, None).await));
+    });
+}
+
+/// A ceiling over `b` whose places are kept for 60 s, and that may be waited for much longer.
+const FOR_A_MINUTE: &str = "- key: b\n  concurrency: {limit: 1, max_duration: 60s, \
+                            queue: {size: 9, timeout: 1h}}\n";
+
+#[test]
+fn a_question_that_lost_a_place_when_it_may_wait_no_longer_is_turned_away() {
+    let a = "- key: a\n  concurrency: {limit: 1, max_duration: 1s}\n";
+    let (engine, both) = (engine(&[a, FOR_A_MINUTE].concat()), question(&[("a", "x"), ("b", "x")]));
+    block_on(async {
+        let first = held(&engine, &question(&[("b", "x")])).await;
+        let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
+        assert!(is_pending(waits.as_mut()));
+        pass(&engine, 3_599_999);
+        first.finish(Outcome::Success, None);
+        pass(&engine, 1);
+        let Ok(Admitted::Rejected(rejection)) = waits.await else { panic!("it was late") };
+        assert_eq!((rejection.reason, &*rejection.path), (Reason::QueueTimeout, "d.b"));
+    });
+    assert_eq!(in_flight(&engine), 0);
+}
+
+#[test]
+fn a_place_in_shadow_that_was_lost_while_another_was_waited_for_is_missed_by_nobody() {
+    let a = "- key: a\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 1s}\n";
+    let (engine, both) = (engine(&[a, FOR_A_MINUTE].concat()), question(&[("a", "x"), ("b", "x")]));
+    block_on(async {
+        let first = held(&engine, &question(&[("b", "x")])).await;
+        let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
+        assert!(is_pending(waits.as_mut()));
+        pass(&engine, 1_000);
+        first.finish(Outcome::Success, None);
+        assert!(is_admitted(&waits.await));
+    });
+    assert_eq!(in_flight(&engine), 1);
+    assert!(engine.renew(ID));
+}
+
+#[test]
 fn a_release_that_overtakes_its_acquire_leaves_nothing_behind() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
     engine.release(ID, None, Outcome::Ignored, None);
