@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::future::join_all;
@@ -34,7 +37,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{descriptor, empty_engine, engine, overridden, request, two_a_minute};
+use super::check::hooks;
+use super::{ceiling_of, descriptor, empty_engine, engine, overridden, request, two_a_minute};
 use crate::waiting::PATIENCE;
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -307,6 +311,44 @@ async fn of_what_is_decoded_as_it_is_more_than_one_megabyte_is_resource_exhauste
         assert_eq!(served.first(path, more.clone()).await, Code::ResourceExhausted, "{path}");
         assert_eq!(served.first(path, vec![0xff; 9]).await, Code::Internal, "{path}");
     }
+}
+
+/// The first message of a request behind `ext_proc`, for which the hook `edge` asks.
+fn processed() -> Vec<u8> {
+    let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
+    let headers = Some(HeaderMap { headers: vec![key] });
+    let request = Some(Message::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() }));
+    ProcessingRequest { request, ..ProcessingRequest::default() }.encode_to_vec()
+}
+
+/// The last of them says nothing that is wrong.
+#[tokio::test]
+async fn a_later_message_that_cannot_be_read_is_refused_as_a_first_is_and_gives_the_permit_back() {
+    let engine = ceiling_of("limit: 1");
+    let in_flight = || engine.ceilings().total().in_flight;
+    let hooks = hooks(r#"{"remote_address": {}}"#);
+    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks).await;
+    let ended = async |later: Option<Vec<u8>>| {
+        let (say, said) = mpsc::channel(1);
+        let mut replies = served.open(PROCESS, ReceiverStream::new(said)).await.unwrap();
+        say.send(processed()).await.unwrap();
+        assert!(replies.message().await.unwrap().is_some());
+        assert_eq!(in_flight(), 1);
+        if let Some(later) = later {
+            say.send(later).await.unwrap();
+        }
+        drop(say);
+        let ended = replies.message().await.map(|reply| assert!(reply.is_none()));
+        while in_flight() != 0 {
+            tokio::task::yield_now().await;
+        }
+        ended.map_or_else(|status| status.code(), |()| Code::Ok)
+    };
+    let more = padded(vec![], (1 << 20) + 1);
+    let all =
+        async { [ended(Some(more)).await, ended(Some(vec![0xff; 9])).await, ended(None).await] };
+    let codes = tokio::time::timeout(PATIENCE, all).await.expect("all have to end");
+    assert_eq!(codes, [Code::ResourceExhausted, Code::Internal, Code::Ok]);
 }
 
 #[tokio::test]

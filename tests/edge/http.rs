@@ -2,8 +2,10 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -17,8 +19,9 @@ use sluicegate::edge::health::{Health, Ready};
 use sluicegate::edge::http::json::MAX_BODY_BYTES;
 use sluicegate::edge::http::{Ask, router, serve};
 use sluicegate::engine::Engine;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, oneshot, watch};
 use tonic::codegen::Service as _;
 
@@ -289,10 +292,24 @@ fn endless() -> (Router, oneshot::Receiver<()>) {
     (Router::new().route("/endless", get(page)), gone)
 }
 
-/// It takes the thirty seconds that a client has.
+/// Reads a little a second, far less in the time that a client has than the third of what waits for it at which Linux
+/// says that there is room.
+async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut little = vec![0; 16 * 1024];
+    for _ in 0..seconds {
+        second.tick().await;
+        stream.read_exact(&mut little).await.unwrap();
+    }
+    stream
+}
+
+/// It takes the thirty seconds that a client has, and six more.
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_cut_off_and_one_with_nothing_to_read_is_not() {
+async fn a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_or_has_nothing_to_read_is_not()
+ {
     let (router, gone) = endless();
+    let (slow_router, mut slow_gone) = endless();
     let ready = Arc::new(Notify::new());
     let until_ready = Arc::clone(&ready);
     let late = move || {
@@ -304,14 +321,26 @@ async fn a_client_that_reads_nothing_is_cut_off_and_one_with_nothing_to_read_is_
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router = router.route("/late", get(late));
+    let router = router.route("/late", get(late)).nest("/slow", slow_router);
     tokio::spawn(serve(listener, router, std::future::pending()));
     let mut waits = TcpStream::connect(address).await.unwrap();
     waits.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(b"GET /slow/endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut deaf = TcpStream::connect(address).await.unwrap();
     deaf.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let gone = tokio::time::timeout(3 * PATIENCE, gone).await.expect("it has to be cut off");
+    let both = async { tokio::join!(gone, read_slowly(slow, 36)) };
+    let (gone, _slow) =
+        tokio::time::timeout(4 * PATIENCE, both).await.expect("it has to be cut off");
     assert!(gone.is_err(), "the page is dropped with its connection");
+    assert_eq!(slow_gone.try_recv(), Err(TryRecvError::Empty), "it reads on");
+    // What was kept for it is dropped, so that it is not told of an end in order.
+    let told = async {
+        deaf.ready(Interest::ERROR).await.unwrap();
+        deaf.read_to_end(&mut Vec::new()).await
+    };
+    let told = tokio::time::timeout(PATIENCE, told).await.expect("it has to be told");
+    assert_eq!(told.unwrap_err().kind(), ErrorKind::ConnectionReset);
     ready.notify_one();
     let reply = read_until(&mut waits, "late").await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");

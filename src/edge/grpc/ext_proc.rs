@@ -10,6 +10,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -224,7 +225,7 @@ impl Processor {
             };
             match message {
                 Ok(None) => return permits.finish(outcome, None),
-                Err(_) => return,
+                Err(status) => return refuse(&status, replies),
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
                     let said = untouched(&message);
@@ -243,6 +244,15 @@ impl Processor {
         let headers = self.reporting.headers.of(answer);
         let headers = headers.into_iter().map(|(name, value)| header(name, value)).collect();
         immediate(429, headers, Vec::new(), "sluicegate_over_limit")
+    }
+}
+
+/// Says and counts what is wrong with a later message; not that the stream broke, as it does when a request ends early.
+fn refuse(status: &Status, replies: &Replies) {
+    let is_broken = status.source().is_some_and(<dyn std::error::Error>::is::<hyper::Error>);
+    if !is_broken {
+        // Unsaid where nobody reads the answer before it.
+        let _told = replies.try_send(Err(unread(status, Protocol::ExtProc)));
     }
 }
 

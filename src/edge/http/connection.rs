@@ -1,8 +1,9 @@
 //! One connection of an HTTP port, and who is at its other end.
 //!
-//! Guarantees: a client that takes nothing of what is written to it is cut off after [`UNREAD`], one that reads on never
-//! is; an answer that takes its time can learn that its client has closed, while there are bytes that nobody reads as
-//! well, when hyper does not look.
+//! Guarantees: a client that takes nothing of what is written to it is cut off after [`UNREAD`], and what it left unread
+//! is dropped; one that reads on never is, however slowly, while its end makes room for more within that time. An answer
+//! that takes its time can learn that its client has closed, while there are bytes that nobody reads as well, when hyper
+//! does not look: as far as they fit the socket's receive buffer, since behind more of them no closing comes.
 //! Leaves out: a client that is slow to ask, which hyper cuts off.
 
 use std::io::{self, ErrorKind, IoSlice};
@@ -23,6 +24,10 @@ use tokio::time::{Sleep, sleep};
 /// never read would have every connection.
 const UNREAD: Duration = Duration::from_secs(30);
 
+/// How long the two kernels may go on moving what is written between their buffers, though nobody reads: what room there
+/// is then tells nothing of the client, and is filled before [`UNREAD`] begins.
+const SETTLING: Duration = Duration::from_secs(1);
+
 /// Ready when the other end has closed, and not for bytes: those nobody may read, and a closing behind them would not
 /// be seen.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -36,8 +41,15 @@ const CLOSED: Interest = Interest::ERROR;
 pub(super) struct Connection {
     reading: OwnedReadHalf,
     writing: Arc<OwnedWriteHalf>,
-    /// Until when something has to be taken, while there is no room for more.
-    unread: Option<Pin<Box<Sleep>>>,
+    /// While there is no room for more.
+    unread: Option<Unread>,
+}
+
+/// Until when something has to be taken.
+#[derive(Debug)]
+struct Unread {
+    ends: Pin<Box<Sleep>>,
+    is_settled: bool,
 }
 
 impl Connection {
@@ -56,31 +68,65 @@ impl Connection {
     fn poll_out(
         &mut self,
         cx: &mut Context<'_>,
-        write: impl Fn(&TcpStream) -> io::Result<usize>,
+        write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        let written = poll_written(self.socket(), cx, write);
+        let mut written = poll_written(self.socket(), cx, &write);
+        if written.is_pending() {
+            written = self.poll_unread(cx, write);
+        }
         if written.is_ready() {
             self.unread = None;
-            return written;
         }
-        let ends = self.unread.get_or_insert_with(|| Box::pin(sleep(UNREAD)));
-        ready!(ends.as_mut().poll(cx));
-        Poll::Ready(Err(ErrorKind::TimedOut.into()))
+        written
+    }
+
+    /// Writes past what tokio knows, when it is time: Linux says that there is room only when a third of what waits is
+    /// taken, and any room shows that the client reads.
+    fn poll_unread(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let unread = self.unread.get_or_insert_with(|| Unread::after(SETTLING, false));
+            ready!(unread.ends.as_mut().poll(cx));
+            let is_over = unread.is_settled;
+            match write(&SockRef::from(self.socket())) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+            if is_over {
+                return Poll::Ready(Err(cut_off(self.socket())));
+            }
+            self.unread = Some(Unread::after(UNREAD, true));
+        }
+    }
+}
+
+impl Unread {
+    fn after(time: Duration, is_settled: bool) -> Self {
+        Self { ends: Box::pin(sleep(time)), is_settled }
     }
 }
 
 fn poll_written(
     socket: &TcpStream,
     cx: &mut Context<'_>,
-    write: impl Fn(&TcpStream) -> io::Result<usize>,
+    write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
 ) -> Poll<io::Result<usize>> {
     loop {
         ready!(socket.poll_write_ready(cx))?;
-        match write(socket) {
+        match socket.try_io(Interest::WRITABLE, || write(&SockRef::from(socket))) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             written => return Poll::Ready(written),
         }
     }
+}
+
+/// Else the kernel would keep megabytes for who does not read them.
+fn cut_off(socket: &TcpStream) -> io::Error {
+    drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
+    ErrorKind::TimedOut.into()
 }
 
 impl AsyncRead for Connection {
@@ -99,7 +145,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_out(cx, |socket| socket.try_write(bytes))
+        self.get_mut().poll_out(cx, |socket| socket.send(bytes))
     }
 
     fn poll_write_vectored(
@@ -107,7 +153,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_out(cx, |socket| socket.try_write_vectored(bytes))
+        self.get_mut().poll_out(cx, |socket| socket.send_vectored(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {

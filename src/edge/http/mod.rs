@@ -2,7 +2,8 @@
 //!
 //! Guarantees: a connection that is slow to send its head, or to read its answers, is closed,
 //! connections are bounded, and at shutdown the listener closes at once while requests under way are
-//! finished. Nobody waits in a queue for a client that has left.
+//! finished. Nobody waits in a queue for a client that has left, unless more came after the question
+//! than the socket's receive buffer takes, which hides that it has.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod admin;

@@ -2,7 +2,8 @@
 //!
 //! Guarantees: asked and answered as [`super`]; the answer to a request that passes has no end until
 //! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
-//! place back, bytes that came after the question or not. `max_duration` ends place and connection
+//! place back, bytes that came after the question or not, as far as these fit the socket's receive
+//! buffer: behind more of them no closing comes. `max_duration` ends place and connection
 //! where nothing does: an NGINX that is stopped. No id is needed, and none is heeded. Who is held
 //! leaves connections for the questions of others.
 //! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
