@@ -149,14 +149,16 @@ impl Engine {
         if news.peek().is_none() {
             return;
         }
-        for Told { domain, limit, held, by, .. } in news {
+        for Told { domain, limit, held, left_ms, by, .. } in news {
             let act = if held.is_some() { "freeze" } else { "thaw" };
             let (domain, limit, by, held) = (&**domain, &**limit, &**by, held.as_deref());
+            let left_ms = held.map(|_| *left_ms);
             tracing::warn!(
                 act,
                 domain,
                 limit,
                 held,
+                left_ms,
                 by,
                 "another replica was told how a limit answers"
             );

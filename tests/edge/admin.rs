@@ -347,6 +347,19 @@ async fn what_no_limit_counts_is_said() {
 }
 
 #[tokio::test]
+async fn a_reset_of_what_no_limit_counts_is_refused_and_of_an_empty_counter_is_none() {
+    let router = admin(Some("open-sesame"));
+    for descriptor in ["other=x", "u=x"] {
+        let path = format!("/reset?domain=d&descriptor={descriptor}");
+        let (status, said) = call(&router, "POST", &path).await;
+        let said = said.as_str().unwrap();
+        assert!(status == 400 && said.contains("no limit counts this descriptor"), "{said}");
+    }
+    let (status, said) = call(&router, "POST", &format!("/reset{KEY}")).await;
+    assert_eq!((status, said), (200, json!("1 counter is empty\n")));
+}
+
+#[tokio::test]
 async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     let engine = super::ceiling_of("limit: 3, adaptive: {policy: gradient2}");
     let held = super::hold(&engine, "first").await;

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use super::fleet::member;
-use super::{Store, ask, limits, ready};
+use super::{RULES, Store, ask, limits, ready};
 use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -11,9 +11,15 @@ const TOKEN: &str = "open-sesame";
 
 /// `sluicegate ask` of the limit that `service` counts, with these words; its exit code and what it says.
 fn typed(service: &Service, more: &[&str]) -> (Option<i32>, String) {
+    typed_of(service, "local", more)
+}
+
+/// The same of the limit of this key.
+fn typed_of(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, String) {
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
-    command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", "local=v"]);
+    let descriptor = format!("{key}=v");
+    command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", &descriptor]);
     if more.iter().any(|word| ["--freeze", "--thaw", "--grant", "--reset"].contains(word)) {
         command.args(["--server", &admin]);
     }
@@ -106,6 +112,37 @@ fn without_the_store_one_replica_obeys_and_says_so_and_the_others_hear_of_it_onc
     assert_eq!([ask(&a, "local", "v"), ask(&b, "local", "v")], [429, 200]);
     store.start(&["--port", "0"]);
     answers(&b, 429);
+}
+
+#[test]
+fn a_counter_out_of_reach_is_not_said_to_be_changed_and_the_log_has_no_line_of_it() {
+    let (mut store, files) = (Store::running(), limits(10));
+    let limits = files.path().join("d.yaml");
+    let leased = "- key: leased\n  rate_limit: {unit: day, requests_per_unit: 10, mode: leased, \
+                  max_overshoot: 0}\n";
+    let text = std::fs::read_to_string(&limits).unwrap() + leased;
+    std::fs::write(&limits, text).unwrap();
+    let one = replica(files.path(), &store, "one");
+    sees_with_token(&one, 1);
+    store.kill();
+    for key in RULES.into_iter().chain(["leased"]) {
+        for words in [&["--grant", "--hits", "5"][..], &["--reset"]] {
+            let (code, said) = typed_of(&one, key, words);
+            let is_told = said.contains(": 503 ") && said.contains("the store of counters d");
+            assert!(code == Some(2) && is_told, "{key} {words:?}: {code:?} {said}");
+        }
+    }
+    let (code, said) = typed_of(&one, "unknown", &["--reset"]);
+    assert!(code == Some(2) && said.contains("no limit counts this descriptor"), "{said}");
+    store.start(&["--port", "0"]);
+    until("the counter is reset", || match typed(&one, &["--reset"]) {
+        (Some(0), said) if said == "1 counter is empty\n" => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
+    let changed = || one.log().matches("admin changed a counter").count();
+    until("the change is logged", || if changed() == 0 { Err(one.log()) } else { Ok(()) }).unwrap();
+    assert_eq!(changed(), 1, "{}", one.log());
 }
 
 #[test]

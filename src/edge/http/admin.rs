@@ -2,7 +2,7 @@
 //!
 //! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
 //! looking changes nothing and charges nothing, and only a profile costs more than its answer; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
-//! each time with a line of the log.
+//! each time with a line of the log; what was not done is no success.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
 mod counter;
@@ -26,12 +26,9 @@ use tokio::sync::watch;
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
 use crate::engine::Engine;
-use crate::kernel::decision::{Cost, Descriptor, Question, Reason};
-use crate::kernel::rate::limit::EXACT;
-use crate::kernel::units::Hits;
 use crate::telemetry::stats::Sample;
 
-use counter::{Act, changed, counter};
+use counter::{Act, Wrong, counter, empty};
 pub use explain::{Explain, explain};
 pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
@@ -204,42 +201,31 @@ async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Resp
 }
 
 async fn act(admin: &Admin, query: Vec<(String, String)>, what: Act) -> Response {
-    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
     let asked = match Explain::read(query) {
         Ok(asked) => asked,
-        Err(why) => return refused(why),
+        Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     };
     match counter(&admin.engine, &asked, what).await {
         Ok(shown) => (JSON, shown.to_string()).into_response(),
-        Err(why) => refused(why.to_string()),
+        Err(why) => refused(&why),
     }
 }
 
 /// Gives back all hits that the counters of these descriptors hold.
 async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
     let asked = match Explain::read(query) {
         Ok(asked) => asked,
-        Err(why) => return refused(why),
+        Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     };
-    let descriptors = asked.descriptors.iter().map(|entries| Descriptor {
-        entries: entries.iter().map(|(key, value)| (&**key, &**value)).collect(),
-        cost: Cost::Refund(Hits(EXACT)),
-        limit: None,
-    });
-    let question = Question { domain: &asked.domain, descriptors: descriptors.collect() };
-    match admin.engine.decide(&question).await {
-        Err(refusal) => refused(refusal.to_string()),
-        Ok(answer) => {
-            changed("reset", &asked);
-            let given = answer.statuses.iter().filter(|one| one.finding.reason == Reason::Refunded);
-            let said = match given.count() {
-                1 => "1 counter is empty\n".to_owned(),
-                some => format!("{some} counters are empty\n"),
-            };
-            (PLAIN, said).into_response()
-        }
+    match empty(&admin.engine, &asked).await {
+        Ok(1) => (PLAIN, "1 counter is empty\n").into_response(),
+        Ok(some) => (PLAIN, format!("{some} counters are empty\n")).into_response(),
+        Err(why) => refused(&why),
     }
+}
+
+fn refused(why: &Wrong) -> Response {
+    (why.status(), PLAIN, format!("{why}\n")).into_response()
 }
 
 async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Response {

@@ -41,6 +41,12 @@ struct Change {
     known_until: Nanos,
 }
 
+impl Change {
+    fn is_held(&self, now: Nanos) -> bool {
+        self.frozen.is_some_and(|frozen| now < frozen.until)
+    }
+}
+
 /// A change as a replica tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
@@ -83,7 +89,7 @@ impl Holds {
         self.put(rule, change)
     }
 
-    /// Takes what another replica tells; what of it was news.
+    /// Takes what another replica tells; whether it was news: what is over is none, but for who holds the rule still.
     pub(super) fn hear(&mut self, told: &Told, now: Nanos) -> bool {
         self.forget(now);
         let millis = |ms: u64, most: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(most));
@@ -105,7 +111,10 @@ impl Holds {
         }
         // The end of what it replaces here must be known as long as that could be told.
         let known_until = own.map_or(known_until, |own| own.known_until.max(known_until));
-        self.put(rule, Change { number: told.number, by, frozen, known_until })
+        let change = Change { number: told.number, by, frozen, known_until };
+        let is_news = change.is_held(now) || own.is_some_and(|own| own.is_held(now));
+        // What is no news is known all the same, so that nothing older comes back.
+        self.put(rule, change) && is_news
     }
 
     /// What others are to hear.
@@ -173,13 +182,11 @@ mod tests {
         Frozen { verdict: Verdict::Deny, until: at(until) }
     }
 
-    /// `to` hears all that `from` tells, through the text that travels.
-    fn tell(from: &Holds, to: &mut Holds, now: Nanos) {
+    /// `to` hears all that `from` tells, through the text that travels; how much of it was news.
+    fn tell(from: &Holds, to: &mut Holds, now: Nanos) -> usize {
         let text = serde_json::to_string(&from.told(now)).unwrap();
         let told: Vec<Told> = serde_json::from_str(&text).unwrap();
-        for one in &told {
-            to.hear(one, now);
-        }
+        told.iter().filter(|one| to.hear(one, now)).count()
     }
 
     #[test]
@@ -197,6 +204,27 @@ mod tests {
         tell(&b, &mut a, at(12));
         tell(&b, &mut c, at(12));
         assert_eq!((a.held(at(12)), c.held(at(12))), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_is_over_is_no_news_to_who_forgot_it_and_what_ends_a_hold_is() {
+        let [mut a, mut b] = [(); 2].map(|()| Holds::default());
+        assert!(a.change(RULE, (Some(deny(60)), "a"), at(0)));
+        let told = a.told(at(1));
+        assert!(b.hear(&told[0], at(2)), "a hold");
+        assert_eq!(tell(&a, &mut b, at(3)), 0, "it is known");
+        // What `b` heard a little later it knows a little longer.
+        let b_alone = at(60).plus(SLACK);
+        assert_eq!((a.told(b_alone).len(), b.told(b_alone).len()), (0, 1));
+        assert_eq!(tell(&b, &mut a, b_alone), 0, "it is over");
+        assert_eq!((a.told(b_alone).len(), a.held(b_alone)), (1, vec![]), "known, and not held");
+        let [mut c, mut d, mut new] = [(); 3].map(|()| Holds::default());
+        assert!(c.change(RULE, (Some(deny(60)), "c"), at(0)));
+        assert_eq!(tell(&c, &mut d, at(1)), 1);
+        assert!(c.change(RULE, (None, "c"), at(10)));
+        assert_eq!(tell(&c, &mut d, at(11)), 1, "it was held there");
+        assert_eq!(d.held(at(11)), []);
+        assert_eq!(tell(&c, &mut new, at(11)), 0, "nothing was");
     }
 
     #[test]
