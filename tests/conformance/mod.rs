@@ -8,7 +8,7 @@ mod leasing;
 mod lending;
 mod room;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::task::JoinSet;
 
 use crate::support;
 use crate::support::cluster::Cluster;
@@ -44,6 +45,8 @@ struct Stores {
     redis: support::redis::Redis,
     cluster: Arc<Cluster>,
     given: Cell<u32>,
+    /// What keeps them connected, which ends with the test: else it would seek what is gone to the end of all tests.
+    connections: RefCell<JoinSet<()>>,
 }
 
 /// Every counter at home by itself: those of one question are in several slots.
@@ -90,7 +93,12 @@ fn cluster() -> Arc<Cluster> {
 impl Stores {
     fn start() -> Self {
         for_a_day_with_a_minute_left();
-        Self { redis: support::redis::Redis::start(), cluster: cluster(), given: Cell::new(0) }
+        Self {
+            redis: support::redis::Redis::start(),
+            cluster: cluster(),
+            given: Cell::new(0),
+            connections: RefCell::default(),
+        }
     }
 
     /// One of every kind, each empty.
@@ -120,7 +128,7 @@ impl Stores {
             jitter: 7,
             ..redis::Options::at(place)
         });
-        RUNTIME.spawn(connection);
+        self.connections.borrow_mut().spawn_on(connection, RUNTIME.handle());
         let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis is connected", answers).unwrap();
         redis

@@ -12,6 +12,7 @@ use sluicegate::telemetry::stats::{
 
 use super::process;
 use crate::http1;
+use crate::support::ports;
 use crate::waiting::{PATIENCE, until};
 
 fn stats(most: u32) -> Stats {
@@ -299,7 +300,7 @@ fn statistics_arrive_as_datagrams() {
 #[test]
 fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
     // Nobody listens there at first.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = ports::free().port();
     let text = port.to_string();
     let (_root, service) = process::start(&[
         ("USE_STATSD", "true"),

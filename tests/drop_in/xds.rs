@@ -13,6 +13,7 @@ use sluicegate::source::xds::{Backoff, Bounds};
 use crate::http1;
 use crate::service::Service;
 use crate::support::certificates::Authority;
+use crate::support::ports;
 use crate::support::xds::Xds;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -234,7 +235,7 @@ fn limits_that_flap_end_where_the_last_response_says() {
 
 #[test]
 fn a_lost_stream_is_opened_again_with_the_version_last_taken_and_limits_outlive_it() {
-    let xds = Xds::start();
+    let xds = Xds::start_at(ports::free(), None);
     let service = start(&xds, &[]);
     xds.tell("1", &[domain("d", vec![node("k", 2)])]);
     assert_eq!(xds.answer("1").1, None);
@@ -298,7 +299,7 @@ fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
 #[test]
 fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_ends_the_wait() {
     let xds = Xds::start();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = ports::free().port();
     let (address, port_text) = (xds.address.to_string(), port.to_string());
     let variables = [
         ("CONFIG_TYPE", "GRPC_XDS_SOTW"),

@@ -9,6 +9,7 @@ use super::nginx::Nginx;
 use super::{Limits, assert_headers, is_until_midnight, serve, statuses, upstream};
 use crate::http1;
 use crate::service::Service;
+use crate::support::ports;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::for_a_day_with_a_minute_left;
 
@@ -122,7 +123,7 @@ fn a_service_without_limits_is_one_that_does_not_answer() {
 fn a_store_that_is_away_is_nginxs_to_judge_where_the_limit_says_error() {
     let limits = Limits::per_key(5);
     // Nobody listens there.
-    let backend = format!("redis://{}", super::nginx::free_port());
+    let backend = format!("redis://{}", ports::free());
     let service = serve(limits.path(), &["--hooks", HOOKS, "--backend", &backend]);
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
         let nginx = Nginx::start(upstream::start(), service.http, when_down);

@@ -2,7 +2,7 @@
 //! place is taken once and comes back, however the request ends.
 
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
@@ -13,6 +13,7 @@ use super::nginx::{Nginx, Shipped};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
 use crate::service::Service;
+use crate::support::ports;
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
 /// How NGINX holds a place.
@@ -197,9 +198,7 @@ fn an_upstream_that_goes_frees_the_place_before_the_answer_and_within_it() {
 fn an_upstream_that_refuses_frees_the_place() {
     for by in BOTH {
         let mut upstream = Visits::listen();
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-        upstream.address = nobody.local_addr().unwrap();
-        drop(nobody);
+        upstream.address = ports::free();
         let scene = Scene::before(by, &over_all("limit: 1"), upstream);
         for _ in 0..2 {
             assert_eq!(scene.get().status, 502);

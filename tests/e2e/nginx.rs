@@ -1,6 +1,6 @@
 //! A real NGINX with a shipped configuration of `config/nginx`: only addresses and patience are replaced, each exactly once.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::envoy::{WhenDown, replace_once};
 use crate::http1::{self, Reply};
 use crate::signals;
+use crate::support::ports;
 use crate::waiting::until;
 
 /// The shipped configurations.
@@ -65,7 +66,7 @@ impl Nginx {
         let home = tempfile::tempdir().unwrap();
         // It cannot be told to take a free port and say which; another process may be quicker.
         for _ in 0..5 {
-            let ingress = free_port();
+            let ingress = ports::free();
             let own = home.path().display().to_string();
             let mut config = configured(shipped, upstream, replica, when_down);
             change(&mut config);
@@ -141,11 +142,6 @@ fn stop(master: &mut Child) {
 
 fn log(home: &Path) -> String {
     std::fs::read_to_string(home.join("log")).unwrap_or_default()
-}
-
-/// One that was free just now.
-pub fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// The shipped configuration with this test's addresses, and with files of its own.

@@ -1,7 +1,7 @@
 //! A real Prometheus that scrapes one replica, gone when dropped.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use form_urlencoded::Serializer;
@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::http1;
+use crate::support::ports;
 use crate::waiting::{unix_seconds, until};
 
 pub struct Prometheus {
@@ -36,8 +37,7 @@ impl Prometheus {
         );
         let file = home.path().join("prometheus.yml");
         std::fs::write(&file, config).unwrap();
-        // Whoever takes it in between makes the next one be tried.
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let free = ports::free();
         let mut command = Command::new("prometheus");
         command.arg(format!("--config.file={}", file.display()));
         command.arg(format!("--storage.tsdb.path={}", home.path().join("data").display()));

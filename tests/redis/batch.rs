@@ -4,6 +4,7 @@
 //! way.
 
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
@@ -25,6 +26,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 
 use super::Store;
 use super::degrade::redis_at;
@@ -44,18 +46,33 @@ fn here() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-pub(super) fn connected(store: &Store, batching: Batching) -> Redis {
+/// One that is connected as long as this lives.
+pub(super) struct Connected {
+    redis: Redis,
+    _connection: JoinSet<()>,
+}
+
+impl Deref for Connected {
+    type Target = Redis;
+
+    fn deref(&self) -> &Redis {
+        &self.redis
+    }
+}
+
+pub(super) fn connected(store: &Store, batching: Batching) -> Connected {
     connected_at(Place::Unix(store.socket()), Duration::from_secs(60), batching)
 }
 
-fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Redis {
+fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Connected {
     for_a_day_with_a_minute_left();
     let options = redis_at(place, deadline);
     let (redis, connection) = Redis::new(Options { batching, ..options });
-    ELSEWHERE.spawn(connection);
+    let mut kept = JoinSet::new();
+    kept.spawn_on(connection, ELSEWHERE.handle());
     let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    redis
+    Connected { redis, _connection: kept }
 }
 
 pub(super) fn window() -> Strategy {

@@ -1,19 +1,19 @@
 //! Where a Redis is, as whom it is spoken to, and that nobody reads the password.
 
-use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 
-use super::{Store, apart, ask, limits, ready, serve, wait_until_whole};
+use super::{Store, apart, ask, failures, limits, ready, serve, wait_until_whole};
 use crate::service::Service;
+use crate::support::ports;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const PASSWORD: &str = "open%2Fsesame";
 const PLAIN: &str = "open/sesame";
 
-/// A port that nobody had a moment ago; whoever takes it in between makes the next one be tried.
+/// Whoever takes its port first makes the next one be tried.
 fn over_tcp() -> (Store, u16) {
     let started = || {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = ports::free().port();
         let mut store = Store::absent();
         store.start(&["--port", &port.to_string()]);
         let answers = std::net::TcpStream::connect(("127.0.0.1", port));
@@ -91,6 +91,13 @@ fn a_password_that_is_rotated_in_its_file_is_used_without_a_restart_and_shown_no
         until(what, said).unwrap();
     };
     says("WRONGPASS");
+    let is_named = || match ready(&service).text() {
+        text if text.contains("does not answer (not_permitted)") => Ok(()),
+        text => Err(text),
+    };
+    until("the probe says that it is the password", is_named).unwrap();
+    assert_eq!(ask(&service, "allow", "k"), 200);
+    assert!(failures(&service, "not_permitted") > 0);
     mounted.swap("three", "sesame-three\r\n");
     answers_again(&service);
     mounted.swap("four", "");

@@ -4,6 +4,7 @@ pub mod certificates;
 pub mod cluster;
 pub mod collector;
 pub mod dice;
+pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod redis;

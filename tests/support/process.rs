@@ -1,13 +1,13 @@
-//! Real Redis processes over TCP, on ports that were free a moment ago, in directories that go with them.
+//! Real Redis processes over TCP, on ports that are free, in directories that go with them.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::ports;
 use super::resp::{Client, Value};
 use crate::signals;
 use crate::waiting::until;
@@ -41,7 +41,7 @@ impl Process {
             if let Some(text) = sentinel {
                 std::fs::write(configuration(dir.path()), text).unwrap();
             }
-            let (port, flags) = (free_port(), flags.clone());
+            let (port, flags) = (ports::free().port(), flags.clone());
             let mut process = Self { child: None, dir, port, flags, sentinel: sentinel.is_some() };
             process.spawn();
             process.listens().map(|()| process)
@@ -60,7 +60,7 @@ impl Process {
         let ports = if has("--tls-cert-file") { [closed, open] } else { [open, closed] };
         // A bus of its own port: the default one is the port and ten thousand, which may be taken.
         if has("--cluster-enabled") && !has("--cluster-port") {
-            self.flags.extend(["--cluster-port".to_owned(), free_port().to_string()]);
+            self.flags.extend(["--cluster-port".to_owned(), ports::free().port().to_string()]);
         }
         command
             .args(["--port", &ports[0], "--tls-port", &ports[1]])
@@ -153,9 +153,4 @@ fn pong(socket: &Path) -> std::io::Result<()> {
 
 fn configuration(dir: &Path) -> std::path::PathBuf {
     dir.join("sentinel.conf")
-}
-
-/// Whoever takes it in between makes the next one be tried.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

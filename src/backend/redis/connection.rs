@@ -4,7 +4,7 @@
 //! sent on only where a node of a Cluster said that it did not run it; what is answered over a
 //! connection ends that one at most, never the one that follows it; after one that was of no use there is
 //! [`Link::trouble`] until the next has lasted, and where Redis is out of memory until no call was refused for
-//! it any more for a while.
+//! it any more for a while. Where none can be had, what the process says of itself is why.
 //! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -35,6 +35,8 @@ pub(super) const MOST_REDIRECTS: usize = 5;
 pub(super) struct Link {
     live: ArcSwapOption<Live>,
     pub(super) breaker: Breaker,
+    /// What the process said of itself when there was to be a connection; nothing where none said anything.
+    refused: Mutex<Option<Cause>>,
     /// Why the connection before was of no use, or this one is of little, until it has lasted.
     doubt: Mutex<Option<Cause>>,
 }
@@ -99,7 +101,8 @@ impl Link {
     /// # Errors
     /// Why there is nothing to wait for.
     pub(super) fn live(&self) -> Result<Arc<Live>, Cause> {
-        let live = self.live.load_full().ok_or(Cause::Unreachable)?;
+        let none = || self.refused.lock().unwrap_or(Cause::Unreachable);
+        let live = self.live.load_full().ok_or_else(none)?;
         if self.breaker.is_open() { Err(Cause::BreakerOpen) } else { Ok(live) }
     }
 
@@ -112,6 +115,7 @@ impl Link {
     /// There is a connection.
     pub(super) fn set(&self, live: Arc<Live>) {
         self.breaker.close();
+        *self.refused.lock() = None;
         self.live.store(Some(live));
     }
 
@@ -121,6 +125,13 @@ impl Link {
         if let Some(cause) = lost.and_then(|live| live.spoiled.get().copied()) {
             self.mistrust(cause);
         }
+    }
+
+    /// There is none, and could not be had for this.
+    pub(super) fn cannot_be_had(&self, error: &Error) {
+        *self.refused.lock() = Some(cause(error)).filter(|said| {
+            matches!(said, Cause::NotPermitted | Cause::Loading | Cause::OutOfMemory)
+        });
     }
 
     /// Calls are not answered, though there may be a connection.

@@ -104,7 +104,10 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
                 link.lose();
                 told.is_lost(why, &at);
             }
-            Err(error) => told.cannot_be_had(&in_words(&error), place.known()),
+            Err(error) => {
+                link.cannot_be_had(&error);
+                told.cannot_be_had(&in_words(&error), place.known());
+            }
         }
         place.doubt();
         sleep(pauses.next()).await;
