@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::envoy::replace_once;
 use super::in_flight::over_all;
 use super::in_nginx::{BOTH, By, Scene};
-use super::observed::{self, Ending, ends, free_since};
+use super::observed::{self, Ending, ends, free_since, since_before};
 use super::visits::{Visit, Visits};
 use super::watchers::undisturbed;
 use crate::waiting::{PATIENCE, now};
@@ -258,7 +258,8 @@ fn fails(signal: &str, promised: [Duration; 2]) {
             let _clients = [scene.connect(), scene.connect()];
             let _visits = [scene.upstream.next(), scene.upstream.next()];
             let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());
-            observed::fails(name(by), &what, promised[column], metrics, || nginx.signal(signal))
+            let fail = || since_before(|| nginx.signal(signal));
+            observed::fails(name(by), &what, promised[column], metrics, fail)
         });
     }
 }

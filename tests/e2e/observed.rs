@@ -42,29 +42,38 @@ fn keeps(by: &str, what: &str, promised: Duration, tries: &[Duration]) {
     assert!(slowest <= promised + CROWDED, "{by}: {what}: {tries:?}, promised {promised:?}");
 }
 
-/// Does `fail`, which can be done only once, and looks when nothing is in flight any more.
+/// Does `fail`, which can be done only once and says from when it counts, and looks when nothing is in flight any more.
 pub fn fails(
     by: &str,
     what: &str,
     promised: Duration,
     metrics: SocketAddr,
-    fail: impl FnOnce(),
+    fail: impl FnOnce() -> Instant,
 ) -> Result<(), Spoiled> {
     let watchers = Watchers::start();
-    let at = now();
-    fail();
+    let began = now();
+    let at = fail();
+    let doing = at - began;
     let took = free_since(metrics, at);
     // A pause before the promised instant is over makes nothing late that happens at that instant.
     let late = watchers.stop().altogether((at + promised, at + took));
     let excess = took.saturating_sub(promised + ALLOWANCE);
-    let said =
-        format!("{by}: {what}: {took:?}, promised {promised:?}, watchers were {late:?} late");
+    let said = format!(
+        "{by}: {what}: {took:?} after the {doing:?} that it took, promised {promised:?}, watchers were {late:?} late"
+    );
     if Duration::ZERO < excess && excess <= late && excess <= CROWDED {
         return Err(Spoiled(said));
     }
     println!("| {what} | {by} | {} ms | {} ms |", promised.as_millis(), took.as_millis());
     assert_eq!(excess, Duration::ZERO, "{said}");
     Ok(())
+}
+
+/// What counts from before it is done.
+pub fn since_before(fail: impl FnOnce()) -> Instant {
+    let before = now();
+    fail();
+    before
 }
 
 /// How long after `at` nothing is in flight.
