@@ -33,7 +33,7 @@ pub type Name = Box<[u8]>;
 pub struct Round {
     /// Its line in the fleet's table.
     pub record: Record,
-    /// For how long from now something of it may be in use.
+    /// For how long from now something of it may be in use, or of another that nobody remembers.
     pub longest: Nanos,
     /// It holds nothing, nothing of it is in flight, and it comes no more: its line is taken out.
     pub leaves: bool,

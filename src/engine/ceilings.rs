@@ -298,8 +298,9 @@ impl Engine {
     /// Puts the ceilings of `config` in force for those who wait already.
     pub(super) fn reload_ceilings(&self, config: &Config) {
         if let Some(fleet) = self.ceilings.fleet() {
-            let mut all = config.domains.values().flat_map(|domain| domain.tree.ceilings());
-            fleet.expects_strict(all.any(|ceiling| ceiling.mode == Some(Mode::Strict)));
+            let all = || config.domains.values().flat_map(|domain| domain.tree.ceilings());
+            fleet.expects_strict(all().any(|ceiling| ceiling.mode == Some(Mode::Strict)));
+            fleet.expects_shared(all());
         }
         self.ceilings.reload_all(config.revision, |name| {
             let ceiling = ceiling_of(config, name)?;

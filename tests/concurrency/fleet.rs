@@ -3,13 +3,14 @@
 
 use std::num::NonZeroU32;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use sluicegate::backend::heartbeat::{Heard, Round};
 use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::memory::coordinators::Coordinators;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
 use sluicegate::clock::Clock;
@@ -25,6 +26,8 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 #[derive(Debug)]
 struct Store {
     memory: Memory,
+    /// One that knew nothing when it began.
+    forgetful: Option<Mutex<Coordinators>>,
     is_cut: AtomicBool,
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
@@ -34,8 +37,30 @@ struct Store {
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
+        let (forgetful, is_cut, is_slow, calls) = Default::default();
+        Arc::new(Self { memory, forgetful, is_cut, is_slow, calls })
+    }
+
+    /// One that may be new or have forgotten.
+    fn forgetful() -> Arc<Self> {
+        let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
         let (is_cut, is_slow, calls) = Default::default();
-        Arc::new(Self { memory, is_cut, is_slow, calls })
+        Arc::new(Self { memory, forgetful: Some(Mutex::default()), is_cut, is_slow, calls })
+    }
+
+    /// Loses all that it was told.
+    fn forgets(&self) {
+        *self.forgetful.as_ref().unwrap().lock().unwrap() = Coordinators::default();
+    }
+
+    fn hears(&self, now: Nanos, round: &Round) -> Result<Heard, Cause> {
+        match &self.forgetful {
+            Some(coordinators) => Ok(coordinators.lock().unwrap().hear(now, "", round)),
+            None => match self.memory.heartbeat(now, round) {
+                Reply::Now(heard) => heard,
+                Reply::Later(_) => unreachable!("memory answers at once"),
+            },
+        }
     }
 }
 
@@ -53,13 +78,14 @@ impl Backend for Store {
         if self.is_cut.load(Relaxed) {
             return Reply::Now(Err(Cause::Unreachable));
         }
-        match self.memory.heartbeat(now, round) {
-            Reply::Now(heard) if self.is_slow.load(Relaxed) => Reply::Later(Box::pin(async {
-                tokio::task::yield_now().await;
-                heard
-            })),
-            reply => reply,
+        let heard = self.hears(now, round);
+        if !self.is_slow.load(Relaxed) {
+            return Reply::Now(heard);
         }
+        Reply::Later(Box::pin(async {
+            tokio::task::yield_now().await;
+            heard
+        }))
     }
 }
 
@@ -90,8 +116,12 @@ impl Replica {
 
     /// Asks once, while the replica speaks if it must.
     fn asks(&mut self) -> bool {
+        self.asks_of("k")
+    }
+
+    fn asks_of(&mut self, key: &str) -> bool {
         block_on(async {
-            let question = question();
+            let question = question_of(key);
             let mut asked = pin!(self.engine.admit(&question, None));
             tokio::select! {
                 biased;
@@ -132,7 +162,11 @@ impl Replica {
 }
 
 pub(super) fn question() -> Question<'static> {
-    let entries = [("k", "v")].into_iter().collect();
+    question_of("k")
+}
+
+fn question_of(key: &str) -> Question<'_> {
+    let entries = [(key, "v")].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
@@ -403,6 +437,83 @@ fn a_ceiling_that_nobody_uses_costs_no_call_after_ten_heartbeats() {
     let mut other = Replica::new(&store, "b", "limit: 4");
     assert_eq!(other.fills(), 4, "nothing is reserved for the idle");
     assert_eq!(alone.fills(), 0);
+}
+
+/// Time passes for all, and those speak twenty times a second who can.
+fn passes(all: &[&Replica], speak: &[&Replica], by: Nanos) {
+    const TICK: Nanos = Nanos(50 * Nanos::MILLI.0);
+    for _ in 0..by.0 / TICK.0 {
+        all.iter().for_each(|replica| replica.passes(TICK));
+        speak.iter().for_each(|replica| replica.beats());
+    }
+}
+
+/// `fleet_term` and `max_duration` by their defaults, and what the clocks may differ by.
+const DOUBT: Nanos = Nanos::from_secs(5 + 60);
+
+#[test]
+fn of_a_new_store_it_is_known_that_nothing_is_in_flight_so_long_after_the_first_replica_started() {
+    let store = Store::forgetful();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    passes(&[&alone], &[&alone], Nanos::from_secs(5));
+    let calls = store.calls.load(Relaxed);
+    passes(&[&alone], &[&alone], Nanos::from_secs(55));
+    assert_eq!(store.calls.load(Relaxed), calls, "said once is enough");
+    assert!(!alone.asks(), "not before");
+    passes(&[&alone], &[&alone], Nanos::from_secs(5));
+    assert!(!alone.asks(), "who was turned away has a seat, and speaks for it once a second");
+    passes(&[&alone], &[&alone], Nanos::SECOND);
+    assert_eq!(alone.fills(), 4);
+}
+
+#[test]
+fn a_new_store_is_told_of_a_replica_as_soon_as_it_can_be_and_of_none_that_shares_nothing() {
+    let store = Store::forgetful();
+    let lonely = Replica::new(&store, "b", "limit: 4, mode: local");
+    passes(&[&lonely], &[&lonely], Nanos::from_secs(5));
+    assert_eq!(store.calls.load(Relaxed), 0);
+    store.is_cut.store(true, Relaxed);
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    passes(&[&alone], &[&alone], Nanos::from_secs(9));
+    assert!((9..=10).contains(&store.calls.load(Relaxed)), "once a heartbeat");
+    store.is_cut.store(false, Relaxed);
+    passes(&[&alone], &[&alone], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!(alone.fills(), 4);
+}
+
+#[test]
+fn one_that_holds_nothing_does_not_vouch_for_another_to_a_store_that_has_forgotten() {
+    let store = Store::forgetful();
+    let [mut busy, mut idle] = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
+    passes(&[&busy, &idle], &[&busy, &idle], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!((busy.fills(), idle.fills()), (4, 0));
+    store.is_cut.store(true, Relaxed);
+    passes(&[&busy, &idle], &[&busy, &idle], Nanos::from_secs(20));
+    store.forgets();
+    store.is_cut.store(false, Relaxed);
+    // The idle one comes first.
+    passes(&[&busy, &idle], &[&idle], HALF);
+    assert_eq!(idle.fills(), 0, "beside four that are in flight");
+    passes(&[&busy, &idle], &[&busy, &idle], DOUBT.plus(Nanos::from_secs(2)));
+    busy.ends(4);
+    assert_eq!(idle.fills(), 0);
+    passes(&[&busy, &idle], &[&busy, &idle], Nanos::from_secs(2));
+    assert_ne!(idle.fills(), 0);
+}
+
+#[test]
+fn a_ceiling_that_only_others_use_is_doubted_for_as_long_as_its_requests_may_take() {
+    let store = Store::forgetful();
+    let two = "limit: 4}}, {key: short, concurrency: {limit: 4, max_duration: 1s";
+    let [mut silent, mut speaks] = ["a", "b"].map(|name| Replica::new(&store, name, two));
+    passes(&[&silent, &speaks], &[&silent, &speaks], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!(silent.fills(), 4);
+    assert!(speaks.asks_of("short"));
+    store.forgets();
+    passes(&[&silent, &speaks], &[&speaks], Nanos::from_secs(9));
+    assert!(!speaks.asks(), "beside four that are in flight where nobody hears of them");
+    passes(&[&silent, &speaks], &[&speaks], DOUBT);
+    assert_eq!(speaks.fills(), 4);
 }
 
 #[test]

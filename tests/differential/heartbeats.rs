@@ -309,6 +309,24 @@ fn a_new_store_is_in_doubt_and_grants_nothing_that_nobody_proves_to_hold() {
     assert_eq!(grant.coordinator, heard.life);
 }
 
+/// Of a store that has forgotten it may be the first to speak, and those who hold something speak only then.
+#[test]
+fn who_leaves_vouches_for_nobody() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let mut coordinators = Coordinators::default();
+    let leaves = Round { longest: Nanos(0), leaves: true, beats: Vec::new(), ..joins(1) };
+    for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &joins(2))] {
+        let at = START.plus(Nanos::from_secs(seconds));
+        let heard = speaker.say_at(round, Some(at));
+        assert_eq!(heard, coordinators.hear(at, "a", round));
+        for reply in heard.replies.iter().flatten() {
+            let Reply::Grant(grant) = reply else { panic!("{heard:?}") };
+            assert!(grant.recovering, "{grant:?}");
+        }
+    }
+}
+
 #[test]
 fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_none() {
     let redis = Redis::start();

@@ -344,6 +344,40 @@ fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_ha
     holds(inside);
 }
 
+#[test]
+fn a_new_redis_hears_of_shared_ceilings_when_a_replica_starts_and_the_log_says_why_it_admits_nothing_yet()
+ {
+    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let text = "domain: d\ndescriptors: [{key: upstream, value: all, \
+                concurrency: {limit: 1, mode: leased, max_duration: 2s, on_backend_failure: deny}}]\n";
+    std::fs::write(limits.path().join("d.yaml"), text).unwrap();
+    let flags = ["--node-id", "a", "--fleet-heartbeat", "100ms", "--fleet-term", "1s"];
+    let service = serve(limits.path(), &store.url(), &flags);
+    let heard = || match store.tell(&["HEXISTS", "sluicegatesg:{fleet}:lives", "life"]).int() {
+        1 => Ok(()),
+        other => Err(other.to_string()),
+    };
+    until("redis has heard, though nobody asked", heard).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let door = endpoint.connect().await.unwrap();
+        let mut turned_away = 0;
+        let admitted = |id: u32| format!("{id:032}");
+        while call(door.clone(), "sluicegate.acquire", &admitted(turned_away)).await
+            != Some(Code::Ok)
+        {
+            turned_away += 1;
+            assert!(turned_away < 2_000, "{}", service.log());
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert_ne!(turned_away, 0, "what is in flight elsewhere was not known");
+    });
+    let said =
+        service.log().matches("the store is new and does not know what is in flight").count();
+    assert_eq!(said, 1, "{}", service.log());
+}
+
 pub(super) fn holds(inside: &Inside) {
     let (above, most) = (inside.above.load(SeqCst), inside.most.load(SeqCst));
     assert!(above <= 0, "{above} too many inside, {most} at most");

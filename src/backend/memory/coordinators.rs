@@ -75,7 +75,8 @@ impl Coordinators {
         if is_new || !life.settled {
             self.table.retain(|_, line| now < line.heard.plus(line.longest));
         }
-        if !life.settled {
+        // Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
+        if !life.settled && !round.leaves {
             let record = |((member, life), line): (&(MemberId, Incarnation), &Line)| Record {
                 member: *member,
                 life: *life,

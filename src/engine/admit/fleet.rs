@@ -1,7 +1,8 @@
 //! The voice of one replica about all ceilings that it shares: one heartbeat each, few calls.
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
-//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call.
+//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Where there are
+//! ceilings to share, the store hears of this replica before anybody asks for one: a new store is in doubt from then on.
 //! A replica that leaves in order frees its seats, unless a round that is under way takes a second still.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
@@ -28,7 +29,7 @@ use crate::engine::Membership;
 use crate::kernel::concurrency::policy::Looks;
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::terms::TermsError;
-use crate::kernel::coordinator::{Heartbeat, Terms};
+use crate::kernel::coordinator::{Grant, Heartbeat, Reply as Answer, Terms};
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 /// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
@@ -68,6 +69,9 @@ pub struct Fleet {
     turn: Turn<()>,
     told: Mutex<Told>,
     left: AtomicBool,
+    /// The longest that something shared can be in use, in nanoseconds, by any configuration there was; 0 where nothing
+    /// was shared. What holds for this replica's ceilings holds for those that only others use.
+    longest: AtomicU64,
     /// Of ceilings for which the store is asked each time.
     teller: Arc<Teller>,
 }
@@ -79,11 +83,15 @@ struct Told {
     under: Option<Incarnation>,
     /// When the store last heard; nothing where it has no line of this replica.
     at: Option<Nanos>,
+    /// When it was last spoken to.
+    spoken: Option<Nanos>,
     /// The store's clock, read at an instant of this replica's.
     clock: Reading,
     /// The most members that a ceiling was seen to have.
     members: u64,
     failed: bool,
+    /// The life of the store of which the log has heard that it does not know yet what is in use.
+    doubted: Option<Incarnation>,
 }
 
 /// The store's clock, as far as this replica can tell.
@@ -116,6 +124,7 @@ impl Fleet {
             turn: Turn::default(),
             told: Mutex::default(),
             left: AtomicBool::new(false),
+            longest: AtomicU64::new(0),
             teller: Arc::new(Teller::new(member, life, pace.heartbeat)),
         }
     }
@@ -149,6 +158,13 @@ impl Fleet {
     /// replica is there.
     pub fn expects_strict(&self, some: bool) {
         self.teller.expects(some);
+    }
+
+    /// Those of `ceilings` that are shared may be asked for from now on.
+    pub fn expects_shared<'c>(&self, ceilings: impl Iterator<Item = &'c Ceiling>) {
+        let shared = ceilings.filter_map(|ceiling| self.shared(ceiling));
+        let longest = shared.map(|it| self.terms(it.max_duration).longest()).max();
+        self.longest.fetch_max(longest.unwrap_or_default().0, Relaxed);
     }
 
     /// Every ceiling of that kind of which something is held, by name, at most `most`.
@@ -291,7 +307,7 @@ impl Admission {
         let active = all(fleet);
         let under = under(fleet, &active, clock.now());
         let mut spoken: Vec<Spoken> = Vec::new();
-        let mut longest = Nanos(0);
+        let mut longest = Nanos(fleet.longest.load(Relaxed));
         for (name, bucket) in active {
             longest = longest.max(bucket.longest());
             if let Some((law, said)) = bucket.speak(clock, fleet, &name) {
@@ -317,12 +333,12 @@ impl Admission {
             .await;
     }
 
-    /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
-    /// out where it holds nothing.
+    /// Says once a heartbeat that this replica is there, where it said nothing else, until the store knows once; and
+    /// takes its line out where it holds nothing.
     async fn keep_the_line(&self, fleet: &Fleet, backend: &dyn Backend, round: Round) {
-        let Some(at) = fleet.told.lock().at else { return };
-        let leaves = fleet.active.lock().is_empty();
-        if leaves || fleet.pace.heartbeat <= self.clock.now().since(at) {
+        let is_known = fleet.told.lock().at.is_some();
+        let leaves = is_known && fleet.active.lock().is_empty();
+        if leaves || (is_known || fleet.is_unheard()) && fleet.is_due(self.clock.now()) {
             let heard = self.say(fleet, backend, &Round { leaves, ..round }).await;
             if leaves && heard.is_some() {
                 fleet.told.lock().at = None;
@@ -342,11 +358,24 @@ impl Admission {
 }
 
 impl Fleet {
+    /// Whether the store is to hear of this replica, and never did.
+    fn is_unheard(&self) -> bool {
+        self.longest.load(Relaxed) != 0 && self.told.lock().under.is_none() && !self.has_left()
+    }
+
+    /// Whether it is time for another word.
+    fn is_due(&self, now: Nanos) -> bool {
+        let spoken = self.told.lock().spoken;
+        spoken.is_none_or(|spoken| self.pace.heartbeat <= now.since(spoken))
+    }
+
     fn note(&self, heard: Result<&Heard, &Cause>, sent: Nanos, now: Nanos) {
         let mut told = self.told.lock();
+        told.spoken = Some(now);
         match heard {
             Ok(heard) => {
                 if told.under.is_some_and(|under| under != heard.life) {
+                    told.doubted = Some(heard.life);
                     tracing::warn!(
                         "the store has forgotten the ceilings' shares: until all have spoken again, or \
                          their last requests are over, nobody is given more than it holds"
@@ -356,11 +385,15 @@ impl Fleet {
                 // Halfway between question and answer, nobody knows it better.
                 let here = sent.plus(Nanos(now.since(sent).0 / 2));
                 told.clock = Reading { here, there: heard.at };
-                let members = heard.replies.iter().flatten().filter_map(|reply| match reply {
-                    crate::kernel::coordinator::Reply::Grant(grant) => Some(grant.members),
-                    _ => None,
-                });
-                told.members = members.max().unwrap_or(told.members);
+                let grants = || heard.replies.iter().flatten().filter_map(granted);
+                told.members = grants().map(|grant| grant.members).max().unwrap_or(told.members);
+                let doubts = grants().any(|grant| grant.recovering);
+                if doubts && told.doubted.replace(heard.life) != Some(heard.life) {
+                    tracing::warn!(
+                        "the store is new and does not know what is in flight: until a ceiling's fleet_term and \
+                         max_duration are over it admits nothing"
+                    );
+                }
             }
             Err(cause) => {
                 if !told.failed {
@@ -370,6 +403,13 @@ impl Fleet {
                 told.failed = true;
             }
         }
+    }
+}
+
+const fn granted(reply: &Answer) -> Option<&Grant> {
+    match reply {
+        Answer::Grant(grant) => Some(grant),
+        _ => None,
     }
 }
 

@@ -116,7 +116,8 @@ local function register()
       end
     end
   end
-  if settled == 0 then
+  -- Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
+  if settled == 0 and replica_leaves == 0 then
     settle(longest or replica_longest, lines)
     life_changed = life_changed or settled == 1
   end
