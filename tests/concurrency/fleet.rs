@@ -29,6 +29,8 @@ struct Store {
     /// One that knew nothing when it began.
     forgetful: Option<Mutex<Coordinators>>,
     is_cut: AtomicBool,
+    /// It is known that there is none.
+    is_away: AtomicBool,
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
     calls: AtomicUsize,
@@ -37,15 +39,14 @@ struct Store {
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (forgetful, is_cut, is_slow, calls) = Default::default();
-        Arc::new(Self { memory, forgetful, is_cut, is_slow, calls })
+        let (forgetful, is_cut, is_away, is_slow, calls) = Default::default();
+        Arc::new(Self { memory, forgetful, is_cut, is_away, is_slow, calls })
     }
 
     /// One that may be new or have forgotten.
     fn forgetful() -> Arc<Self> {
-        let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (is_cut, is_slow, calls) = Default::default();
-        Arc::new(Self { memory, forgetful: Some(Mutex::default()), is_cut, is_slow, calls })
+        let knows_nothing = Some(Mutex::default());
+        Arc::new(Self { forgetful: knows_nothing, ..Arc::into_inner(Self::new()).unwrap() })
     }
 
     /// Loses all that it was told.
@@ -71,6 +72,10 @@ impl Backend for Store {
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         self.memory.borrow(now, message)
+    }
+
+    fn trouble(&self) -> Option<Cause> {
+        self.is_away.load(Relaxed).then_some(Cause::Unreachable)
     }
 
     fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
@@ -473,11 +478,25 @@ fn a_new_store_is_told_of_a_replica_as_soon_as_it_can_be_and_of_none_that_shares
     passes(&[&lonely], &[&lonely], Nanos::from_secs(5));
     assert_eq!(store.calls.load(Relaxed), 0);
     store.is_cut.store(true, Relaxed);
+    store.is_away.store(true, Relaxed);
     let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    passes(&[&alone], &[&alone], Nanos::from_secs(9));
+    assert_eq!(store.calls.load(Relaxed), 0, "nobody would hear it");
+    store.is_away.store(false, Relaxed);
     passes(&[&alone], &[&alone], Nanos::from_secs(9));
     assert!((9..=10).contains(&store.calls.load(Relaxed)), "once a heartbeat");
     store.is_cut.store(false, Relaxed);
     passes(&[&alone], &[&alone], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!(alone.fills(), 4);
+}
+
+#[test]
+fn a_store_that_forgets_while_nobody_asks_is_in_doubt_no_later_than_a_minute_after() {
+    let store = Store::forgetful();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    passes(&[&alone], &[&alone], Nanos::from_secs(9));
+    store.forgets();
+    passes(&[&alone], &[&alone], DOUBT.plus(Nanos::from_secs(62)));
     assert_eq!(alone.fills(), 4);
 }
 

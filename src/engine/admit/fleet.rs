@@ -2,7 +2,8 @@
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
 //! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Where there are
-//! ceilings to share, the store hears of this replica before anybody asks for one: a new store is in doubt from then on.
+//! ceilings to share, the store hears of this replica as soon as there is one, and now and then, though nobody asks: one that
+//! is new or has forgotten is in doubt from then on.
 //! A replica that leaves in order frees its seats, unless a round that is under way takes a second still.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
@@ -37,6 +38,10 @@ const DRIFT_PPM: u32 = 1_000;
 
 /// How long one who leaves waits at most for a round that is under way: its calls have deadlines, but may be many.
 const LEAVING: Duration = Duration::from_secs(1);
+
+/// Heartbeats after which a replica that holds nothing speaks again: so late at most does the doubt begin of a store that
+/// has forgotten while nobody asked.
+const LOOKS_IN: u64 = 60;
 
 /// How often replicas speak, and how long a share is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,16 +338,14 @@ impl Admission {
             .await;
     }
 
-    /// Says once a heartbeat that this replica is there, where it said nothing else, until the store knows once; and
-    /// takes its line out where it holds nothing.
+    /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
+    /// out where it holds nothing.
     async fn keep_the_line(&self, fleet: &Fleet, backend: &dyn Backend, round: Round) {
-        let is_known = fleet.told.lock().at.is_some();
-        let leaves = is_known && fleet.active.lock().is_empty();
-        if leaves || (is_known || fleet.is_unheard()) && fleet.is_due(self.clock.now()) {
-            let heard = self.say(fleet, backend, &Round { leaves, ..round }).await;
-            if leaves && heard.is_some() {
-                fleet.told.lock().at = None;
-            }
+        let is_away = backend.trouble().is_some();
+        let Some(leaves) = fleet.own_word(self.clock.now(), is_away) else { return };
+        let heard = self.say(fleet, backend, &Round { leaves, ..round }).await;
+        if leaves && heard.is_some() {
+            fleet.told.lock().at = None;
         }
     }
 
@@ -358,15 +361,17 @@ impl Admission {
 }
 
 impl Fleet {
-    /// Whether the store is to hear of this replica, and never did.
-    fn is_unheard(&self) -> bool {
-        self.longest.load(Relaxed) != 0 && self.told.lock().under.is_none() && !self.has_left()
-    }
-
-    /// Whether it is time for another word.
-    fn is_due(&self, now: Nanos) -> bool {
-        let spoken = self.told.lock().spoken;
-        spoken.is_none_or(|spoken| self.pace.heartbeat <= now.since(spoken))
+    /// Whether the word that is due about this replica's line takes it out; nothing where none is due.
+    fn own_word(&self, now: Nanos, is_away: bool) -> Option<bool> {
+        let holds_nothing = self.active.lock().is_empty();
+        let told = self.told.lock();
+        let is_known = told.at.is_some();
+        let is_new = !is_known && self.longest.load(Relaxed) != 0 && !is_away && !self.has_left();
+        let rarely = if is_known || told.under.is_none() { 1 } else { LOOKS_IN };
+        let pause = Nanos(self.pace.heartbeat.0.saturating_mul(rarely));
+        let is_due = told.spoken.is_none_or(|spoken| pause <= now.since(spoken));
+        let leaves = is_known && holds_nothing;
+        ((is_known || is_new) && is_due || leaves && self.has_left()).then_some(leaves)
     }
 
     fn note(&self, heard: Result<&Heard, &Cause>, sent: Nanos, now: Nanos) {
@@ -390,8 +395,8 @@ impl Fleet {
                 let doubts = grants().any(|grant| grant.recovering);
                 if doubts && told.doubted.replace(heard.life) != Some(heard.life) {
                     tracing::warn!(
-                        "the store is new and does not know what is in flight: until a ceiling's fleet_term and \
-                         max_duration are over it admits nothing"
+                        "the store does not know yet what is in flight: until a ceiling's fleet_term and \
+                         max_duration are over, nobody is given more of it than it holds"
                     );
                 }
             }

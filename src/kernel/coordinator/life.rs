@@ -8,7 +8,8 @@
 //! use has passed.
 //! Assumes: a member has a record in the fleet's table before its first heartbeat; the table
 //! keeps each life of a member apart, and each for [`Terms::longest`] after it was last heard,
-//! unless it left in order; a heartbeat of a member without a record is not passed on.
+//! unless it left in order; a heartbeat of a member without a record is not passed on; nothing is settled by one
+//! that leaves, and `longest` is that of all terms there may be, not only of those in use.
 
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos};

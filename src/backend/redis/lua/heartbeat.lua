@@ -8,7 +8,7 @@
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[2]  the name of the store; '' of who may not know it
 -- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none),
---          microseconds for which something of it may be in use, 1 when it leaves
+--          microseconds for which something of it may be in use, or of another that nobody remembers, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
 --          its ratio, and 0 is none
 -- Reply: the life; the instant in microseconds; then for each ceiling eight integers: a code, and beside 0 (granted) the life, the generation,
