@@ -31,6 +31,8 @@ struct Store {
     is_cut: AtomicBool,
     /// It is known that there is none.
     is_away: AtomicBool,
+    /// It is not the one it was, and knows the replicas of before.
+    is_another: AtomicBool,
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
     calls: AtomicUsize,
@@ -39,8 +41,8 @@ struct Store {
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (forgetful, is_cut, is_away, is_slow, calls) = Default::default();
-        Arc::new(Self { memory, forgetful, is_cut, is_away, is_slow, calls })
+        let (forgetful, is_cut, is_away, is_another, is_slow, calls) = Default::default();
+        Arc::new(Self { memory, forgetful, is_cut, is_away, is_another, is_slow, calls })
     }
 
     /// One that may be new or have forgotten.
@@ -56,7 +58,10 @@ impl Store {
 
     fn hears(&self, now: Nanos, round: &Round) -> Result<Heard, Cause> {
         match &self.forgetful {
-            Some(coordinators) => Ok(coordinators.lock().unwrap().hear(now, "", round)),
+            Some(coordinators) => {
+                let name = if self.is_another.load(Relaxed) { "another" } else { "one" };
+                Ok(coordinators.lock().unwrap().hear(now, name, round))
+            }
             None => match self.memory.heartbeat(now, round) {
                 Reply::Now(heard) => heard,
                 Reply::Later(_) => unreachable!("memory answers at once"),
@@ -498,6 +503,20 @@ fn a_store_that_forgets_while_nobody_asks_is_in_doubt_no_later_than_a_minute_aft
     store.forgets();
     passes(&[&alone], &[&alone], DOUBT.plus(Nanos::from_secs(62)));
     assert_eq!(alone.fills(), 4);
+}
+
+#[test]
+fn nobody_waits_for_who_has_left_in_order_when_a_store_begins_anew() {
+    let store = Store::forgetful();
+    let [mut leaves, mut stays] = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
+    passes(&[&leaves, &stays], &[&leaves, &stays], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!(leaves.fills(), 4);
+    leaves.ends(4);
+    block_on(leaves.engine.ceilings().leave_fleet(&*store));
+    store.is_another.store(true, Relaxed);
+    assert!(!stays.asks(), "its own word is missing");
+    passes(&[&stays], &[&stays], Nanos::from_secs(3));
+    assert_eq!(stays.fills(), 4);
 }
 
 #[test]
