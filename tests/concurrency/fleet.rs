@@ -453,8 +453,12 @@ fn a_ceiling_that_nobody_uses_costs_no_call_after_ten_heartbeats() {
 fn passes(all: &[&Replica], speak: &[&Replica], by: Nanos) {
     const TICK: Nanos = Nanos(50 * Nanos::MILLI.0);
     for _ in 0..by.0 / TICK.0 {
-        all.iter().for_each(|replica| replica.passes(TICK));
-        speak.iter().for_each(|replica| replica.beats());
+        for replica in all {
+            replica.passes(TICK);
+        }
+        for replica in speak {
+            replica.beats();
+        }
     }
 }
 
