@@ -115,8 +115,17 @@ impl Client {
     }
 }
 
-/// All visits, and the seed of their dice.
-fn leave(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> u64 {
+/// Clients that have all left, and what they left behind: an Envoy that is killed tells of no end any more, and has one to
+/// tell of until the last place is counted.
+struct Gone {
+    /// Of their dice.
+    seed: u64,
+    _envoy: Envoy,
+    _door: Proxy,
+}
+
+/// All visits.
+fn leave(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> Gone {
     let door = Proxy::before(Upstream::Tcp(grpc));
     door.set(Way::ToStore, Flow::Delay(LATE));
     let mut text = configured(hook, upstream::start(), &[grpc], WhenDown::Allow);
@@ -131,7 +140,7 @@ fn leave(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> u64 {
             scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| client.visit()));
         }
     });
-    first
+    Gone { seed: first, _envoy: envoy, _door: door }
 }
 
 fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
@@ -140,7 +149,7 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
     let flags = ["--hooks", HOOKS].map(str::to_owned);
     let service = Service::start(limits.path(), &flags).unwrap();
-    let first = leave(hook, change, service.grpc);
+    let gone = leave(hook, change, service.grpc);
     let ids = |event| {
         gauge(service.metrics, &format!(r#"sluicegate_permit_ids_total{{event="{event}"}}"#))
     };
@@ -152,7 +161,7 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
     });
     let leaked = if calm.is_ok() { 0 } else { in_flight() };
     let seen = Seen { acquired: ids("acquired") + streams, over: ids("over"), leaked };
-    println!("{name}: {REQUESTS} requests, seed {first}: {seen:?}");
+    println!("{name}: {REQUESTS} requests, seed {}: {seen:?}", gone.seed);
     seen
 }
 
@@ -184,9 +193,10 @@ fn without_the_memory_of_early_releases_two_rate_limit_filters_leak() {
     let engine = forgetful(CEILING);
     let serving = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default());
     let served = runtime.block_on(serving);
-    let first = leave(Shipped::RlsConcurrency, |_| {}, served.address);
+    let gone = leave(Shipped::RlsConcurrency, |_| {}, served.address);
     let leaked = leaked(&engine);
     println!(
-        "two rate limit filters, no tombstones: {REQUESTS} requests, seed {first}: {leaked} leaked"
+        "two rate limit filters, no tombstones: {REQUESTS} requests, seed {}: {leaked} leaked",
+        gone.seed
     );
 }
