@@ -12,17 +12,17 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod plot;
+mod scene;
 mod server;
 
 use plot::Point;
-use server::{Phase, Result, Spread, run};
+use scene::Scene;
+use server::Spread;
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy};
 
 const SERVICES: [f64; 4] = [0.0003, 0.003, 0.03, 0.3];
 const WORKERS: [f64; 3] = [4.0, 16.0, 64.0];
 const SPREADS: [Spread; 3] = [Spread::Narrow, Spread::Half, Spread::Wide];
-/// Of the workers: where the best static ceiling is looked for.
-const SEARCH: [f64; 9] = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0];
 /// Clients, where nothing limits them.
 const CLIENTS: u32 = 1_000;
 /// Of the service times, where none is given: the one that numbers were chosen with.
@@ -51,7 +51,7 @@ fn main() {
         for workers in WORKERS {
             for service in SERVICES {
                 let scene = Scene { workers, service, spread, seed: seed.unwrap_or(SEED) };
-                points.extend(scene.compare(&mut tally));
+                points.extend(compare(&scene, &mut tally));
             }
         }
     }
@@ -62,68 +62,21 @@ fn main() {
     }
 }
 
-/// One server's life.
-struct Scene {
-    workers: f64,
-    service: f64,
-    spread: Spread,
-    seed: u64,
-}
-
-/// Cold start, capacity × 4, ÷ 4, drifting up and down, a cache that goes cold and warms again.
-fn phases(workers: f64, service: f64) -> [Phase; 7] {
-    let w = workers;
-    let phase = |name, first, last, service: f64| {
-        let recovery = f64::max(2.0, 12.0 * service);
-        let length = recovery + f64::max(200.0 * service, 1.0);
-        Phase { name, workers: (first, last), service, recovery, length }
-    };
-    [
-        phase("cold start", w, w, service),
-        phase("x 4", 4.0 * w, 4.0 * w, service),
-        phase("/ 4", w, w, service),
-        phase("drift up", w, 2.0 * w, service),
-        phase("drift down", 2.0 * w, w, service),
-        phase("cache cold", w, w, 3.0 * service),
-        phase("cache warm", w, w, service),
-    ]
-}
-
-impl Scene {
-    fn run(&self, policy: Policy, phases: &[Phase]) -> Vec<Result> {
-        run(policy, phases, self.spread, self.seed)
-    }
-
-    fn compare(&self, tally: &mut Tally) -> Vec<Point> {
-        let Self { workers, service, spread, .. } = *self;
-        let phases = phases(workers, service);
-        let (best, mut points) = (self.best(&phases), Vec::new());
-        for (name, policy) in policies() {
-            for ((phase, best), got) in phases.iter().zip(&best).zip(self.run(policy, &phases)) {
-                let (goodput, p99) = (got.goodput / best.goodput, got.p99 / best.p99);
-                let kept = 0.95 <= goodput && p99 <= 2.0;
-                tally.count(spread, name, kept);
-                points.push(Point { spread, policy: name, goodput, p99 });
-                print!("{spread:?},{workers},{},{},{name},", service * 1e3, phase.name);
-                print!("{goodput:.3},{p99:.2},{:.3},", got.whole_goodput / best.whole_goodput);
-                println!("{:.2},{kept}", got.whole_p99 / best.whole_p99);
-            }
+fn compare(scene: &Scene, tally: &mut Tally) -> Vec<Point> {
+    let Scene { workers, service, spread, .. } = *scene;
+    let (best, mut points) = (scene.best(), Vec::new());
+    for (name, policy) in policies() {
+        for ((phase, best), got) in scene.phases().iter().zip(&best).zip(scene.run(policy)) {
+            let (goodput, p99) = (got.goodput / best.goodput, got.p99 / best.p99);
+            let kept = scene::keeps(&got, best);
+            tally.count(spread, name, kept);
+            points.push(Point { spread, policy: name, goodput, p99 });
+            print!("{spread:?},{workers},{},{},{name},", service * 1e3, phase.name);
+            print!("{goodput:.3},{p99:.2},{:.3},", got.whole_goodput / best.whole_goodput);
+            println!("{:.2},{kept}", got.whole_p99 / best.whole_p99);
         }
-        points
     }
-
-    /// For each phase what the best static ceiling makes of it.
-    fn best(&self, phases: &[Phase]) -> Vec<Result> {
-        let ceiling = |part: f64| Policy::new((self.workers * part) as u32, None, 0);
-        let tried: Vec<_> = SEARCH.iter().map(|part| self.run(ceiling(*part), phases)).collect();
-        (0..phases.len())
-            .map(|phase| {
-                let most = tried.iter().map(|tried| tried[phase].goodput).fold(0.0, f64::max);
-                let good = |tried: &&Vec<Result>| 0.99 * most <= tried[phase].goodput;
-                tried.iter().find(good).map_or(tried[0][phase], |best| best[phase])
-            })
-            .collect()
-    }
+    points
 }
 
 #[derive(Default)]

@@ -17,6 +17,10 @@
 //! | gradient: looks without jitter | `a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter` |
 //! | gradient: a slower backend is believed slowly | `a_backend_that_became_slower_is_not_taken_for_a_queue` |
 //! | gradient: far too many are looked for in whole windows | `far_too_many_in_flight_are_found_before_half_of_them_have_returned` |
+//! | gradient: it doubles without a queue, doubt or none | `of_a_handful_in_flight_a_quick_window_is_no_reason_to_double` |
+//! | gradient: a drain of one sample is over, whatever that says | `one_slow_request_in_a_drain_does_not_move_the_ideal`, `four_slow_requests_in_a_drain_are_the_ideal_from_then_on` |
+//! | gradient: each of the two | `with_a_handful_of_workers_gradient_keeps_its_bounds_in_every_phase` |
+//! | gradient: windows of one sample tell of the spread | `a_window_of_a_sample_or_three_tells_nothing_of_the_spread` |
 //! | gradient: at the least limit an ideal that is too small stays | `at_its_least_a_limit_finds_out_that_its_ideal_is_too_small` |
 //! | together: each looks by its own clock | `all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show` |
 //! | together: a look does not end | `a_look_lowers_the_share_admits_somebody_and_ends_although_nobody_leaves`, and three more |
@@ -55,6 +59,7 @@ mod model;
 mod peers;
 mod permits;
 mod policy;
+mod real_backend;
 mod register;
 mod seen;
 mod strict;

@@ -141,6 +141,54 @@ fn at_its_least_a_limit_finds_out_that_its_ideal_is_too_small() {
 }
 
 #[test]
+fn of_a_handful_in_flight_a_quick_window_is_no_reason_to_double() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 2), Backend::new(ALONE));
+    let mut before = policy.limit();
+    while before < 100 {
+        backend.rounds(1, &mut policy, |_| ms(10));
+        let limit = policy.limit();
+        // The doubt of n samples is a quarter by n, and three times that beside a latency without a queue leaves
+        // less than 0.15 only of more than five.
+        let third = before * 13 / 10 + 1;
+        assert!(5 < before || limit <= third.max(before + 1), "{limit} after {before}");
+        before = limit;
+    }
+    backend.rounds(1, &mut policy, |_| ms(10));
+    assert!(before * 19 / 10 < policy.limit(), "{} after {before}", policy.limit());
+}
+
+/// Six workers, known to take 10 ms, and an overload: one at a time until the queue is gone.
+fn drained() -> (Policy, Backend) {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+    backend.rounds(60, &mut policy, queueing(6));
+    assert_eq!(policy.ideal(), Some(ms(10)));
+    backend.rounds(1, &mut policy, |_| ms(60));
+    assert_eq!(policy.limit(), 1);
+    (policy, backend)
+}
+
+#[test]
+fn one_slow_request_in_a_drain_does_not_move_the_ideal() {
+    let (mut policy, mut backend) = drained();
+    backend.rounds(1, &mut policy, |_| ms(15));
+    assert_eq!((policy.limit(), policy.ideal()), (1, Some(ms(10))), "by one that was slow");
+    backend.rounds(1, &mut policy, |_| ms(10));
+    // Their mean, 12.5 ms, is not far: a fifth of the way.
+    assert_eq!(policy.ideal(), Some(Nanos(ms(21).0 / 2)), "and the drain is over");
+}
+
+#[test]
+fn four_slow_requests_in_a_drain_are_the_ideal_from_then_on() {
+    let (mut policy, mut backend) = drained();
+    for _ in 0..4 {
+        assert_eq!((policy.limit(), policy.ideal()), (1, Some(ms(10))));
+        backend.rounds(1, &mut policy, |_| ms(15));
+    }
+    assert_eq!(policy.ideal(), Some(ms(15)));
+    assert!(1 < policy.limit());
+}
+
+#[test]
 fn far_too_many_in_flight_are_found_before_half_of_them_have_returned() {
     let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
     backend.rounds(40, &mut policy, queueing(32));

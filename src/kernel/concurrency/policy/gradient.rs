@@ -10,8 +10,9 @@
 //! | capacity C = m / x | 60 / 1.5 = 40 |
 //! | limit = 1.3 · C, once x shows a queue | 52 |
 //!
-//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window, faster
-//!   while nothing is met; × 2 until the first queue was ever seen.
+//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window. Where that is beyond doubt,
+//!   faster while nothing is met, and × 2 until the first queue was ever seen: of a handful in flight a window has
+//!   a handful of samples, and two quick ones in a row are no news.
 //! * **Overload** (x > 1.55, beyond doubt): the limit falls to 0.3 · C until the queue is gone,
 //!   then returns to 1.3 · C. Far too many (x > 2) are not waited for: a window is looked at in quarters for them,
 //!   because what is admitted meanwhile waits longest.
@@ -79,6 +80,8 @@ const FEWER: Ratio = Ratio::percent(75);
 const NO_QUICKER: Ratio = Ratio::percent(87);
 /// Round trips after a drain of varying latencies until all that return are of a kind again.
 const SETTLING: u64 = 2;
+/// Samples below which a window does not tell by how much single ones vary.
+const TELLS_SPREAD: u64 = 4;
 /// Samples a window has at most before its error is looked at.
 const WINDOW: u64 = 4_096;
 /// Error of a mean good enough to act on, in millionths, and how many windows' worth to wait for it.
@@ -122,7 +125,7 @@ pub struct Gradient {
     block: Tally,
     dropped: u64,
     drain: Option<Drain>,
-    /// Windows in a row without a queue.
+    /// Windows in a row without a queue, beyond doubt.
     calm: u32,
     /// Was there ever a queue?
     met: bool,
@@ -269,8 +272,9 @@ impl Gradient {
 
     fn step_drain(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
         let ideal = self.ideal.unwrap_or_default();
+        let (enough, is_narrow) = (enough(limit, share), self.spread <= tally::WIDE);
         let over =
-            self.drain.as_ref().is_some_and(|d| d.is_over(enough(limit, share), sample.at, ideal));
+            self.drain.as_ref().is_some_and(|d| d.is_over((enough, is_narrow), sample.at, ideal));
         if over {
             return self.end_drain(sample.at, min);
         }
@@ -295,6 +299,9 @@ impl Gradient {
     }
 
     fn note_spread(&mut self, window: &Tally) {
+        if window.count() < TELLS_SPREAD {
+            return;
+        }
         self.spread = match self.spread {
             0 => window.spread(),
             before => before.saturating_mul(7).saturating_add(window.spread()) / 8,
@@ -410,8 +417,7 @@ impl Gradient {
         if CALM < found.stretch || found.in_flight < limit.floored().times(Ratio::percent(80)) {
             return limit;
         }
-        let next = limit.times(self.growth()).max(limit.plus(Level::whole(1)));
-        self.calm = self.calm.saturating_add(1);
+        let next = limit.times(self.growth(found)).max(limit.plus(Level::whole(1)));
         self.capacity = self.capacity.max(next.times(TARGET.inverse()));
         next
     }
@@ -427,12 +433,14 @@ impl Gradient {
         fewer && NO_QUICKER.of(rtt.0) < found.rtt.0
     }
 
-    fn growth(&self) -> Ratio {
-        if !self.met {
-            return Ratio::percent(200);
+    fn growth(&mut self, found: &Finding) -> Ratio {
+        if !found.is_calm() {
+            self.calm = 0;
+            return TARGET;
         }
         let faster = u64::from(self.calm).saturating_mul(26).saturating_add(130);
-        Ratio::percent(faster.min(200))
+        self.calm = self.calm.saturating_add(1);
+        Ratio::percent(if self.met { faster.min(200) } else { 200 })
     }
 
     /// Takes the capacity for what the window shows, and its move into the average.
@@ -534,8 +542,8 @@ fn pace(ideal: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
     let doubt = error.saturating_mul(2);
     let least = part(1_000_000_u64.saturating_sub(doubt));
     let most = part(1_000_000_u64.saturating_add(doubt));
-    let slower = Nanos(Ratio::percent(130).of(ideal.0));
-    let quicker = Nanos(Ratio::percent(130).inverse().of(ideal.0));
+    let slower = Nanos(drain::CHANGED.of(ideal.0));
+    let quicker = Nanos(drain::CHANGED.inverse().of(ideal.0));
     match () {
         () if slower < least || (!is_wide && most < quicker) => 100,
         () if slower < measured => 50,
@@ -553,4 +561,25 @@ fn scaled(in_flight: Level, limit: Level, share: u32) -> Level {
     let allowed = u64::from(limit.floor().min(share)).max(1);
     let whole = u64::from(limit.floor()).max(1);
     in_flight.times(Ratio { times: whole, per: allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_a_sample_or_three_tells_nothing_of_the_spread() {
+        let window = |rtts: &[u64]| {
+            let mut window = Tally::default();
+            rtts.iter().for_each(|&rtt| window.push(1, Nanos(rtt)));
+            window
+        };
+        let mut gradient = Gradient::new(Level::whole(4), 1);
+        gradient.note_spread(&window(&[1_000, 3_000, 1_000, 3_000]));
+        assert_eq!(gradient.spread, 500_000, "1 ± 0.5");
+        for few in [&[2_000][..], &[2_000; 2], &[2_000; 3]] {
+            gradient.note_spread(&window(few));
+            assert_eq!(gradient.spread, 500_000, "forgotten over {few:?}");
+        }
+    }
 }

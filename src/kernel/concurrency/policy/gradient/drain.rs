@@ -1,15 +1,19 @@
 //! A lowered limit: the queue empties, and those that are alone show the ideal latency.
 //!
-//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing.
+//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. What would move the
+//! ideal far is no word of one or two samples.
 //! Leaves out: what the limit is meanwhile and what follows, which is [`super`]'s.
 
-use super::super::level::Level;
+use super::super::level::{Level, Ratio};
 use super::super::tally::Tally;
 use super::super::{Outcome, Sample};
 use crate::kernel::units::Nanos;
 
 /// How many windows' worth are waited for where latencies vary.
 const WIDE_PATIENCE: u64 = 4;
+/// So much slower or quicker than the ideal is no noise, said by so many samples where latencies hardly vary.
+pub(super) const CHANGED: Ratio = Ratio::percent(130);
+const CHANGED_NEEDS: u64 = 4;
 
 /// The limit is lowered, to empty the queue or to measure without one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,12 +75,26 @@ impl Drain {
         self.alone.in_flight().of(each).max(Nanos(1))
     }
 
-    pub(super) fn is_over(&self, enough: u64, at: Nanos, ideal: Nanos) -> bool {
+    /// `enough` samples make a window, and single latencies hardly vary, where `is_narrow`.
+    pub(super) fn is_over(
+        &self,
+        (enough, is_narrow): (u64, bool),
+        at: Nanos,
+        ideal: Nanos,
+    ) -> bool {
         let times = if self.alone.is_wide() { WIDE_PATIENCE } else { 1 };
-        let needed = enough.saturating_mul(times);
+        let least = if is_narrow && self.moves_far(ideal) { CHANGED_NEEDS } else { 0 };
+        let needed = enough.saturating_mul(times).max(least);
         let count = self.alone.count().saturating_add(self.dropped);
         // Where nothing succeeds, time alone must end it.
         let longest = Nanos(ideal.0.saturating_mul(64)).plus(Nanos::SECOND);
         needed <= count || longest < at.since(self.since)
+    }
+
+    /// Is what was measured far from `ideal`? While the first is looked for there is none to be far from.
+    fn moves_far(&self, ideal: Nanos) -> bool {
+        let measured = self.measured();
+        let is_far = CHANGED.of(ideal.0) < measured.0 || CHANGED.of(measured.0) < ideal.0;
+        self.why != Why::First && 0 < self.alone.count() && is_far
     }
 }

@@ -1,12 +1,14 @@
 //! What one window of samples shows.
 //!
-//! Guarantees: an overload is one beyond the doubt of its samples.
+//! Guarantees: an overload is one beyond the doubt of its samples, and so is calm.
 //! Leaves out: how it is found, and what follows.
 
 use super::super::level::{Level, Ratio};
 use crate::kernel::units::Nanos;
 
 const OVERLOAD: u64 = 1_550_000;
+/// Standard errors that leave no doubt of a window without a queue.
+const SURELY_CALM: u64 = 3;
 /// An overload is at least this many requests too many: with a handful, one more is no news.
 const EXCESS: Ratio = Ratio::percent(150);
 
@@ -24,6 +26,12 @@ pub(super) struct Finding {
 }
 
 impl Finding {
+    /// Is there no queue, beyond doubt?
+    pub(super) fn is_calm(&self) -> bool {
+        let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(SURELY_CALM));
+        Ratio { times: most, per: 1_000_000 }.of(self.stretch) < super::CALM
+    }
+
     pub(super) fn is_overload(&self, margin: Ratio) -> bool {
         let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
         let beyond_doubt = Ratio { times: sure, per: 1_000_000 }.of(self.stretch);

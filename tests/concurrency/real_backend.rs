@@ -1,0 +1,27 @@
+//! The experiment of `benches/real_backend` where few are in flight and each sample counts.
+
+#[path = "../../benches/real_backend/scene.rs"]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+mod scene;
+#[path = "../../benches/real_backend/server.rs"]
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#[allow(dead_code, reason = "the bench shows more")]
+mod server;
+
+use scene::{Scene, keeps};
+use server::Spread;
+use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy};
+
+#[test]
+fn with_a_handful_of_workers_gradient_keeps_its_bounds_in_every_phase() {
+    for workers in [4.0, 16.0] {
+        for service in [0.03, 0.3] {
+            let scene = Scene { workers, service, spread: Spread::Narrow, seed: 42 };
+            let adaptive = Adaptive { law: Law::Gradient, min: 1, max: 1_000 };
+            let got = scene.run(Policy::new(10, Some(adaptive), 7));
+            for ((phase, best), got) in scene.phases().iter().zip(scene.best()).zip(got) {
+                assert!(keeps(&got, &best), "{scene:?} {phase:?}: {got:?}, best {best:?}");
+            }
+        }
+    }
+}
