@@ -19,6 +19,7 @@
 //! | gradient: far too many are looked for in whole windows | `far_too_many_in_flight_are_found_before_half_of_them_have_returned` |
 //! | gradient: it doubles without a queue, doubt or none | `of_a_handful_in_flight_a_quick_window_is_no_reason_to_double` |
 //! | gradient: a drain of one sample is over, whatever that says | `one_slow_request_in_a_drain_does_not_move_the_ideal`, `four_slow_requests_in_a_drain_are_the_ideal_from_then_on` |
+//! | gradient: the same is asked for where latencies vary | `one_slow_request_holds_a_drain_up_only_where_latencies_hardly_vary` |
 //! | gradient: each of the two | `with_a_handful_of_workers_gradient_keeps_its_bounds_in_every_phase` |
 //! | gradient: windows of one sample tell of the spread | `a_window_of_a_sample_or_three_tells_nothing_of_the_spread` |
 //! | gradient: at the least limit an ideal that is too small stays | `at_its_least_a_limit_finds_out_that_its_ideal_is_too_small` |

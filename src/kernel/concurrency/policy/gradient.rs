@@ -125,7 +125,7 @@ pub struct Gradient {
     block: Tally,
     dropped: u64,
     drain: Option<Drain>,
-    /// Windows in a row without a queue, beyond doubt.
+    /// Windows without a queue, beyond doubt, since the last that had one.
     calm: u32,
     /// Was there ever a queue?
     met: bool,
@@ -435,7 +435,6 @@ impl Gradient {
 
     fn growth(&mut self, found: &Finding) -> Ratio {
         if !found.is_calm() {
-            self.calm = 0;
             return TARGET;
         }
         let faster = u64::from(self.calm).saturating_mul(26).saturating_add(130);

@@ -1,7 +1,7 @@
 //! A lowered limit: the queue empties, and those that are alone show the ideal latency.
 //!
-//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. What would move the
-//! ideal far is no word of one or two samples.
+//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. What would raise the
+//! ideal much is no word of one or two samples.
 //! Leaves out: what the limit is meanwhile and what follows, which is [`super`]'s.
 
 use super::super::level::{Level, Ratio};
@@ -11,7 +11,7 @@ use crate::kernel::units::Nanos;
 
 /// How many windows' worth are waited for where latencies vary.
 const WIDE_PATIENCE: u64 = 4;
-/// So much slower or quicker than the ideal is no noise, said by so many samples where latencies hardly vary.
+/// So much slower or quicker than the ideal is no noise. The first needs so many samples where latencies hardly vary.
 pub(super) const CHANGED: Ratio = Ratio::percent(130);
 const CHANGED_NEEDS: u64 = 4;
 
@@ -83,7 +83,7 @@ impl Drain {
         ideal: Nanos,
     ) -> bool {
         let times = if self.alone.is_wide() { WIDE_PATIENCE } else { 1 };
-        let least = if is_narrow && self.moves_far(ideal) { CHANGED_NEEDS } else { 0 };
+        let least = if is_narrow && self.is_slower(ideal) { CHANGED_NEEDS } else { 0 };
         let needed = enough.saturating_mul(times).max(least);
         let count = self.alone.count().saturating_add(self.dropped);
         // Where nothing succeeds, time alone must end it.
@@ -91,10 +91,28 @@ impl Drain {
         needed <= count || longest < at.since(self.since)
     }
 
-    /// Is what was measured far from `ideal`? While the first is looked for there is none to be far from.
-    fn moves_far(&self, ideal: Nanos) -> bool {
-        let measured = self.measured();
-        let is_far = CHANGED.of(ideal.0) < measured.0 || CHANGED.of(measured.0) < ideal.0;
-        self.why != Why::First && 0 < self.alone.count() && is_far
+    /// Is what was measured so much slower than `ideal` that it changed?
+    fn is_slower(&self, ideal: Nanos) -> bool {
+        0 < self.alone.count() && Nanos(CHANGED.of(ideal.0)) < self.measured()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_slow_request_holds_a_drain_up_only_where_latencies_hardly_vary() {
+        let (ideal, now) = (Nanos(10 * Nanos::MILLI.0), Nanos::SECOND);
+        let mut drain = Drain::new(Nanos(0), Why::Overload);
+        let rtt = Nanos(20 * Nanos::MILLI.0);
+        let sample = Sample { at: now, rtt, in_flight: 1, outcome: Outcome::Success };
+        drain.note(&sample, Level::whole(1), ideal);
+        assert!(!drain.is_over((1, true), now, ideal));
+        assert!(drain.is_over((1, false), now, ideal), "there it is no news");
+        assert!(
+            drain.is_over((1, true), Nanos::from_secs(3), ideal),
+            "nor is it waited for for ever"
+        );
     }
 }
