@@ -570,7 +570,9 @@ mod tests {
     fn a_window_of_a_sample_or_three_tells_nothing_of_the_spread() {
         let window = |rtts: &[u64]| {
             let mut window = Tally::default();
-            rtts.iter().for_each(|&rtt| window.push(1, Nanos(rtt)));
+            for &rtt in rtts {
+                window.push(1, Nanos(rtt));
+            }
             window
         };
         let mut gradient = Gradient::new(Level::whole(4), 1);
