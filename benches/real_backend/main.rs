@@ -7,7 +7,7 @@
 //! the most goodput, by search. `kept` says whether a row keeps the bounds; the last lines count.
 //!
 //! Known limit: service times that vary by half their mean or more (`Half`, `Wide`) are held too low
-//! in about a fifth of the phases; no law tried here kept them all.
+//! in about an eighth of the phases; no law tried here kept them all.
 #![allow(missing_docs, unreachable_pub, clippy::print_stdout, clippy::unwrap_used)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 

@@ -11,8 +11,8 @@
 //! | limit = 1.3 · C, once x shows a queue | 52 |
 //!
 //! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window. Where that is beyond doubt,
-//!   faster while nothing is met, and × 2 until the first queue was ever seen: of a handful in flight a window has
-//!   a handful of samples, and two quick ones in a row are no news.
+//!   faster while nothing is met, and × 2 until the first queue was ever seen. A handful of samples leaves doubt, and
+//!   so do samples that vary: two quick windows in a row are no news there.
 //! * **Overload** (x > 1.55, beyond doubt): the limit falls to 0.3 · C until the queue is gone,
 //!   then returns to 1.3 · C. Far too many (x > 2) are not waited for: a window is looked at in quarters for them,
 //!   because what is admitted meanwhile waits longest.
@@ -80,7 +80,7 @@ const FEWER: Ratio = Ratio::percent(75);
 const NO_QUICKER: Ratio = Ratio::percent(87);
 /// Round trips after a drain of varying latencies until all that return are of a kind again.
 const SETTLING: u64 = 2;
-/// Samples below which a window does not tell by how much single ones vary.
+/// Samples below which a window does not tell by how much single ones vary: at limits below it that stays what it was.
 const TELLS_SPREAD: u64 = 4;
 /// Samples a window has at most before its error is looked at.
 const WINDOW: u64 = 4_096;
@@ -125,7 +125,7 @@ pub struct Gradient {
     block: Tally,
     dropped: u64,
     drain: Option<Drain>,
-    /// Windows without a queue, beyond doubt, since the last that had one.
+    /// Windows without a queue, beyond doubt, since the last queue or drain.
     calm: u32,
     /// Was there ever a queue?
     met: bool,
@@ -274,7 +274,7 @@ impl Gradient {
         let ideal = self.ideal.unwrap_or_default();
         let (enough, is_narrow) = (enough(limit, share), self.spread <= tally::WIDE);
         let over =
-            self.drain.as_ref().is_some_and(|d| d.is_over((enough, is_narrow), sample.at, ideal));
+            self.drain.as_ref().is_some_and(|d| d.is_over(enough, is_narrow, sample.at, ideal));
         if over {
             return self.end_drain(sample.at, min);
         }

@@ -1,7 +1,7 @@
 //! A lowered limit: the queue empties, and those that are alone show the ideal latency.
 //!
-//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. What would raise the
-//! ideal much is no word of one or two samples.
+//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. Where latencies
+//! hardly vary and requests come often enough, what would raise the ideal much is no word of one or two samples.
 //! Leaves out: what the limit is meanwhile and what follows, which is [`super`]'s.
 
 use super::super::level::{Level, Ratio};
@@ -11,9 +11,12 @@ use crate::kernel::units::Nanos;
 
 /// How many windows' worth are waited for where latencies vary.
 const WIDE_PATIENCE: u64 = 4;
-/// So much slower or quicker than the ideal is no noise. The first needs so many samples where latencies hardly vary.
+/// So much slower or quicker than the ideal is no noise.
 pub(super) const CHANGED: Ratio = Ratio::percent(130);
-const CHANGED_NEEDS: u64 = 4;
+/// Samples that say slower, before they are believed, where latencies hardly vary.
+const SLOWER_NEEDS: u64 = 4;
+/// The limit was not used where Little's law has more than so many times the mean of those that have returned.
+const UNUSED: u64 = 2;
 
 /// The limit is lowered, to empty the queue or to measure without one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +67,8 @@ impl Drain {
 
     /// The latency of those that were alone. Where latencies vary the quick ones have returned and the
     /// slow ones have not, which biases their mean low: there it is what Little's law shows, the time
-    /// that all of them were in flight by how many were served in it.
+    /// that all of them were in flight by how many were served in it. So many are in flight only where the limit is
+    /// used: of a few that come now and then it would be the time from one to the next.
     pub(super) fn measured(&self) -> Nanos {
         let mean = self.alone.mean();
         if !self.alone.is_wide() || self.passed == 0 {
@@ -72,21 +76,18 @@ impl Drain {
         }
         let took = self.last.since(self.first.unwrap_or(self.last));
         let each = Nanos(took.0.checked_div(self.passed).unwrap_or(0));
-        self.alone.in_flight().of(each).max(Nanos(1))
+        let by_little = self.alone.in_flight().of(each).max(Nanos(1));
+        if by_little.0 <= mean.0.saturating_mul(UNUSED) { by_little } else { mean }
     }
 
-    /// `enough` samples make a window, and single latencies hardly vary, where `is_narrow`.
-    pub(super) fn is_over(
-        &self,
-        (enough, is_narrow): (u64, bool),
-        at: Nanos,
-        ideal: Nanos,
-    ) -> bool {
+    /// Is there enough to learn from at `at`, or nothing more to wait for? `enough` samples make a window; single latencies
+    /// hardly vary where `is_narrow`.
+    pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, ideal: Nanos) -> bool {
         let times = if self.alone.is_wide() { WIDE_PATIENCE } else { 1 };
-        let least = if is_narrow && self.is_slower(ideal) { CHANGED_NEEDS } else { 0 };
+        let least = if is_narrow && self.is_slower(ideal) { SLOWER_NEEDS } else { 0 };
         let needed = enough.saturating_mul(times).max(least);
         let count = self.alone.count().saturating_add(self.dropped);
-        // Where nothing succeeds, time alone must end it.
+        // Where few come, or nothing succeeds, time must end it.
         let longest = Nanos(ideal.0.saturating_mul(64)).plus(Nanos::SECOND);
         needed <= count || longest < at.since(self.since)
     }
@@ -108,10 +109,10 @@ mod tests {
         let rtt = Nanos(20 * Nanos::MILLI.0);
         let sample = Sample { at: now, rtt, in_flight: 1, outcome: Outcome::Success };
         drain.note(&sample, Level::whole(1), ideal);
-        assert!(!drain.is_over((1, true), now, ideal));
-        assert!(drain.is_over((1, false), now, ideal), "there it is no news");
+        assert!(!drain.is_over(1, true, now, ideal));
+        assert!(drain.is_over(1, false, now, ideal), "there it is no news");
         assert!(
-            drain.is_over((1, true), Nanos::from_secs(3), ideal),
+            drain.is_over(1, true, Nanos::from_secs(3), ideal),
             "nor is it waited for for ever"
         );
     }
