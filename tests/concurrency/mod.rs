@@ -22,6 +22,7 @@
 //! | gradient: the same is asked for where latencies vary | `one_slow_request_holds_a_drain_up_only_where_latencies_hardly_vary` |
 //! | gradient: it doubles without a queue, doubt or none; a drain of one sample is over | `with_a_handful_of_workers_gradient_keeps_its_bounds_in_every_phase` |
 //! | gradient: windows of one sample tell of the spread | `a_window_of_a_sample_or_three_tells_nothing_of_the_spread` |
+//! | gradient: Little's law is believed of a limit that nobody uses | `of_requests_that_come_now_and_then_the_ideal_is_their_latency_and_not_the_time_between_them` |
 //! | gradient: at the least limit an ideal that is too small stays | `at_its_least_a_limit_finds_out_that_its_ideal_is_too_small` |
 //! | together: each looks by its own clock | `all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show` |
 //! | together: a look does not end | `a_look_lowers_the_share_admits_somebody_and_ends_although_nobody_leaves`, and three more |
@@ -30,7 +31,6 @@
 //! | together: a part that is gone still counts | `one_that_goes_on_alone_follows_its_own_limit` |
 //! | together: without samples it says that all is well | `who_has_not_looked_says_nothing` |
 //! | together: one that is unsure asks for growth | `a_backend_that_became_quicker_is_looked_at_before_anybody_asks_for_more` |
-//! | gradient: Little's law is believed of a limit that nobody uses | `of_requests_that_come_now_and_then_the_ideal_is_their_latency_and_not_the_time_between_them` |
 //! | policy: a reload forgets | `a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did` |
 //! | strict: one too many, a deadline late, asked twice counted twice, nothing put back, open too soon | the tests of `permits.rs`, one or more each |
 //! | strict: silence is not doubt | `a_store_that_stood_still_admits_nobody_for_what_ended_unseen` |

@@ -23,8 +23,8 @@
 //!   fewer in flight and no quicker.
 //! * **Latencies that vary** by a fifth or more: of many that began together the quick ones return
 //!   first, and the mean of those that have returned is far below the true one. Then the ideal is
-//!   what Little's law shows of the drain, in flight × time / served, and what returns within two
-//!   round trips of its end is not judged.
+//!   what Little's law shows of the drain, in flight × time / served, where the limit is used, and what returns within
+//!   two round trips of its end is not judged.
 //! * **A margin there**: the limit is higher by two standard errors of what the window shows, beyond one of 5 %, and by
 //!   half of the spread beyond a fifth. Too few leave workers idle at once; some more hardly show in latencies that
 //!   are long by themselves. What counts as an overload is higher by as much.
