@@ -17,7 +17,8 @@ use sluicegate::telemetry::profile::sampler::take;
 use super::root;
 use crate::http1::{self, Reply};
 use crate::service::Service;
-use crate::waiting::{now, until};
+use crate::support::dice::seed;
+use crate::waiting::{PATIENCE, now, until};
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {unit: day, requests_per_unit: 1000000000}\n";
@@ -253,10 +254,11 @@ fn what_the_service_is_sent_arrives_while_it_is_looked_at() {
 
 /// A process that is always on a processor and answers each signal, before it is sent that one again.
 const BUSY: &str = r#"
-import os, select, signal
+import os, select, signal, time
 names = "HUP USR1 USR2 ALRM TERM IO URG XCPU VTALRM PROF WINCH PWR".split()
 sent = [getattr(signal, "SIG" + name) for name in names]
 answers, answer = os.pipe()
+sender = os.getpid()
 os.set_blocking(answer, False)
 busy = os.fork()
 if busy == 0:
@@ -264,18 +266,22 @@ if busy == 0:
         signal.signal(one, lambda *_: None)
     signal.set_wakeup_fd(answer)
     os.write(answer, b"r")
-    while True:
+    while os.getppid() == sender:
         pass
+    os._exit(1)
 os.read(answers, 1)
 print(busy, flush=True)
+enough = time.monotonic() + 60
 for burst in range(20000):
+    if 200 < burst and enough < time.monotonic():
+        break
     for one in sent:
         os.kill(busy, one)
     left = len(sent)
     while left and select.select([answers], [], [], 20)[0]:
         left -= len(os.read(answers, left))
     if left:
-        print(left, "of burst", burst, "were lost")
+        print(left, "of burst", burst, "were lost", flush=True)
         break
 os.kill(busy, signal.SIGKILL)
 os.waitpid(busy, 0)
@@ -293,15 +299,59 @@ fn no_signal_is_lost_that_comes_while_a_thread_is_held() {
         looks.fetch_add(1, Relaxed);
         true
     };
-    // As often as can be, so that signals meet the moments in which it is held; for as long as the sender takes, which gives
-    // up by itself.
-    let began = now();
-    let clock = || u64::try_from(began.elapsed().as_nanos()).unwrap();
-    let taken = take(busy, Duration::from_secs(3_600), Duration::ZERO, clock, counted);
+    // As often as can be, so that signals meet the moments in which it is held; for longer than the sender takes.
+    let taken = take(busy, Duration::from_secs(600), Duration::ZERO, clock(), counted);
+    // Nothing is read before: where it is not gone its sender waits for us.
+    assert!(taken.is_err_and(|why| why.contains("the process is gone")));
     assert_eq!(lines.next().as_deref(), Some("over"));
     sender.wait().unwrap();
-    assert!(taken.is_err_and(|why| why.contains("the process is gone")));
     assert!(1_000 < looks.into_inner(), "it was hardly looked at");
+}
+
+/// Nanoseconds since now.
+fn clock() -> impl Fn() -> u64 {
+    let began = now();
+    move || u64::try_from(began.elapsed().as_nanos()).unwrap()
+}
+
+/// Processes that are always on a processor, one after the other, each killed within a millisecond or so of the line that says that
+/// it is looked at, and waited for.
+const KILLED: &str = r"
+import os, random, signal, sys
+chance, parent = random.Random(int(sys.argv[1])), os.getpid()
+for _ in range(100):
+    busy = os.fork()
+    while busy == 0 and os.getppid() == parent:
+        pass
+    if busy == 0:
+        os._exit(1)
+    print(busy, flush=True)
+    sys.stdin.readline()
+    for _ in range(chance.randrange(20000)):
+        pass
+    os.kill(busy, signal.SIGKILL)
+    os.waitpid(busy, 0)
+";
+
+#[test]
+fn whoever_is_killed_while_it_is_held_is_gone_for_its_parent() {
+    let seed = seed();
+    let mut parent = Command::new("python3");
+    parent.args(["-c", KILLED, &seed.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut parent = parent.spawn().unwrap();
+    let tell = parent.stdin.take().unwrap();
+    let lines = BufReader::new(parent.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut killed = 0;
+    for busy in lines {
+        let told = AtomicBool::new(false);
+        let looked_at = || told.swap(true, Relaxed) || (&tell).write_all(b"\n").is_ok();
+        let taken = take(busy.parse().unwrap(), PATIENCE, Duration::ZERO, clock(), looked_at);
+        let why = taken.map_or_else(|why| why, |_| "it is dead and still there".to_owned());
+        assert!(why.contains("the process is gone"), "seed {seed}, {killed} were gone: {why}");
+        killed += 1;
+    }
+    assert_eq!(killed, 100);
+    assert!(parent.wait().unwrap().success());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Holds one thread after the other of a process, and reads where it is.
 //!
-//! Guarantees: a thread is held while its registers and [`STACK`] of its stack are read, and let go with what it was sent meanwhile;
-//! one that sleeps is left alone. What a thread took of a processor (`schedstat`) counts for what it was next seen at, however
+//! Guarantees: a thread is held while its registers and [`STACK`] of its stack are read, and let go with what it was sent meanwhile, or heard to its end if that was
+//! its death; one that sleeps is left alone. What a thread took of a processor (`schedstat`) counts for what it was next seen at, however
 //! late that is; what it took after it was last seen counts for nothing, so that the sum is at most what was taken. What is kept is bounded.
 //! Leaves out: what the addresses are called ([`super::program`]).
 
@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt as _;
 
 use nix::errno::Errno;
 use nix::sys::ptrace;
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -142,13 +143,53 @@ impl Looking {
             _ => return Ok(None),
         };
         let read = self.read(thread);
-        ptrace::detach(thread, sent)?;
-        read.map(Some)
+        let_go(thread, sent, read)
     }
 
     fn read(&mut self, thread: Pid) -> Result<(Registers, usize), Errno> {
         let registers = registers(&ptrace::getregs(thread)?);
         let read = self.memory.read_at(&mut self.stack, registers.stack);
         Ok((registers, read.unwrap_or(0)))
+    }
+}
+
+/// Lets a held thread go; none of what was read where it was killed meanwhile.
+fn let_go<T>(
+    thread: Pid,
+    sent: Option<Signal>,
+    read: Result<T, Errno>,
+) -> Result<Option<T>, Errno> {
+    match ptrace::detach(thread, sent) {
+        // Who holds it hears of its end first, and its parent not before.
+        Err(Errno::ESRCH) => waitpid(thread, Some(WaitPidFlag::__WALL)).map(|_| None),
+        let_go => let_go.and(read).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+
+    use nix::sys::signal::kill;
+
+    use super::*;
+
+    #[test]
+    fn whoever_is_killed_while_it_is_held_is_heard_to_its_end() {
+        let script = "while :; do :; done & echo $!; wait";
+        let mut parent = Command::new("sh");
+        let mut parent = parent.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let busy = Pid::from_raw(line.trim().parse().unwrap());
+        ptrace::seize(busy, ptrace::Options::empty()).unwrap();
+        ptrace::interrupt(busy).unwrap();
+        waitpid(busy, Some(WaitPidFlag::__WALL)).unwrap();
+        kill(busy, Signal::SIGKILL).unwrap();
+        assert_eq!(let_go(busy, None, Ok(())), Ok(None));
+        let heard = waitpid(busy, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
+        assert_eq!(heard, Err(Errno::ECHILD), "there is nothing more to hear");
+        assert!(parent.wait().unwrap().success());
     }
 }
