@@ -47,6 +47,7 @@ pub fn call(
 ) -> std::io::Result<Reply> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
     let mut request = Vec::new();
     write!(request, "{method} {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n")?;

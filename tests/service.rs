@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use serde_json::Value;
+use tonic::transport::Endpoint;
 
 use crate::waiting::{PATIENCE, until};
 use crate::{http1, signals};
@@ -138,6 +139,12 @@ impl Service {
         })
     }
 
+    /// Its gRPC port, for clients of which none waits for ever.
+    pub fn door(&self) -> Endpoint {
+        let to = Endpoint::from_shared(format!("http://{}", self.grpc)).unwrap();
+        to.connect_timeout(PATIENCE).timeout(6 * PATIENCE)
+    }
+
     /// The number of the process.
     pub fn id(&self) -> u32 {
         self.process.id()
@@ -208,8 +215,27 @@ pub fn as_ratelimit() -> Command {
     command
 }
 
+/// How a process that cannot start ended, and what it wrote to standard error.
+///
+/// # Panics
+/// Where it starts after all; it is killed then.
+pub fn refused(command: &mut Command) -> (Option<i32>, String) {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
+    let mut process = command.spawn().unwrap();
+    let ended = until("the end of the process", || match process.try_wait() {
+        Ok(Some(status)) => Ok(status),
+        other => Err(format!("{other:?}")),
+    });
+    if ended.is_err() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    (ended.unwrap().code(), std::fs::read_to_string(log.path()).unwrap())
+}
+
 /// Reads to the end, so that the process never stands before a full pipe.
-fn read_lines(stdout: ChildStdout) -> Receiver<String> {
+pub fn read_lines(stdout: ChildStdout) -> Receiver<String> {
     let (to_test, lines) = sync_channel(1024);
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {

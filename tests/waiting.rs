@@ -2,6 +2,7 @@
 //!
 //! A test waits for what it needs, never for a time: `until` asks again and again and fails in words at its deadline.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long anything may take before a test gives up on it: far above what a loaded machine needs.
@@ -23,6 +24,24 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<T, String>) -> Resul
             }
             Err(_) => std::thread::sleep(PAUSE),
         }
+    }
+}
+
+/// What comes of it.
+///
+/// # Panics
+/// Where nothing does within `PATIENCE`.
+pub async fn soon<T>(what: &str, it: impl Future<Output = T>) -> T {
+    let came = tokio::time::timeout(PATIENCE, it).await;
+    came.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+}
+
+/// Says that it is over when it goes, also where a test fails: who works beside it until then would go on for ever.
+pub struct Ends<'a>(pub &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

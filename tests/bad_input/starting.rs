@@ -1,35 +1,17 @@
 //! `serve` that cannot begin says why and ends: 1 when limits are wrong, 2 when it could not be tried.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
 use super::{LIMITS, put};
 use crate::http1;
-use crate::service::{Service, sluicegate};
-use crate::waiting::until;
+use crate::service::{Service, read_lines, refused, sluicegate};
+use crate::waiting::PATIENCE;
 
 /// How the process ended, and what it wrote to standard error.
 fn serve(flags: &[&str]) -> (Option<i32>, String) {
-    let log = tempfile::NamedTempFile::new().unwrap();
-    let mut process = sluicegate()
-        .arg("serve")
-        .args(flags)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log.reopen().unwrap())
-        .spawn()
-        .unwrap();
-    let ended = until("the end of the process", || match process.try_wait() {
-        Ok(Some(status)) => Ok(status),
-        other => Err(format!("{other:?}")),
-    });
-    if ended.is_err() {
-        process.kill().unwrap();
-        process.wait().unwrap();
-    }
-    (ended.unwrap().code(), std::fs::read_to_string(log.path()).unwrap())
+    refused(sluicegate().arg("serve").args(flags))
 }
 
 const FREE_PORTS: [&str; 8] =
@@ -153,11 +135,8 @@ fn the_very_first_question_meets_the_limits() {
     let question = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
     for start in 0..20 {
         let mut process = Killed(spawn(directory.path()));
-        // Kept open: a process whose output nobody takes ends.
-        let mut said = BufReader::new(process.0.stdout.take().unwrap()).lines();
-        let port = said
-            .by_ref()
-            .map_while(Result::ok)
+        let said = read_lines(process.0.stdout.take().unwrap());
+        let port = std::iter::from_fn(|| said.recv_timeout(PATIENCE).ok())
             .find_map(|line| line.strip_prefix("http listening on 0.0.0.0:")?.parse::<u16>().ok());
         let address = ([127, 0, 0, 1], port.unwrap()).into();
         let reply = http1::call(address, "POST", "/json", &[], Some(question.as_bytes())).unwrap();

@@ -144,10 +144,9 @@ fn a_timer_that_no_rule_makes_a_histogram_is_a_summary_with_quantiles() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use envoy_types::pb::envoy::service::ratelimit::v3 as rls;
-        let to = format!("http://{}", service.grpc);
-        let client = rls::rate_limit_service_client::RateLimitServiceClient::connect(to);
-        let question = rls::RateLimitRequest::default();
-        client.await.unwrap().should_rate_limit(question).await.unwrap_err();
+        let door = service.door().connect().await.unwrap();
+        let mut client = rls::rate_limit_service_client::RateLimitServiceClient::new(door);
+        client.should_rate_limit(rls::RateLimitRequest::default()).await.unwrap_err();
     });
     let page = page(&service);
     let name = "ratelimit_server_ShouldRateLimit_response_time";

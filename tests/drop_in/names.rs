@@ -22,7 +22,7 @@ use crate::http1;
 use crate::service::Service;
 use crate::support::certificates::Authority;
 use crate::support::process::Process;
-use crate::waiting::{for_a_day_with_a_minute_left, until};
+use crate::waiting::{for_a_day_with_a_minute_left, soon, until};
 
 const LIMITS: &str = "\
 domain: z
@@ -249,12 +249,12 @@ impl Busy {
     /// A question of nothing, and a check of health.
     fn is_called(&self, ca: &str) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        runtime.block_on(soon("answers", async {
             let channel = connect(&self.server(ca)).await.unwrap();
             let mut limits = RateLimitServiceClient::new(channel.clone());
             limits.should_rate_limit(RateLimitRequest::default()).await.unwrap_err();
             HealthClient::new(channel).check(HealthCheckRequest::default()).await.unwrap();
-        });
+        }));
     }
 
     fn shows_a_broken_certificate(&self, certificate: &Path) {

@@ -1,12 +1,12 @@
 //! The process: how it starts, what it opens, how it ends.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use tempfile::TempDir;
 
 use crate::http1;
-use crate::service::{Service, as_ratelimit};
+use crate::service::{self, Service, as_ratelimit};
 use crate::support::redis::Redis;
 use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 
@@ -37,9 +37,7 @@ pub fn start(more: &[(&str, &str)]) -> (TempDir, Service) {
 
 /// How a process ended that does not start, and what it said.
 pub fn refused(variables: &[(&str, &str)]) -> (Option<i32>, String) {
-    let output =
-        as_ratelimit().envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    service::refused(as_ratelimit().envs(variables.iter().copied()))
 }
 
 /// The status of a question about its one limit.

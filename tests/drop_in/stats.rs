@@ -317,7 +317,10 @@ fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
     })
     .unwrap();
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let (mut stream, _) = listener.accept().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let called = until("it calls", || listener.accept().map_err(|error| error.to_string()));
+    let (mut stream, _) = called.unwrap();
+    stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut heard, mut bytes) = (String::new(), [0; 4_096]);
     until("what waited", || {

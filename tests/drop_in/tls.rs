@@ -221,7 +221,7 @@ fn a_connection_is_told_to_go_at_its_age_and_closed_after_its_grace() {
     let again = || {
         let runtime = runtime();
         runtime.block_on(async {
-            let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+            let endpoint = service.door();
             let channel = endpoint.connect_timeout(Duration::from_secs(5)).connect().await;
             is_reached(channel.map_err(|error| error.to_string())?).await
         })

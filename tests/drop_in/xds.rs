@@ -312,7 +312,12 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     until("it asks", || if xds.asked().is_empty() { Err(String::new()) } else { Ok(()) }).unwrap();
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
     crate::signals::send(process.id(), "TERM");
-    assert_eq!(process.wait().unwrap().code(), Some(0));
+    let ended = until("its end", || match process.try_wait() {
+        Ok(Some(status)) => Ok(status),
+        other => Err(format!("{other:?}")),
+    });
+    let _ = process.kill();
+    assert_eq!(ended.unwrap().code(), Some(0));
     let address = xds.address;
     std::thread::spawn(move || {
         until("it asks again", || if xds.asked().len() < 2 { Err(String::new()) } else { Ok(()) })

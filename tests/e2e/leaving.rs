@@ -29,7 +29,7 @@ use super::upstream;
 use crate::service::Service;
 use crate::support::dice::Dice;
 use crate::support::proxy::{Flow, Proxy, Upstream};
-use crate::waiting::{now, until};
+use crate::waiting::{now, soon, until};
 
 const CLIENTS: usize = 4_000;
 /// At one time.
@@ -113,7 +113,8 @@ async fn ask(ingress: SocketAddr) -> TcpStream {
 async fn stay(ingress: SocketAddr) -> Duration {
     let began = now();
     let mut answer = Vec::new();
-    ask(ingress).await.read_to_end(&mut answer).await.unwrap();
+    let mut asked = ask(ingress).await;
+    soon("an answer", asked.read_to_end(&mut answer)).await.unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 200"));
     began.elapsed()
 }

@@ -33,7 +33,7 @@ use watchers::{Spoiled, Watchers, undisturbed};
 
 use crate::http1::{self, Reply};
 use crate::service::Service;
-use crate::waiting::{for_a_day_with_a_minute_left, now, unix_seconds, until};
+use crate::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
 
 /// Limits of the domain that the shipped Envoy configuration asks about: so many a day for each API key.
 struct Limits(TempDir);
@@ -221,7 +221,7 @@ impl Traffic {
         let watchers = Watchers::start();
         std::thread::scope(|scope| {
             // Also when the work fails: else the clients would go on, and the test never end.
-            let _stops = Stops(&self.stop);
+            let _ends = Ends(&self.stop);
             for _ in 0..3 {
                 scope.spawn(|| self.run(envoy.ingress, key));
             }
@@ -247,14 +247,6 @@ impl Traffic {
             if before + more <= now { Ok(()) } else { Err(format!("{before} then {now}")) }
         })
         .unwrap();
-    }
-}
-
-struct Stops<'a>(&'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

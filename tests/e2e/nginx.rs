@@ -137,7 +137,14 @@ fn stop(master: &mut Child) {
     for name in ["TERM", "CONT"] {
         let _ = signals::try_send(master.id(), name);
     }
-    let _ = master.wait();
+    let ended = until("the end of NGINX", || match master.try_wait() {
+        Ok(None) => Err("it goes on".to_owned()),
+        _ => Ok(()),
+    });
+    if ended.is_err() {
+        let _ = master.kill();
+        let _ = master.wait();
+    }
 }
 
 fn log(home: &Path) -> String {

@@ -27,6 +27,7 @@ use tonic::Code;
 
 use super::grpc::served_with;
 use super::{ceiling_of, empty_engine};
+use crate::waiting::soon;
 
 const ID: &str = "0123456789abcdef";
 
@@ -232,5 +233,5 @@ async fn a_log_that_does_not_end_holds_no_shutdown_up() {
     tokio::task::yield_now().await;
     served.left().await.unwrap();
     // Ended in order, or never begun.
-    let _ended = open.await.unwrap();
+    let _ended = soon("the end", open).await.unwrap();
 }

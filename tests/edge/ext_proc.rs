@@ -19,7 +19,7 @@ use tonic::{Code, Request, Status};
 use super::check::hooks;
 use super::grpc::{PROCESS, Served, served_with};
 use super::{ceiling_of, engine, two_a_minute};
-use crate::waiting::PATIENCE;
+use crate::waiting::{PATIENCE, soon};
 
 const ADDRESS: &str = r#"{"remote_address": {}}"#;
 
@@ -67,7 +67,8 @@ async fn a_stream_on_which_nobody_asks_does_not_hold_the_server_up() {
     let mut client = ExternalProcessorClient::new(served.channel.clone());
     let silent = tokio_stream::pending::<ProcessingRequest>();
     let mut replies = client.process(silent).await.unwrap().into_inner();
-    let (ended, left) = tokio::join!(replies.message(), served.left());
+    let both = async { tokio::join!(replies.message(), served.left()) };
+    let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order, which no proxy takes for a failure");
     left.unwrap();
 }

@@ -39,7 +39,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::check::hooks;
 use super::{ceiling_of, descriptor, empty_engine, engine, overridden, request, two_a_minute};
-use crate::waiting::PATIENCE;
+use crate::waiting::{PATIENCE, soon};
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
@@ -82,6 +82,8 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    // Of what is answered at all, for a caller who waits in line may be patient.
+    let endpoint = endpoint.timeout(3 * PATIENCE);
     Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
 }
 
@@ -93,8 +95,7 @@ impl Served {
     /// Stops it; how it ended.
     pub(super) async fn left(self) -> Result<(), sluicegate::edge::grpc::Error> {
         self.stop.send(()).unwrap();
-        let ended = tokio::time::timeout(PATIENCE, self.server).await;
-        ended.expect("it has to end").unwrap()
+        soon("the end of the server", self.server).await.unwrap()
     }
 
     async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
@@ -134,7 +135,7 @@ impl Served {
     /// How a stream that brings this message is answered first.
     async fn first(&self, path: &'static str, message: Vec<u8>) -> Code {
         let heard = match self.open(path, tokio_stream::once(message)).await {
-            Ok(mut replies) => replies.message().await.map(drop),
+            Ok(mut replies) => soon("an answer", replies.message()).await.map(drop),
             Err(status) => Err(status),
         };
         heard.map_or_else(|status| status.code(), |()| Code::Ok)
@@ -154,7 +155,7 @@ impl Served {
         if let Some(status) = Status::from_header_map(&head.headers) {
             return status;
         }
-        let ended = body.collect().await.unwrap();
+        let ended = soon("the end", body.collect()).await.unwrap();
         Status::from_header_map(ended.trailers().unwrap()).unwrap()
     }
 
@@ -392,7 +393,10 @@ async fn health_knows_four_names_and_follows_the_state() {
     assert_eq!(next().await, ServingStatus::NotServing);
     // The names are told one after another; the unnamed one is the last.
     let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
-    while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
+    let left = async {
+        while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
+    };
+    soon("it serves no more", left).await;
     assert_eq!(all().await, [no, no, no, no, unknown]);
 }
 

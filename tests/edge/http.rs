@@ -26,7 +26,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tonic::codegen::Service as _;
 
 use super::{empty_engine, engine, two_a_minute};
-use crate::waiting::PATIENCE;
+use crate::waiting::{PATIENCE, soon};
 
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
@@ -232,7 +232,7 @@ pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(end) {
         let mut chunk = [0; 1024];
-        let n = stream.read(&mut chunk).await.unwrap();
+        let n = soon(end, stream.read(&mut chunk)).await.unwrap();
         assert_ne!(n, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
         seen.extend_from_slice(&chunk[..n]);
     }
@@ -260,12 +260,12 @@ async fn a_request_under_way_is_finished_and_then_the_server_ends() {
     read_until(&mut stream, "100 Continue\r\n\r\n").await;
     stop.send(()).unwrap();
     let address = stream.peer_addr().unwrap();
-    while TcpStream::connect(address).await.is_ok() {}
+    soon("nobody listens", async { while TcpStream::connect(address).await.is_ok() {} }).await;
     assert!(!server.is_finished(), "the listener is closed, the request is not answered");
     stream.write_all(ONE_HIT.as_bytes()).await.unwrap();
     let reply = read_until(&mut stream, "limitRemaining").await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
-    server.await.unwrap();
+    soon("the end of the server", server).await.unwrap();
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn an_idle_connection_does_not_keep_the_server_alive() {
     stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     read_until(&mut stream, "alive").await;
     stop.send(()).unwrap();
-    server.await.unwrap();
+    soon("the end of the server", server).await.unwrap();
 }
 
 /// A page without end, and what is told when nobody gets it any more.

@@ -20,7 +20,7 @@ use tonic::{Code, Request, Streaming};
 
 use super::grpc::{Served, served_with};
 use super::{ceiling_of, empty_engine};
-use crate::waiting::PATIENCE;
+use crate::waiting::{PATIENCE, soon};
 
 const ONE: &str = "one-0123456789abcdef";
 const TWO: &str = "two-0123456789abcdef";
@@ -155,9 +155,12 @@ async fn a_call_that_ends_while_it_waits_holds_nothing() {
     hurried.set_timeout(std::time::Duration::from_millis(40));
     let ended = client.acquire(hurried).await;
     assert!(ended.is_err() || &*ended.unwrap().into_inner().reason == "queue_timeout");
-    while engine.ceilings().total().waiting != 0 {
-        tokio::task::yield_now().await;
-    }
+    let nobody_waits = async {
+        while engine.ceilings().total().waiting != 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("nobody waits", nobody_waits).await;
     assert_eq!(in_flight(&engine), 1);
 }
 
@@ -285,7 +288,8 @@ async fn an_open_stream_holds_no_shutdown_up_and_leaves_nothing_held() {
     let (served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
     assert!(held(hold.asks(Ask::Acquire(acquire(ONE))).await));
-    let (ended, left) = tokio::join!(hold.answers.message(), served.left());
+    let both = async { tokio::join!(hold.answers.message(), served.left()) };
+    let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order");
     left.unwrap();
     assert_eq!(in_flight(&engine), 0);

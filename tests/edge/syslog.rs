@@ -14,6 +14,8 @@ use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::net::UdpSocket;
 
+use crate::waiting::soon;
+
 const ID: &str = "0123456789abcdef";
 const OWNER: &str = "00ff00ff00ff00ff";
 const HEAD: &str = "<190>Nov 20 15:55:25 sluicegate: ";
@@ -159,9 +161,12 @@ impl Scene {
 
     /// Waits until so many are in flight. Datagrams of one socket arrive in their order.
     async fn comes_to(&self, in_flight: u64) {
-        while self.in_flight() != in_flight {
-            tokio::task::yield_now().await;
-        }
+        let comes = async {
+            while self.in_flight() != in_flight {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("so many in flight", comes).await;
     }
 }
 

@@ -18,7 +18,7 @@ use super::root;
 use crate::http1::{self, Reply};
 use crate::service::Service;
 use crate::support::dice::seed;
-use crate::waiting::{PATIENCE, now, until};
+use crate::waiting::{Ends, PATIENCE, now, until};
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {unit: day, requests_per_unit: 1000000000}\n";
@@ -39,15 +39,9 @@ fn ask(http: SocketAddr) -> u16 {
 
 /// Asks all the time beside this.
 fn under_load<T>(service: &Service, work: impl FnOnce() -> T) -> T {
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
     let (over, http) = (AtomicBool::new(false), service.http);
     std::thread::scope(|scope| {
-        let _over = Over(&over);
+        let _ends = Ends(&over);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Relaxed) {

@@ -15,7 +15,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::{Store, metric, serve};
 use crate::service::Service;
@@ -141,7 +141,7 @@ impl Scene {
             ["--drain-delay", "0s"],
         ];
         let service = serve(self.limits.path(), &url, &flags.concat());
-        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let endpoint = service.door();
         let channel = self.runtime.block_on(async { endpoint.connect_lazy() });
         *self.doors[at].lock() = Some(channel);
         self.fleet[at] = Some(service);
@@ -360,7 +360,7 @@ fn a_new_redis_hears_of_shared_ceilings_when_a_replica_starts_and_the_log_says_w
     until("redis has heard, though nobody asked", heard).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let endpoint = service.door();
         let door = endpoint.connect().await.unwrap();
         let mut turned_away = 0;
         let admitted = |id: u32| format!("{id:032}");

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::{Store, failures_of_any_kind, serve, wait_until_whole};
 use crate::service::Service;
@@ -30,7 +30,7 @@ async fn four_processes_admit_exactly_the_limit_of_one_key_between_them() {
     fleet.iter().for_each(wait_until_whole);
     let mut channels = Vec::new();
     for service in &fleet {
-        let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let endpoint = service.door();
         channels.push(endpoint.connect().await.unwrap());
     }
     for strategy in STRATEGIES {

@@ -10,7 +10,6 @@ use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
 use sluicegate::kernel::units::Nanos;
-use tonic::transport::Endpoint;
 
 use super::{Store, ask, batch, limits, ready, serve, wait_until_whole};
 use crate::http1;
@@ -211,7 +210,7 @@ fn each_replica_shows_the_others_seats_at_the_ceilings_that_they_hold_together()
     let [holds, looks] = ["holds", "looks"].map(|node| member(limits.path(), &store, node, &quick));
     sees(&looks, &["holds", "looks"]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let to = Endpoint::from_shared(format!("http://{}", holds.grpc)).unwrap();
+    let to = holds.door();
     let mut client = PermitsClient::new(runtime.block_on(to.connect()).unwrap());
     let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
     let descriptors = vec![Descriptor { entries, hits: None }];

@@ -13,7 +13,7 @@ use super::{Store, serve, wait_until_whole};
 use crate::http1;
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
-use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, soon, until};
 
 /// Two stores, the second behind a proxy.
 struct Two {
@@ -142,12 +142,16 @@ async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() 
         () = held => {}
     }
     two.proxy.pass();
-    loop {
-        let left = ask(&stores, now, &charges([ours("main", 10, 0)], Rule::Each)).await;
-        if gist(left[0]).1 == Some(10) {
-            break;
+    let given_back = async {
+        loop {
+            let left = ask(&stores, now, &charges([ours("main", 10, 0)], Rule::Each)).await;
+            if gist(left[0]).1 == Some(10) {
+                break;
+            }
+            tokio::task::yield_now().await;
         }
-    }
+    };
+    soon("what it held is given back", given_back).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -198,7 +202,8 @@ async fn what_is_gone_when_it_is_to_be_kept_is_not_said_to_be_charged() {
         two.main.tell(&["FLUSHALL"]);
         two.proxy.pass();
     };
-    let (outcomes, ()) = tokio::join!(ask(&stores, today, &asked), forgets);
+    let both = async { tokio::join!(ask(&stores, today, &asked), forgets) };
+    let (outcomes, ()) = tokio::time::timeout(3 * PATIENCE, both).await.expect("both steps");
     assert_eq!(outcomes[0], Outcome::Failed(Cause::Late));
     assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::ask_of;
 use crate::service::Service;
-use crate::waiting::now;
+use crate::waiting::{Ends, now};
 
 /// How the questions of one asker were answered.
 #[derive(Debug, Default)]
@@ -48,18 +48,9 @@ pub(super) fn under_load<T>(
         };
         let askers: Vec<_> =
             domains.iter().map(|&domain| scope.spawn(move || ask(domain))).collect();
-        // Also where it fails: the askers would go on for ever.
         let ends = Ends(&done);
         let happened = meanwhile();
         drop(ends);
         (askers.into_iter().map(|asker| asker.join().unwrap()).collect(), happened)
     })
-}
-
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }

@@ -186,9 +186,9 @@ fn ready(service: &Service) -> http1::Reply {
 
 /// Waits until the service says that its store answers.
 fn wait_until_whole(service: &Service) {
-    let whole = || match ready(service).text() {
-        text if text == "ready\n" => Ok(()),
-        text => Err(format!("{text}{}", service.log())),
+    let whole = || match http1::get(service.http, "/readyz", &[]).map(|said| said.text()) {
+        Ok(text) if text == "ready\n" => Ok(()),
+        said => Err(format!("{said:?}\n{}", service.log())),
     };
     until("the store answers", whole).unwrap();
 }

@@ -19,7 +19,7 @@ use crate::service::Service;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::resp::Client;
-use crate::waiting::now;
+use crate::waiting::{Ends, now};
 
 const REPLICAS: usize = 5;
 /// Of a window, and at one instant of the rate.
@@ -140,6 +140,7 @@ fn run(seed: u64, design: Design) -> Log {
     let mut dice = Dice::new(seed);
     let fleet = Fleet::start(&mut dice, design);
     std::thread::scope(|scope| {
+        let _ends = Ends(&fleet.is_over);
         for at in 0..REPLICAS {
             let (fleet, dice) = (&fleet, Dice::new(dice.roll()));
             scope.spawn(move || fleet.ask_on(at, dice));
@@ -222,7 +223,7 @@ impl Fleet {
         }
     }
 
-    /// Kills, stops and wakes, until the run is over.
+    /// Kills, stops and wakes, for as long as a run is.
     fn disturb(&self, dice: &mut Dice) {
         let began = now();
         while began.elapsed() < RUN {
@@ -239,7 +240,6 @@ impl Fleet {
                 self.tell(at, "CONT");
             }
         }
-        self.is_over.store(true, Relaxed);
     }
 
     fn tell(&self, at: usize, signal: &str) {

@@ -18,7 +18,7 @@ use super::fleet::{member, sees};
 use super::{Store, ask as ask_service, limits, ready, wait_until_whole};
 use crate::service::Service;
 use crate::support::resp::Value;
-use crate::waiting::{for_a_day_with_a_minute_left, until};
+use crate::waiting::{for_a_day_with_a_minute_left, soon, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 
@@ -81,9 +81,12 @@ impl Replica {
     /// Stops Redis; from when this returns nobody asks it.
     async fn stop(&self) {
         self.store.signal("STOP");
-        while self.engine.trouble().is_none() {
-            self.ask("other", 1).await;
-        }
+        let noticed = async {
+            while self.engine.trouble().is_none() {
+                self.ask("other", 1).await;
+            }
+        };
+        soon("it is noticed", noticed).await;
     }
 
     /// Redis goes on, and is left alone until `key` has `left` there.

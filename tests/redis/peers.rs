@@ -32,7 +32,7 @@ use sluicegate::edge::grpc::permits::api::{
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::fleet::shown;
 use super::{Store, metric, serve};
@@ -108,7 +108,7 @@ impl Scene {
 
     fn channel(&self, at: usize) -> Channel {
         let _inside = self.runtime.enter();
-        Endpoint::from_shared(format!("http://{}", self.fleet[at].grpc)).unwrap().connect_lazy()
+        self.fleet[at].door().connect_lazy()
     }
 
     fn in_flight(&self, at: usize) -> u64 {

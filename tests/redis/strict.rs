@@ -15,7 +15,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt as _;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::ceilings::{Inside, call, holds};
 use super::{Store, metric, serve};
@@ -85,7 +85,7 @@ fn replica(limits: &tempfile::TempDir, url: &str, node: &str, more: &[&str]) -> 
 }
 
 fn door(runtime: &Runtime, service: &Service) -> Channel {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+    let endpoint = service.door();
     runtime.block_on(async { endpoint.connect_lazy() })
 }
 

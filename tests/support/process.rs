@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::ports;
 use super::resp::{Client, Value};
 use crate::signals;
-use crate::waiting::until;
+use crate::waiting::{PATIENCE, until};
 
 /// A Redis or a sentinel; dropped, it is killed and nothing of it stays.
 #[derive(Debug)]
@@ -147,6 +147,7 @@ impl Drop for Process {
 
 fn pong(socket: &Path) -> std::io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(b"PING\r\n")?;
     stream.read_exact(&mut [0])
 }

@@ -3,6 +3,10 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
+
+/// What an answer may take: longer than a command may block.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// What the server says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +56,10 @@ pub struct Client {
 
 impl Client {
     pub fn connect(socket: &Path) -> std::io::Result<Self> {
-        Ok(Self { stream: BufReader::new(UnixStream::connect(socket)?), unsent: Vec::new() })
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(LONGEST))?;
+        stream.set_write_timeout(Some(LONGEST))?;
+        Ok(Self { stream: BufReader::new(stream), unsent: Vec::new() })
     }
 
     /// One question and its answer.

@@ -19,7 +19,6 @@ use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry as 
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
 use tonic::Request;
-use tonic::transport::Endpoint;
 
 use crate::http1;
 use crate::service::Service;
@@ -157,7 +156,7 @@ fn a_programs_acquire_is_a_child_of_its_span() {
     request.metadata_mut().insert("traceparent", parent.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let to = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let to = service.door();
         PermitsClient::new(to.connect().await.unwrap()).acquire(request).await.unwrap();
     });
     let spans = spans(&collector, 2);
@@ -182,7 +181,7 @@ fn each_acquire_of_a_stream_is_a_child_of_the_span_that_the_stream_names() {
     request.metadata_mut().insert("traceparent", parent.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let to = Endpoint::from_shared(format!("http://{}", service.grpc)).unwrap();
+        let to = service.door();
         let mut client = PermitsClient::new(to.connect().await.unwrap());
         let mut answers = client.hold(request).await.unwrap().into_inner();
         for _ in 0..2 {

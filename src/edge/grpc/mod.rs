@@ -137,11 +137,8 @@ pub async fn serve(
         others = others.add_service(reflection()?);
     }
     let most = grpc.age.map(|age| age.most);
-    let shutdown = until(shutdown, reporter.clone(), leave);
-    tokio::select! {
-        () = connections::serve(incoming, (limits, others.prepare()), most, shutdown) => {}
-        () = mirror(reporter, ready) => {}
-    }
+    let shutdown = until(shutdown, reporter, ready, leave);
+    connections::serve(incoming, (limits, others.prepare()), most, shutdown).await;
     Ok(())
 }
 
@@ -153,14 +150,18 @@ pub enum Error {
     Reflection(#[from] ReflectionError),
 }
 
-/// Ends health's open `Watch` calls with the server: it waits for every call, and they never end. The
-/// streams of requests in flight end as well, in order, which no proxy takes for a failure.
+/// Shows readiness until `shutdown`, and then ends health's open `Watch` calls with the server: it waits for every call, and
+/// they never end. The streams of requests in flight end as well, in order, which no proxy takes for a failure.
 async fn until(
     shutdown: impl Future<Output = ()>,
     mut reporter: HealthReporter,
+    ready: watch::Receiver<Ready>,
     leave: watch::Sender<bool>,
 ) {
-    shutdown.await;
+    tokio::select! {
+        () = shutdown => {}
+        () = mirror(&reporter, ready) => {}
+    }
     leave.send_replace(true);
     for service in NAMED.into_iter().chain([""]) {
         reporter.clear_service_status(service).await;
@@ -168,10 +169,10 @@ async fn until(
 }
 
 /// Shows every change of readiness; never ends.
-async fn mirror(reporter: HealthReporter, mut ready: watch::Receiver<Ready>) {
+async fn mirror(reporter: &HealthReporter, mut ready: watch::Receiver<Ready>) {
     while ready.changed().await.is_ok() {
         let now = *ready.borrow_and_update();
-        report(&reporter, now).await;
+        report(reporter, now).await;
     }
     std::future::pending::<()>().await;
 }

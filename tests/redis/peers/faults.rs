@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use super::{By, NODES, Scene, counts, id, letters, metric};
-use crate::waiting::{now, until};
+use crate::waiting::{PATIENCE, now, until};
 
 #[test]
 fn an_owner_that_was_killed_and_began_anew_under_its_name_is_not_taken_for_the_old_one() {
@@ -158,6 +158,7 @@ fn garbage_at_the_port_for_replicas_does_nothing() {
         [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &long, &[&preface[..], &long].concat()]
     {
         let mut stream = TcpStream::connect(scene.desk(0)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
         // It may be hung up on before all is sent.
         let _ = stream.write_all(garbage);
     }

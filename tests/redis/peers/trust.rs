@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 use super::{By, Scene, counts, id, letters};
 use crate::service::Service;
 use crate::support::certificates::Authority;
-use crate::waiting::until;
+use crate::waiting::{PATIENCE, until};
 
 const SECRET: &str = "the-secret-of-this-fleet-1";
 
@@ -35,6 +35,7 @@ impl Scene {
     fn deliver(&self, parcel: Parcel) -> Result<Vec<i32>, Code> {
         let _inside = self.runtime.enter();
         let desk = Endpoint::from_shared(format!("http://{}", self.desk(0))).unwrap();
+        let desk = desk.timeout(PATIENCE);
         let mut client = PeersClient::new(desk.connect_lazy());
         let delivered = self.runtime.block_on(client.deliver(parcel));
         delivered.map(|receipt| receipt.into_inner().answers).map_err(|status| status.code())
