@@ -19,6 +19,7 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 
 use super::args::Ask;
 use super::{Outcome, Terminal, remote};
+use crate::config::written;
 use crate::source::xds::{Server, Tls, connect};
 
 /// How long an answer may take.
@@ -108,15 +109,9 @@ fn server(args: &Ask) -> Result<Server, String> {
 }
 
 fn descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
-    let entry = |part: &str| {
-        let (key, value) = part
-            .split_once('=')
-            .ok_or_else(|| format!("`{part}` is not an entry; one is written key=value"))?;
-        Ok(Entry { key: key.to_owned(), value: value.to_owned() })
-    };
-    let entries: Result<_, String> = text.split(',').map(entry).collect();
-    let hits_addend = Some(UInt64Value { value: hits });
-    Ok(RateLimitDescriptor { entries: entries?, hits_addend, ..RateLimitDescriptor::default() })
+    let entries = written::entries(text)?.into_iter().map(|(key, value)| Entry { key, value });
+    let (entries, hits_addend) = (entries.collect(), Some(UInt64Value { value: hits }));
+    Ok(RateLimitDescriptor { entries, hits_addend, ..RateLimitDescriptor::default() })
 }
 
 /// A line for each descriptor, and the verdict.

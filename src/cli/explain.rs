@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::explain::{
     Candidate, Explained, Explanation, Looked, Met, Now, Under, explain as explained,
 };
-use crate::config::{self, Config};
+use crate::config::{self, Config, written};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
@@ -54,6 +54,8 @@ fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| entries(descriptor)).collect();
     let (descriptors, config) = (descriptors?, load(args)?);
+    let descriptors: Vec<_> =
+        descriptors.iter().map(|entries| written::borrowed(entries)).collect();
     Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))
 }
 
@@ -66,15 +68,11 @@ fn load(args: &Explain) -> Result<Config, String> {
     }
 }
 
-/// `k=v,k2=v2`; a value may hold `=`, and one without is empty.
-fn entries(descriptor: &str) -> Result<Vec<(&str, &str)>, String> {
-    let entry = |text| match str::split_once(text, '=') {
-        Some(("", _)) | None => {
-            Err(format!("error: `{text}` in --descriptor {descriptor} is not `key=value`"))
-        }
-        Some(entry) => Ok(entry),
-    };
-    descriptor.split(',').filter(|_| !descriptor.is_empty()).map(entry).collect()
+fn entries(descriptor: &str) -> Result<Vec<(String, String)>, String> {
+    if descriptor.is_empty() {
+        return Ok(Vec::new());
+    }
+    written::entries(descriptor).map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
 }
 
 fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {

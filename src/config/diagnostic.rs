@@ -263,6 +263,7 @@ codes! {
     MergeOverwrites = W03 "a merge key that overwrites what stands before it",
     NotFinite = W04 "a number that JSON cannot express",
     BinaryNotText = W05 "binary that is not text",
+    SecondDocument = W06 "another document, which is not read",
 
     EmptyDomain = E20 "a file without a domain",
     DuplicateDomain = E21 "a domain that another file has, with merging off",

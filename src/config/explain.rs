@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::concurrency::Ceiling;
 use super::tree::trace::{Outcome, Trace, Verdict};
 use super::tree::{How, Match};
+use super::written::written;
 use super::{Config, Limit, Rule, strategy_word};
 use crate::kernel::rate::fixed_window::Count;
 use crate::kernel::rate::gcra::Tat;
@@ -36,7 +37,7 @@ pub struct Explanation {
 /// One descriptor, explained.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Explained {
-    /// `key=value,key=value`.
+    /// As a person writes it.
     pub descriptor: String,
     /// One per entry that was looked at.
     pub steps: Vec<Looked>,
@@ -257,10 +258,6 @@ fn at_rest(strategy: &Strategy, now: Nanos, hits: Hits) -> Step {
         Strategy::SlidingWindow(limit) => limit.ask(&Pair::default(), now, hits),
         Strategy::SlidingLog(limit) => limit.ask(&Log::default(), now, hits),
     }
-}
-
-fn written<'e>(entries: impl Iterator<Item = (&'e str, &'e str)>) -> String {
-    entries.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 fn looked(walk: &Trace<'_>) -> Vec<Looked> {

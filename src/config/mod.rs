@@ -19,6 +19,7 @@ pub mod resolve;
 pub mod schema;
 pub mod settings;
 pub mod tree;
+pub mod written;
 mod yaml;
 
 pub use describe::strategy_word;

@@ -53,8 +53,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
 /// The lower-case words are proposed, every case is taken.
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
-    let any_case: Vec<String> = words.iter().map(|word| in_any_case(word)).collect();
-    let pattern = format!("^({})$", any_case.join("|"));
+    let pattern = format!("^({})$", in_any_case(&words));
     json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]})
 }
 
@@ -92,10 +91,11 @@ pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
     let days: Vec<&str> = words::WEEKDAYS.iter().map(|&(word, _)| word).collect();
+    let pattern = format!("^([0-9]{{1,2}}(-[0-9]{{1,2}})?|{})$", in_any_case(&days));
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": 1, "maximum": 31},
         {"enum": days},
-        {"type": "string", "pattern": "^[0-9]{1,2}(-[0-9]{1,2})?$"},
+        {"type": "string", "pattern": pattern},
     ]})
 }
 
@@ -124,7 +124,9 @@ fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
     json_schema!({"enum": words.collect::<Vec<_>>()})
 }
 
-fn in_any_case(word: &str) -> String {
+/// Any of the words, as a part of a pattern.
+fn in_any_case(words: &[&str]) -> String {
     let either = |letter: char| ['[', letter.to_ascii_uppercase(), letter, ']'];
-    word.chars().flat_map(either).collect()
+    let any_case = words.iter().map(|word| word.chars().flat_map(either).collect::<String>());
+    any_case.collect::<Vec<_>>().join("|")
 }

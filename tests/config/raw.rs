@@ -260,6 +260,22 @@ fn a_span_is_the_value_itself() {
 }
 
 #[test]
+fn a_document_that_is_not_read_is_told_of_and_one_of_nothing_is_not() {
+    let found = |text: &str| {
+        let (_, _, findings) = raw::read("a.yaml", text.as_bytes()).unwrap();
+        findings.iter().map(|one| one.code.name()).collect::<Vec<_>>()
+    };
+    for text in ["domain: d\n---\n: : : [\n", "domain: d\n...\nbogus: [\n", "{domain: d}\n--- x"] {
+        assert_eq!(found(text), ["W06"], "{text:?}");
+    }
+    for text in
+        ["domain: d\n---\n", "domain: d\n...\n", "domain: d\n--- # nothing\n", "---\ndomain: d\n"]
+    {
+        assert_eq!(found(text), [""; 0], "{text:?}");
+    }
+}
+
+#[test]
 fn only_the_first_document_is_read() {
     for text in ["domain: d\n---\n: : : [\n", "domain: d\n...\nbogus: [\n", "{domain: d}\n--- x"] {
         assert_eq!(read(text).domain.value, "d");

@@ -78,7 +78,7 @@ fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 64, mode: leased, max_duration: 5m", &[]);
     refused("limit: 4, mode: strict, adaptive: {}", &["E32 `adaptive` beside `mode: strict`"]);
     refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
-    refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s`"]);
+    refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is no time at all"]);
     refused("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
     refused("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
     refused("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
@@ -87,7 +87,8 @@ fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 1, queue: {timeout: 1s}", &["E38 a queue needs"]);
     refused("limit: 1, queue: {size: 0, timeout: 1s}", &["E38 `size: 0`"]);
     refused("limit: 1, queue: {size: 1, timeout: 0s}", &["E31 `timeout: 0s`"]);
-    refused("limit: 1, queue: {size: 1, timeout: soon}", &["E31 `timeout: soon`"]);
+    refused("limit: 1, queue: {size: 1, timeout: soon}", &["E31 `timeout: soon` is no duration"]);
+    refused("limit: 1, queue: {size: 1, timeout: 999999d}", &["E31 `timeout: 999999d` is longer"]);
     for status in ["200", "399", "600", "70000"] {
         let expected = format!("E38 `status: {status}`");
         refused(&format!("limit: 1, reject: {{status: {status}}}"), &[&expected]);

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use proptest::prelude::*;
 use sluicegate::cli::args::{Command, parse};
 use sluicegate::cli::{self, Outcome, Terminal, explain};
 use sluicegate::clock::Clock;
+use sluicegate::config::written::{entries, written};
 use sluicegate::kernel::units::Nanos;
 
 /// 2025-11-20T09:52:25Z.
@@ -159,5 +161,36 @@ fn explain_cannot_say_from_files_that_do_not_load() {
     let (outcome, _, err) =
         run(&["explain", "--limits", SOUND, "--domain", "shop", "--descriptor", "a"]);
     assert_eq!(outcome, Outcome::CouldNotSay);
-    assert_eq!(err, "error: `a` in --descriptor a is not `key=value`\n");
+    let told = "`a` is not an entry; one is written key=value, and a comma in it `\\,`";
+    assert_eq!(err, format!("error: --descriptor a: {told}\n"));
+}
+
+#[test]
+fn a_descriptor_can_be_written_with_commas_and_whatever_else_it_has() {
+    let read = |text: &str| entries(text).unwrap();
+    let of = |entries: &[(&str, &str)]| -> Vec<(String, String)> {
+        entries.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    assert_eq!(read("a=b,c="), of(&[("a", "b"), ("c", "")]));
+    assert_eq!(
+        read(r"agent=Mozilla\, like Gecko,path=/?a=b"),
+        of(&[("agent", "Mozilla, like Gecko"), ("path", "/?a=b")])
+    );
+    assert_eq!(read(r"a\=b=c"), of(&[("a=b", "c")]));
+    assert_eq!(read(r"dir=C:\temp\\,n=1"), of(&[("dir", r"C:\temp\"), ("n", "1")]));
+    for none in ["", "a", "=b", "a=b,", r"a\=b", "a=b,c"] {
+        assert!(entries(none).is_err(), "{none}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+    #[test]
+    fn whatever_is_written_is_read_back(
+        wanted in prop::collection::vec(("[a,=\\\\]{1,4}", "[a,=\\\\]{0,4}"), 1..4),
+    ) {
+        let text = written(wanted.iter().map(|(key, value)| (&**key, &**value)));
+        prop_assert_eq!(entries(&text), Ok(wanted), "{}", text);
+    }
 }

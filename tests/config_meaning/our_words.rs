@@ -40,6 +40,15 @@ fn per_takes_whole_durations_instead_of_a_unit() {
     assert_eq!(per("1ms"), Window::Per(Nanos::MILLI));
     refused("per: 90s, unit: minute, requests_per_unit: 5", &["E32 `unit: minute` and `per: 90s`"]);
     refused("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
+    // 2^64 nanoseconds are 213,503.98 days.
+    for long in ["213504d", "99999999999999999999s", "213503d24h"] {
+        let told = format!("E31 `per: {long}` is longer than 584 years");
+        refused(&format!("per: {long}, requests_per_unit: 5"), &[&told]);
+    }
+    for none in ["'5'", "5 s", "s", "1d99999999999999999999x", "''", "5sd"] {
+        let told = format!("E31 `per: {}` is no duration", none.trim_matches('\''));
+        refused(&format!("per: {none}, requests_per_unit: 5"), &[&told]);
+    }
     for bad in
         ["'90'", "1.5s", "-5s", "5 s", "1y", "s", "''", "99999999999999999999d", "300000d", "5ms7"]
     {

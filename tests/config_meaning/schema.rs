@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use regex::Regex;
 use serde_json::{Value, json};
 use sluicegate::config::schema::limits;
 
@@ -19,7 +20,7 @@ fn the_shipped_schema_is_the_one_of_the_types() {
     assert_eq!(kept, wanted, "stale: write it with UPDATE=1");
 }
 
-/// As much of JSON Schema as this schema uses; patterns are only asked whether they are anchored.
+/// As much of JSON Schema as this schema uses.
 fn fits(root: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     let known = [
         "$defs",
@@ -76,7 +77,8 @@ fn one_word(
         "pattern" => {
             let pattern = said.as_str().unwrap();
             assert!(pattern.starts_with('^') && pattern.ends_with('$'), "{pattern}");
-            Ok(())
+            let fits = value.as_str().is_none_or(|it| Regex::new(pattern).unwrap().is_match(it));
+            if fits { Ok(()) } else { wrong(format!("does not match {pattern}")) }
         }
         "anyOf" if !said.as_array().unwrap().iter().any(|one| fits(root, one, value).is_ok()) => {
             wrong(format!("fits none of {said}"))
@@ -155,6 +157,8 @@ fn what_check_would_refuse_or_find_ignored_does_not_fit() {
         "unit: days, burst: 0",
         "requests_per_unit: 1",
         "unit: day, per: 5s",
+        "per: 5 s",
+        "unit: week, calendar: {time_zone: UTC, starts_on: funday}",
         "unit: day, strategy: grca",
         "unit: day, mode: lased",
         "unit: day, max_overshoot: -1",
@@ -169,6 +173,16 @@ fn what_check_would_refuse_or_find_ignored_does_not_fit() {
     assert!(judge("descriptors: []\n").is_err());
     assert!(judge("domain: d\ndescriptors: [{value: v}]\n").is_err());
     assert!(judge("domain: d\ndescriptor: []\n").is_err());
+}
+
+#[test]
+fn the_name_of_a_unit_or_a_day_fits_in_every_case_as_it_is_read() {
+    for (unit, day) in [("week", "monday"), ("Week", "Monday"), ("WEEK", "SUNDAY"), ("week", "7")] {
+        let words = format!("unit: {unit}, calendar: {{time_zone: UTC, starts_on: {day}}}");
+        let descriptor = format!("- {{key: k, rate_limit: {{requests_per_unit: 1, {words}}}}}\n");
+        assert_eq!(judge(&format!("domain: d\ndescriptors:\n{descriptor}")), Ok(()), "{words}");
+        assert_eq!(said(&descriptor), [""; 0], "{words}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::degrade::redis_at;
 use super::load::under_load;
-use super::{ask_of, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
+use super::{ask_of, failures, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::cluster::Cluster;
 use crate::support::process::Process;
@@ -216,6 +216,21 @@ fn a_cluster_that_comes_later_is_taken_and_a_slot_without_an_owner_fails_alone()
     cluster.wait_until_whole();
     wait_until_whole(&service);
     assert_eq!(passed(&service, domains[2], "error", "after"), LIMIT as usize);
+}
+
+#[test]
+fn a_cluster_that_refuses_us_from_the_start_is_named_as_that() {
+    let cluster = Cluster::start();
+    cluster.nodes().for_each(|node| node.order(&["CONFIG", "SET", "requirepass", "sesame"]));
+    let limits = limits_of(LIMIT, &["d"]);
+    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    let is_named = || match ready(&service).text() {
+        text if text.contains("does not answer (not_permitted)") => Ok(()),
+        text => Err(format!("{text}{}", service.log())),
+    };
+    until("the probe says that it is the password", is_named).unwrap();
+    assert_eq!(ask_of(&service, "d", &[("allow", "v")]).status, 200);
+    assert!(failures(&service, "not_permitted") > 0);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Cause;
 use super::client::{At, in_words};
-use super::connection::{Link, Live};
+use super::connection::{Link, Live, refusal};
 use super::keep::{self, Whereabouts};
 use super::options::{Address, Options};
 use super::pauses::Pauses;
@@ -45,6 +45,8 @@ pub(super) struct Cluster {
     map: ArcSwap<Map>,
     /// Nodes that others sent us to, and for how many looks more they are kept.
     named: Mutex<BTreeMap<Address, u8>>,
+    /// Why no node told its slots when they were last asked, if one said.
+    refused: Mutex<Option<Cause>>,
     /// Who has which slots may have changed.
     doubted: Notify,
 }
@@ -96,7 +98,7 @@ impl Cluster {
     pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
-        node.ok_or(Cause::Unreachable)?.link.live()
+        node.ok_or_else(|| self.unknown())?.link.live()
     }
 
     /// Tells the connection of the slot's node how a call ended.
@@ -114,9 +116,14 @@ impl Cluster {
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
         let trouble = owners.find_map(|node| match node {
             Some(node) => node.link.trouble(),
-            None => Some(Cause::Unreachable),
+            None => Some(self.unknown()),
         });
-        trouble.or_else(|| (!map.slots.are_all()).then_some(Cause::Unreachable))
+        trouble.or_else(|| (!map.slots.are_all()).then(|| self.unknown()))
+    }
+
+    /// Why it is not known who has a slot.
+    fn unknown(&self) -> Cause {
+        self.refused.lock().unwrap_or(Cause::Unreachable)
     }
 
     /// Asks anew who has which slots.
@@ -172,9 +179,11 @@ pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Ar
         match slots::look(cluster.answering(), &seeds, &options, &mut keepers.pauses).await {
             Ok(slots) => {
                 keepers.lay_out(slots);
+                *cluster.refused.lock() = None;
                 said.clear();
             }
             Err(error) => {
+                *cluster.refused.lock() = refusal(&error);
                 let why = in_words(&error);
                 if why != said {
                     tracing::warn!(error = %why, "no node of the redis cluster tells its slots");

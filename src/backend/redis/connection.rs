@@ -129,9 +129,7 @@ impl Link {
 
     /// There is none, and could not be had for this.
     pub(super) fn cannot_be_had(&self, error: &Error) {
-        *self.refused.lock() = Some(cause(error)).filter(|said| {
-            matches!(said, Cause::NotPermitted | Cause::Loading | Cause::OutOfMemory)
-        });
+        *self.refused.lock() = refusal(error);
     }
 
     /// Calls are not answered, though there may be a connection.
@@ -431,6 +429,12 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
         _ => Err(Cause::NotUnderstood),
     };
     values.into_iter().map(integer).collect()
+}
+
+/// What a process that was reached says against being connected to, if that is why it failed.
+pub(super) fn refusal(error: &Error) -> Option<Cause> {
+    Some(cause(error))
+        .filter(|said| matches!(said, Cause::NotPermitted | Cause::Loading | Cause::OutOfMemory))
 }
 
 /// Why a call failed.

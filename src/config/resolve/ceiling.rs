@@ -188,13 +188,16 @@ impl Block<'_, '_, '_> {
     }
 
     fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
-        let found = duration::parse(&text.value).filter(|found| Nanos(0) < *found);
-        if found.is_none() {
-            let message = format!("`{word}: {}` is no duration", text.value);
-            let cure = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
-            self.error(Code::BadDuration, text.span, message, cure);
-        }
-        found
+        let example = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
+        let (message, cure) = match duration::parse(&text.value) {
+            Ok(Nanos(0)) => {
+                (format!("`{word}: {}` is no time at all", text.value), "at least `1ms`")
+            }
+            Ok(found) => return Some(found),
+            Err(wrong) => wrong.told(word, &text.value, example),
+        };
+        self.error(Code::BadDuration, text.span, message, cure);
+        None
     }
 
     fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {

@@ -168,10 +168,13 @@ impl Block<'_, '_, '_> {
 
     fn per(&mut self, per: &Spanned<String>) -> Option<Window> {
         let example = "a whole number and `ms`, `s`, `m`, `h` or `d`, as in `90s` or `1h30m`";
-        let Some(period) = duration::parse(&per.value) else {
-            let message = format!("`per: {}` is no duration", per.value);
-            self.error(Code::BadDuration, per.span, message, example);
-            return None;
+        let period = match duration::parse(&per.value) {
+            Ok(period) => period,
+            Err(wrong) => {
+                let (message, cure) = wrong.told("per", &per.value, example);
+                self.error(Code::BadDuration, per.span, message, cure);
+                return None;
+            }
         };
         if period < Nanos::MILLI {
             let message = format!("`per: {}` is shorter than 1ms", per.value);

@@ -149,10 +149,12 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
     let version_at = text.find("%YAML").unwrap_or_default();
     let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
     let mut builder = Builder::new(text, version_at);
-    for event in Parser::new_from_str_with_options(text, options(DEPTH)) {
+    let mut parser = Parser::new_from_str_with_options(text, options(DEPTH));
+    while let Some(event) = parser.next() {
         match event {
             Ok((Event::DocumentEnd | Event::StreamEnd, at)) => {
                 builder.strict.token(span_of(&at), findings);
+                tell_of_another(parser, findings);
                 break;
             }
             Ok((event, span)) => builder.take(event, &span, findings),
@@ -173,6 +175,21 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
         }
     }
     builder.tree
+}
+
+/// What follows the first document is dropped, as by the reference, where it would be missed in silence.
+fn tell_of_another<'s>(
+    mut rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
+    findings: &mut Findings,
+) {
+    let Some(Ok((Event::DocumentStart(..), at))) = rest.next() else { return };
+    // Nothing is told as a null.
+    if matches!(rest.next(), Some(Ok((Event::Scalar(text, ..), _))) if matches!(&*text, "" | "~")) {
+        return;
+    }
+    let help = "a file is one document with one domain: put this one into a file of its own";
+    let message = "another document begins here, and is not read".to_owned();
+    findings.add_with_help(Code::SecondDocument, span_of(&at), message, help);
 }
 
 /// How the parser beneath is run.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use smallvec::smallvec;
 
 use super::Explain;
+use crate::config::written::{borrowed, written};
 use crate::engine::{Answer, Engine, Refusal};
 use crate::kernel::decision::{Cause, Cost, Descriptor, Question, Reason};
 use crate::kernel::rate::limit::EXACT;
@@ -119,9 +120,7 @@ fn by_the_store(engine: &Engine, answer: &Answer) -> Result<(), Wrong> {
 
 /// The line of the log for who asks later what became of a counter.
 fn changed(act: &str, asked: &Explain) {
-    let named = |entries: &Vec<(String, String)>| {
-        entries.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
-    };
+    let named = |entries: &Vec<(String, String)>| written(borrowed(entries));
     let descriptors = asked.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*asked.domain, asked.hits);
     // As a warning, so that no usual level of the log leaves it out.

@@ -6,6 +6,7 @@
 
 use crate::config::explain::{Explained, Explanation, Fresh, Now};
 use crate::config::frozen::{Frozen, Held};
+use crate::config::written::{borrowed, entries};
 use crate::config::{self, Config};
 use crate::engine::Engine;
 use crate::engine::admit::Look;
@@ -47,16 +48,6 @@ impl Explain {
         }
         Ok(asked)
     }
-}
-
-fn entries(text: &str) -> Result<Vec<(String, String)>, String> {
-    let entry = |part: &str| {
-        let (key, value) = part
-            .split_once('=')
-            .ok_or_else(|| format!("`{part}` is not an entry; one is written key=value"))?;
-        Ok((key.to_owned(), value.to_owned()))
-    };
-    text.split(',').map(entry).collect()
 }
 
 fn hits(text: &str) -> Result<u64, String> {
@@ -119,8 +110,4 @@ fn now(look: Look) -> Now {
         rtt: look.rtt.map(|time| time.to_string()),
         min_rtt: look.min_rtt.map(|time| time.to_string()),
     }
-}
-
-fn borrowed(entries: &[(String, String)]) -> Vec<(&str, &str)> {
-    entries.iter().map(|(key, value)| (&**key, &**value)).collect()
 }

@@ -82,7 +82,7 @@ fn hold(query: &[(String, String)]) -> Result<Hold, String> {
     };
     let long = text("for")?;
     let long =
-        duration::parse(long).ok_or_else(|| format!("for `{long}` is no duration, as 10m is"))?;
+        duration::parse(long).map_err(|_| format!("for `{long}` is no duration, as 10m is"))?;
     Ok(Hold { verdict, long })
 }
 

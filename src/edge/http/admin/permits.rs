@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use crate::config::written::written;
 use crate::engine::admit::{Admission, Look, Name};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
@@ -47,11 +48,10 @@ fn bucket((name, look): &(Name, Look)) -> Value {
     })
 }
 
-/// The domain and `key=value,key2=value2`.
+/// The domain and the descriptor, as a person writes it.
 fn named(name: &Name) -> (&str, String) {
     let Some((domain, entries)) = CounterKey::read_ceiling(name) else {
         return ("", String::new());
     };
-    let entries: Vec<_> = entries.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    (domain, entries.join(","))
+    (domain, written(entries))
 }

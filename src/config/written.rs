@@ -1,0 +1,88 @@
+//! A descriptor as a person writes it: `api_key=me,path=/`.
+//!
+//! Guarantees: every list of entries can be written and is read back: `\,` is a comma that ends no entry, `\=` an `=` that ends
+//! no key, `\\` a backslash. Before anything else a backslash is itself.
+//! Leaves out: which entries anybody knows.
+
+use std::fmt::Write as _;
+
+/// The entries of `text`, in its order.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub fn entries(text: &str) -> Result<Vec<(String, String)>, String> {
+    parts(text).into_iter().map(entry).collect()
+}
+
+/// `entries` as [`entries`] reads them.
+pub fn written<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
+    let mut text = String::new();
+    for (key, value) in entries {
+        let comma = if text.is_empty() { "" } else { "," };
+        let _infallible = write!(text, "{comma}{}={}", escaped(key, &['=']), escaped(value, &[]));
+    }
+    text
+}
+
+/// The same entries, as the engine takes them.
+#[must_use]
+pub fn borrowed(entries: &[(String, String)]) -> Vec<(&str, &str)> {
+    entries.iter().map(|(key, value)| (&**key, &**value)).collect()
+}
+
+/// What commas part, each with its backslashes.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), text);
+    while let Some(end) = first(rest, ',') {
+        let (part, after) = rest.split_at(end);
+        parts.push(part);
+        rest = after.get(1..).unwrap_or_default();
+    }
+    parts.push(rest);
+    parts
+}
+
+fn entry(part: &str) -> Result<(String, String), String> {
+    let end = first(part, '=').filter(|&end| end != 0).ok_or_else(|| {
+        format!("`{part}` is not an entry; one is written key=value, and a comma in it `\\,`")
+    })?;
+    let (key, value) = part.split_at(end);
+    Ok((plain(key), plain(value.get(1..).unwrap_or_default())))
+}
+
+/// Where `wanted` first stands for itself.
+fn first(text: &str, wanted: char) -> Option<usize> {
+    let mut characters = text.char_indices().peekable();
+    while let Some((at, character)) = characters.next() {
+        if character == '\\' {
+            characters.next_if(|(_, next)| is_special(*next));
+        } else if character == wanted {
+            return Some(at);
+        }
+    }
+    None
+}
+
+fn plain(text: &str) -> String {
+    let (mut plain, mut characters) = (String::new(), text.chars().peekable());
+    while let Some(character) = characters.next() {
+        let meant = characters.next_if(|next| character == '\\' && is_special(*next));
+        plain.push(meant.unwrap_or(character));
+    }
+    plain
+}
+
+fn escaped(text: &str, more: &[char]) -> String {
+    let mut escaped = String::new();
+    for character in text.chars() {
+        if matches!(character, ',' | '\\') || more.contains(&character) {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
+}
+
+const fn is_special(character: char) -> bool {
+    matches!(character, ',' | '=' | '\\')
+}
