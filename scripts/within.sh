@@ -28,21 +28,32 @@ stand() {
         grep -E '^Thread|(all|sluicegate)::' | cut -c 1-200
 }
 
+# All that PROCESS started, and what these started.
+below() {
+    local child
+    for child in $(pgrep -P "$1"); do
+        below "$child"
+        echo "$child"
+    done
+}
+
 end_them() {
     while [ "$SECONDS" -lt "$end" ]; do
         sleep 1
         kill -0 $$ 2>/dev/null || exit 0
     done
     unended
-    local process
+    local process me=$BASHPID
     for process in $(running); do
         timeout 180 bash -c "$(declare -f debugger); debugger" >/dev/null && stand "$process" ||
             echo "nothing to be seen of process $process"
-        pkill -KILL -P "$process" || true
-        kill -KILL "$process" || true
     done
     # What was printed last is read first.
     unended
+    for process in $(pgrep -P $$ | grep -vx "$me"); do
+        [ "$(cat "/proc/$process/comm")" != tee ] || continue
+        kill -KILL $(below "$process") "$process" 2>/dev/null || true
+    done
 }
 
 end_them &

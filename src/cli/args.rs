@@ -108,8 +108,8 @@ pub struct Ask {
     /// The question's domain.
     #[arg(long)]
     pub domain: String,
-    /// One descriptor of the question: its entries in order, `key=value,key=value`; a comma in
-    /// one is `\,`.
+    /// One descriptor of the question: its entries in order, `key=value,key=value`, where
+    /// a comma in one is `\,`, an `=` in a key `\=`, and a backslash `\\`.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
     /// What the question costs.
@@ -196,8 +196,8 @@ pub struct Explain {
     /// The question's domain.
     #[arg(long)]
     pub domain: String,
-    /// One descriptor of the question: its entries in order, `key=value,key=value`; a comma in
-    /// one is `\,`.
+    /// One descriptor of the question: its entries in order, `key=value,key=value`, where
+    /// a comma in one is `\,`, an `=` in a key `\=`, and a backslash `\\`.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
     /// What the question costs; 0 only looks.

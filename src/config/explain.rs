@@ -37,7 +37,7 @@ pub struct Explanation {
 /// One descriptor, explained.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Explained {
-    /// As a person writes it.
+    /// As a person writes it: [`written`].
     pub descriptor: String,
     /// One per entry that was looked at.
     pub steps: Vec<Looked>,
@@ -277,7 +277,7 @@ fn looked(walk: &Trace<'_>) -> Vec<Looked> {
         .into(),
     };
     let steps = walk.steps.iter().map(|step| Looked {
-        entry: format!("{}={}", step.entry.0, step.entry.1),
+        entry: written([(&*step.entry.0, &*step.entry.1)]),
         candidates: step.tried.iter().map(candidate).collect(),
     });
     steps.collect()
@@ -285,7 +285,7 @@ fn looked(walk: &Trace<'_>) -> Vec<Looked> {
 
 fn outcome(walk: &Trace<'_>) -> String {
     let last = walk.steps.last();
-    let entry = last.map(|step| format!("{}={}", step.entry.0, step.entry.1)).unwrap_or_default();
+    let entry = last.map(|step| written([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
     let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
     match &walk.outcome {
         Outcome::Found(Match { rule, .. }) => {

@@ -1,6 +1,6 @@
 //! A descriptor as a person writes it: `api_key=me,path=/`.
 //!
-//! Guarantees: every list of entries can be written and is read back: `\,` is a comma that ends no entry, `\=` an `=` that ends
+//! Guarantees: every list of entries, one at least, can be written and is read back: `\,` is a comma that ends no entry, `\=` an `=` that ends
 //! no key, `\\` a backslash. Before anything else a backslash is itself.
 //! Leaves out: which entries anybody knows.
 
@@ -43,8 +43,9 @@ fn parts(text: &str) -> Vec<&str> {
 }
 
 fn entry(part: &str) -> Result<(String, String), String> {
-    let end = first(part, '=').filter(|&end| end != 0).ok_or_else(|| {
-        format!("`{part}` is not an entry; one is written key=value, and a comma in it `\\,`")
+    let end = first(part, '=').ok_or_else(|| {
+        let comma = if part.is_empty() { "" } else { ", and a comma in it `\\,`" };
+        format!("`{part}` is not an entry; one is written key=value{comma}")
     })?;
     let (key, value) = part.split_at(end);
     Ok((plain(key), plain(value.get(1..).unwrap_or_default())))

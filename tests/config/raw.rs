@@ -265,7 +265,15 @@ fn a_document_that_is_not_read_is_told_of_and_one_of_nothing_is_not() {
         let (_, _, findings) = raw::read("a.yaml", text.as_bytes()).unwrap();
         findings.iter().map(|one| one.code.name()).collect::<Vec<_>>()
     };
-    for text in ["domain: d\n---\n: : : [\n", "domain: d\n...\nbogus: [\n", "{domain: d}\n--- x"] {
+    for text in [
+        "domain: d\n---\n: : : [\n",
+        "domain: d\n...\nbogus: [\n",
+        "{domain: d}\n--- x",
+        "domain: d\n---\n# nothing\n---\ndomain: e\n",
+        "domain: d\n%YAML 1.1\n---\ndomain: e\n",
+        "domain: d\n...\n%YAML x\n---\ndomain: e\n",
+        "---\n---\ndomain: e\n",
+    ] {
         assert_eq!(found(text), ["W06"], "{text:?}");
     }
     for text in

@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     map: ArcSwap<Map>,
     /// Nodes that others sent us to, and for how many looks more they are kept.
     named: Mutex<BTreeMap<Address, u8>>,
-    /// Why no node told its slots when they were last asked, if one said.
+    /// What a node said against telling its slots, when they were last asked and none did.
     refused: Mutex<Option<Cause>>,
     /// Who has which slots may have changed.
     doubted: Notify,

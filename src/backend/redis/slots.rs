@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::client::{At, Opened, PATIENCE, run};
-use super::connection::Live;
+use super::connection::{Live, refusal};
 use super::options::{Address, Options};
 use super::pauses::Pauses;
 
@@ -93,7 +93,7 @@ impl Said {
 /// Who has which slots, by nodes that answer or else by `seeds`.
 ///
 /// # Errors
-/// Why the last of them does not tell.
+/// Why they do not tell: what one of them says, or why the last is not reached.
 pub(super) async fn look(
     mut answering: Vec<(Address, Arc<Live>)>,
     seeds: &[Address],
@@ -133,8 +133,9 @@ async fn newest(mut asked: JoinSet<Result<Said, Error>>) -> Result<Slots, Error>
                     newest = Some(said);
                 }
             }
-            Ok(Some(Ok(Err(error)))) => failed = error,
-            Ok(Some(Err(_))) => {}
+            // One that was reached and will not says more than one that is away.
+            Ok(Some(Ok(Err(error)))) if refusal(&failed).is_none() => failed = error,
+            Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
         }
     }

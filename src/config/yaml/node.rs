@@ -3,7 +3,7 @@
 //! Guarantees: nodes in one arena (dropping it never recurses), mappings as ordered pairs with
 //! repeated keys kept, an alias as a reference to the node it names; a text costs time and memory
 //! in proportion to its length, whatever it says.
-//! Leaves out: later documents, which the base language does not read, not even to refuse them.
+//! Leaves out: later documents, which the base language does not read, not even to refuse them; that there is one is told.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -154,13 +154,16 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
         match event {
             Ok((Event::DocumentEnd | Event::StreamEnd, at)) => {
                 builder.strict.token(span_of(&at), findings);
-                tell_of_another(parser, findings);
+                tell_of_another(parser, builder.is_nothing(), findings);
                 break;
             }
             Ok((event, span)) => builder.take(event, &span, findings),
             Err(error) if builder.is_whole() && ends_document(&error) => {
                 let at = error.marker().byte_offset().unwrap_or(text.len());
                 refuse_unknown_directives(text, at, findings);
+                if !findings.has_errors() {
+                    another(Span { start: at, end: at }, builder.is_nothing(), findings);
+                }
                 break;
             }
             Err(error) => {
@@ -177,19 +180,46 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
     builder.tree
 }
 
-/// What follows the first document is dropped, as by the reference, where it would be missed in silence.
+/// What follows the first document is dropped, as by the reference, where it would be missed in silence. Documents of
+/// nothing are passed over.
 fn tell_of_another<'s>(
-    mut rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
+    rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
+    is_first_nothing: bool,
     findings: &mut Findings,
 ) {
-    let Some(Ok((Event::DocumentStart(..), at))) = rest.next() else { return };
-    // Nothing is told as a null.
-    if matches!(rest.next(), Some(Ok((Event::Scalar(text, ..), _))) if matches!(&*text, "" | "~")) {
-        return;
+    let mut begins = None;
+    for event in rest {
+        match event {
+            Ok((Event::StreamEnd, _)) => return,
+            Ok((Event::DocumentStart(..), at)) => begins = Some(span_of(&at)),
+            Ok((Event::DocumentEnd, _)) => {}
+            Ok((Event::Scalar(text, ..), _)) if is_nothing(&text) => {}
+            Ok(_) => break,
+            Err(error) => {
+                let at = error.marker().byte_offset().unwrap_or_default();
+                begins = begins.or(Some(Span { start: at, end: at }));
+                break;
+            }
+        }
     }
-    let help = "a file is one document with one domain: put this one into a file of its own";
+    if let Some(at) = begins {
+        another(at, is_first_nothing, findings);
+    }
+}
+
+/// What the parser gives for no text, or what stands for none.
+fn is_nothing(text: &str) -> bool {
+    matches!(text, "" | "~" | "null")
+}
+
+fn another(at: Span, is_first_nothing: bool, findings: &mut Findings) {
+    let help = if is_first_nothing {
+        "the first document is the one that is read, and is empty: take out the `---` before this one"
+    } else {
+        "a file is one document with one domain: put this one into a file of its own"
+    };
     let message = "another document begins here, and is not read".to_owned();
-    findings.add_with_help(Code::SecondDocument, span_of(&at), message, help);
+    findings.add_with_help(Code::SecondDocument, at, message, help);
 }
 
 /// How the parser beneath is run.
@@ -241,6 +271,11 @@ impl<'s> Builder<'s> {
 
     fn is_whole(&self) -> bool {
         self.tree.root.is_some() && self.open.is_empty()
+    }
+
+    fn is_nothing(&self) -> bool {
+        let kind = self.tree.root.map(|root| self.tree.kind(root));
+        kind.is_none_or(|kind| matches!(kind, Kind::Scalar { text, .. } if is_nothing(text)))
     }
 
     fn take(&mut self, event: Event<'s>, at: &granit_parser::Span, findings: &mut Findings) {

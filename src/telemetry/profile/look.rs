@@ -175,6 +175,15 @@ mod tests {
 
     use super::*;
 
+    /// Ends it, also where the test fails.
+    struct Busy(Pid);
+
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            let _gone = kill(self.0, Signal::SIGKILL);
+        }
+    }
+
     #[test]
     fn whoever_is_killed_while_it_is_held_is_heard_to_its_end() {
         let script = "while :; do :; done & echo $!; wait";
@@ -182,7 +191,8 @@ mod tests {
         let mut parent = parent.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let busy = Pid::from_raw(line.trim().parse().unwrap());
+        let Busy(busy) = &Busy(Pid::from_raw(line.trim().parse().unwrap()));
+        let busy = *busy;
         ptrace::seize(busy, ptrace::Options::empty()).unwrap();
         ptrace::interrupt(busy).unwrap();
         waitpid(busy, Some(WaitPidFlag::__WALL)).unwrap();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::explain::Explain;
 use super::{Admin, JSON, PLAIN};
 use crate::config::frozen::Held;
-use crate::config::resolve::duration;
+use crate::config::resolve::duration::{self, Wrong};
 use crate::engine::freezer::word;
 use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{Cause, Verdict};
@@ -81,8 +81,12 @@ fn hold(query: &[(String, String)]) -> Result<Hold, String> {
         other => return Err(format!("as `{other}` is neither deny nor allow")),
     };
     let long = text("for")?;
-    let long =
-        duration::parse(long).map_err(|_| format!("for `{long}` is no duration, as 10m is"))?;
+    let long = match duration::parse(long) {
+        Ok(long) => long,
+        // As every length above a day.
+        Err(Wrong::TooLong) => Nanos(u64::MAX),
+        Err(Wrong::Text) => return Err(format!("for `{long}` is no duration, as 10m is")),
+    };
     Ok(Hold { verdict, long })
 }
 
