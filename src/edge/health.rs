@@ -27,7 +27,7 @@ impl fmt::Display for Ready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Yes => "ready",
-            Self::NoConfig => "not ready: no limits are loaded yet",
+            Self::NoConfig => "not ready: no limits are loaded",
             Self::NoBackend => "not ready: the store of counters does not answer",
             Self::Draining => "not ready: draining",
         })

@@ -38,7 +38,7 @@ struct Inside {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// There is nothing to hold.
-    #[error("no limits are loaded yet")]
+    #[error("no limits are loaded")]
     NoConfig,
     /// No rule with a limit.
     #[error("no rate limit counts this descriptor; /explain says what it meets")]

@@ -79,7 +79,7 @@ pub enum Refusal {
     #[error("the list of descriptors must not be empty")]
     NoDescriptors,
     /// As the reference.
-    #[error("no limits are loaded yet; see the log or /config for what is wrong with them")]
+    #[error("no limits are loaded; see the log or /config for what is wrong with them")]
     NoConfig,
     /// More descriptors than one question may hold.
     #[error(

@@ -133,7 +133,11 @@ fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
                 // What a key lives for is known when its last charge was put.
                 let is_last = asked[number + 1..].iter().all(|o| o.charge.key != one.charge.key);
                 if is_last && !matches!(one.answer, Answer::Stale(_)) {
-                    assert!(lives_as_long_as(ttl, one.lives), "{ttl} ms, {}", where_(one));
+                    assert!(
+                        lives_as_long_as(ttl, one.lives, &one.charge.strategy),
+                        "{ttl} ms, {}",
+                        where_(one)
+                    );
                 }
             }
         }

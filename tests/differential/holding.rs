@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::Answer;
 use sluicegate::backend::redis::codec::holding::{Act, Held, pack, read};
+use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::redis::{CHARGE, HOLD};
-use sluicegate::backend::{Charge, Outcome};
+use sluicegate::backend::{Charge, Home, Outcome};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::lease::counter::Counter;
 use sluicegate::kernel::lease::hold::{Holds, Id, MOST_HOLDS};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
 use super::model::{Model, charge, expected};
+use super::store::outlives_its_debt;
 use super::{PREFIX, answers, call};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
@@ -217,7 +219,6 @@ fn left(held: Held) -> u64 {
 
 /// An hour of 100, by each strategy.
 fn hours() -> [Charge; 4] {
-    use sluicegate::kernel::rate::gcra::Gcra;
     use sluicegate::kernel::rate::sliding_log::SlidingLog;
     use sluicegate::kernel::rate::sliding_window::SlidingWindow;
     let hour = Nanos::from_secs(3_600);
@@ -317,6 +318,28 @@ fn the_list_expires_with_what_it_could_give_back() {
     let left = holder.client.call(&[b"PTTL".to_vec(), list]).int();
     // Ten hits of a hundred an hour drain in six minutes.
     assert!((355_000..=361_003).contains(&left), "{left}");
+}
+
+#[test]
+fn a_debt_of_which_some_was_given_back_lives_until_the_rest_is_rested() {
+    let redis = Redis::start();
+    let mut holder = Holder::new(&redis);
+    // A hit in seven milliseconds, so that some acts move the end to another tenth of a second and others do not.
+    let limit = Gcra::new(50_000, Nanos::from_secs(350), 50_000).map(Strategy::Gcra).unwrap();
+    for number in 0..100 {
+        // What is owed first outlives the test.
+        let hits = if number == 0 { 10_000 } else { 1 + number % 9 };
+        let some = charge("a", limit, Cost::Charge(Hits(hits)));
+        let name = key(&some.key, Home::Itself, PREFIX);
+        let id = Id(1, number);
+        let mut acts = vec![Asked::Act(Act::Hold(TERM), id), Asked::Charge];
+        acts.push(Asked::Act(if number % 4 == 0 { Act::Keep } else { Act::GiveBack }, id));
+        for act in acts {
+            assert_ne!(holder.ask(act, &some, None), Held::Refused, "{act:?}");
+            let longer = outlives_its_debt(&mut holder.client, &name);
+            assert!(longer.is_some_and(|micros| (0..=100_000).contains(&micros)), "{longer:?}");
+        }
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use super::PREFIX;
 use super::limits::{Kind, span};
 use super::model::{Model, charge};
-use super::store::micros;
+use super::store::{micros, outlives_its_debt};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
@@ -325,6 +325,28 @@ fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
     let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
     let after = micros(&lender.client.receive());
     assert!(before + 60_000_000 <= expires && expires <= after + 60_003_000);
+}
+
+#[test]
+fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (_, terms) = hour(Kind::Gcra);
+    for number in 1..300 {
+        // A hit in seven milliseconds, and sometimes in eight, to which the debt is converted.
+        let period = Nanos::from_secs(if number % 50 == 0 { 400 } else { 350 });
+        let limit = Gcra::new(50_000, period, 50_000).map(Strategy::Gcra).unwrap();
+        // What is owed first outlives the test.
+        let own = if number == 1 { 20_000 } else { number % 4 };
+        let mut message = borrows(limit, terms, number, own, number % 3);
+        message.borrow.returned = Hits(number % 2);
+        message.borrow.lease = Number(number - 1);
+        assert!(matches!(lender.ask(&message, None), Lent::Answered(_)));
+        let name = pack(&message, PREFIX, None).keys[0].clone();
+        let longer = outlives_its_debt(&mut lender.client, &name);
+        let is_right = longer.is_some_and(|micros| (0..=100_000).contains(&micros));
+        assert!(is_right, "{number}: {longer:?}");
+    }
 }
 
 #[test]

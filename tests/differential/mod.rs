@@ -20,6 +20,9 @@
 //! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
 //! | keys that are alike: one hit fewer admitted, a full window's denial without its time, a large count not kept apart, a key left out | `keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone` |
 //! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
+//! | expiry of a debt: rounded down, not moved to another tenth of a second; by keys that are alike | `a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_it_is_charged` |
+//! | expiry of a debt of which some is given back: rounded down | `a_debt_of_which_some_was_given_back_lives_until_the_rest_is_rested` |
+//! | strangers among keys that are alike: answered with the time of the one before | `a_stranger_between_keys_that_are_alike_is_said_and_both_are_charged` |
 //! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
 
 mod alike;

@@ -17,7 +17,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use super::model::charge;
 use super::{PREFIX, Scripted, answers, call, decode};
 use crate::support::redis::Redis;
-use crate::support::resp::Value;
+use crate::support::resp::{Client, Value};
 
 /// 2025-11-20, in the middle of a minute.
 const NOW: Nanos = Nanos::from_secs(1_763_632_345);
@@ -51,31 +51,75 @@ pub(super) fn micros(time: &Value) -> u64 {
     parts[0] * 1_000_000 + parts[1]
 }
 
+/// Puts the charges by the store's own clock: by how many microseconds the key of the first outlives its rest, at the least
+/// and at the most, since the store's clock is only seen before and after.
+fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
+    let first = &charges.list[0];
+    scripted.client.queue(&["MULTI"]);
+    scripted.client.queue(&["TIME"]);
+    scripted.queue(charges, None);
+    scripted.client.queue(&[b"PEXPIRETIME".to_vec(), key(&first.key, Home::Itself, PREFIX)]);
+    scripted.client.queue(&["TIME"]);
+    scripted.client.queue(&["EXEC"]);
+    scripted.client.flush();
+    let replies: Vec<_> = (0..6).map(|_| scripted.client.receive()).collect();
+    let [before, reply, expires, after] = replies[5].array() else { panic!() };
+    let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answers(charges, reply)[0] else {
+        panic!("{reply:?}")
+    };
+    let (reset, tick) = (room.reset_after.0 / 1_000, first.strategy.tick().size().0 / 1_000);
+    // A rest is counted from the tick in which the charge was put.
+    let rests = |time| (micros(time) / tick * tick + reset).cast_signed();
+    [after, before].map(|time| expires.int() * 1_000 - rests(time))
+}
+
+/// By how many microseconds the key of a GCRA outlives its debt, by the state that is written there; nothing where none is.
+#[expect(clippy::cast_possible_truncation, reason = "they are integers below 2^53")]
+pub(super) fn outlives_its_debt(client: &mut Client, key: &[u8]) -> Option<i64> {
+    let Value::Text(state) = client.call(&[b"GET", key]) else { return None };
+    let double = |at: usize| f64::from_le_bytes(state[at..at + 8].try_into().unwrap()) as i64;
+    let int = |at: usize| i64::from(u32::from_le_bytes(state[at..at + 4].try_into().unwrap()));
+    let [since, owed, limit, tick] = [double(1), double(9), int(17), int(33)];
+    let rests = (since + (owed + limit - 1) / limit) * tick;
+    Some(client.call(&[b"PEXPIRETIME", key]).int() * 1_000 - rests)
+}
+
 #[test]
 fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    for strategy in strategies(7, Nanos(3_600_000_007_000)) {
+    for strategy in &strategies(7, Nanos(3_600_000_007_000))[1..] {
         for hits in [1, 3, 2, 1] {
-            let charges = each([("a", strategy, hits)]);
-            scripted.client.queue(&["MULTI"]);
-            scripted.client.queue(&["TIME"]);
-            scripted.queue(&charges, None);
-            let expiry = [b"PEXPIRETIME".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
-            scripted.client.queue(&expiry);
-            scripted.client.queue(&["TIME"]);
-            scripted.client.queue(&["EXEC"]);
-            scripted.client.flush();
-            let replies: Vec<_> = (0..6).map(|_| scripted.client.receive()).collect();
-            let [before, reply, expires, after] = replies[5].array() else { panic!() };
-            let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answers(&charges, reply)[0]
-            else {
-                panic!("{reply:?}")
-            };
-            let (expires, reset) = (expires.int() * 1_000, room.reset_after.0 / 1_000);
-            let expires = u64::try_from(expires).unwrap();
-            assert!(micros(before) + reset <= expires, "{strategy:?}");
-            assert!(expires <= micros(after) + reset + 3_000, "{strategy:?}");
+            let [least, most] = outlives(&mut scripted, &each([("a", *strategy, hits)]));
+            assert!(0 <= most && least <= 3_000, "{strategy:?}: {least} to {most}");
+        }
+    }
+}
+
+#[test]
+fn a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_it_is_charged() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    // Ticks of a microsecond, a millisecond and a second, and from many hits a tenth to many tenths a hit.
+    for (limit, period) in [
+        (50_000, Nanos(700_000_001_000)),
+        (50_000, Nanos::from_secs(700)),
+        (1_000, Nanos::from_secs(1_000_000_000)),
+        (7, Nanos(3_600_000_007_000)),
+        (1_000_000_000, Nanos::from_secs(86_400)),
+    ] {
+        let strategy = Strategy::Gcra(Gcra::new(limit, period, limit).unwrap());
+        scripted.client.call(&["FLUSHALL"]);
+        for number in 0..300 {
+            let (name, hits) = (["a", "b", "c"][number % 3], 1 + number as u64 % 4);
+            // Alone, and as one of keys that are alike.
+            let names = if number % 2 == 0 { vec![name] } else { vec![name, "d"] };
+            if limit < 1_000 && 3 <= number {
+                break;
+            }
+            let charges = each(names.into_iter().map(|name| (name, strategy, hits)));
+            let [least, most] = outlives(&mut scripted, &charges);
+            assert!(0 <= most && least <= 101_000, "{strategy:?}, {number}: {least} to {most}");
         }
     }
 }
@@ -156,6 +200,32 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
             assert_eq!(room.remaining, Hits(5), "the others are charged");
             let after = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
             assert_eq!(after, before, "{strategy:?}, stranger {number}");
+        }
+    }
+}
+
+#[test]
+fn a_stranger_between_keys_that_are_alike_is_said_and_both_are_charged() {
+    let redis = Redis::start();
+    let mut scripted = Scripted::new(&redis);
+    for strategy in strategies(7, Nanos::from_secs(60)) {
+        let name =
+            key(&charge("strange", strategy, Cost::Charge(Hits(1))).key, Home::Itself, PREFIX);
+        // A start that is no minute's is one of a calendar's.
+        let is_strange = |(number, _): &(usize, _)| *number != 6;
+        for (number, stranger) in strangers(&name).into_iter().enumerate().filter(is_strange) {
+            scripted.client.call(&["FLUSHALL"]);
+            scripted.charge(&each([("a", strategy, 1), ("b", strategy, 1)]), Some(NOW));
+            scripted.client.call(&stranger);
+            let alike = each(["a", "strange", "b"].map(|name| (name, strategy, 1)));
+            let answers = scripted.charge(&alike, Some(NOW));
+            assert_eq!(answers[1], Answer::Unreadable, "{strategy:?} {number}");
+            for answer in [answers[0], answers[2]] {
+                let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answer else {
+                    panic!("{strategy:?} {number}: {answer:?}")
+                };
+                assert_eq!(room.remaining, Hits(5), "{strategy:?} {number}");
+            }
         }
     }
 }

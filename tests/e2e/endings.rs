@@ -8,7 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use sluicegate::edge::grpc::KEEPALIVE;
+use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, over_all};
@@ -355,7 +355,7 @@ fn with_every_hook_an_envoy_that_is_killed_keeps_its_places_no_longer_than_is_to
 /// `max_duration` ends what is held.
 #[test]
 fn with_every_hook_an_envoy_that_hangs_keeps_its_places_no_longer_than_is_told() {
-    fails("SIGSTOP to Envoy", KEEPALIVE * 2, |scene, _| {
+    fails("SIGSTOP to Envoy", PING_AFTER + PONG_WITHIN, |scene, _| {
         since_before(|| scene.envoy.signal("STOP"))
     });
 }
@@ -363,7 +363,7 @@ fn with_every_hook_an_envoy_that_hangs_keeps_its_places_no_longer_than_is_told()
 #[test]
 fn with_every_hook_an_envoy_whose_network_is_gone_keeps_its_places_no_longer_than_is_told() {
     let what = "no network between Envoy and the service";
-    fails(what, KEEPALIVE * 2, |_, door| since_before(|| door.go_silent()));
+    fails(what, PING_AFTER + PONG_WITHIN, |_, door| since_before(|| door.go_silent()));
 }
 
 /// What was in flight goes on without a place, and the next service counts what it admits.

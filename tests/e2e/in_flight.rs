@@ -347,20 +347,30 @@ fn with_rls_alone_a_proxy_that_is_killed_keeps_its_places_no_longer_than_max_dur
     scene.holds(0);
 }
 
-/// The client names another's id, and Envoy does not pass it on.
+/// The client names another's id and another hook, and Envoy does not pass them on.
 #[test]
-fn an_id_that_a_client_sends_is_overwritten() {
-    for scene in [Scene::split_under("limit: 2"), Scene::logged_under("limit: 2")] {
-        forged_ids_have_no_effect(&scene);
+fn ids_and_hooks_that_a_client_sends_have_no_effect() {
+    let ceiling = "limit: 2, reject: {status: 503}";
+    for scene in [Scene::under(ceiling), Scene::split_under(ceiling), Scene::logged_under(ceiling)]
+    {
+        forged_headers_have_no_effect(&scene);
     }
 }
 
-fn forged_ids_have_no_effect(scene: &Scene) {
-    let ids = [("x-sluicegate-id", "0123456789abcdef")];
+fn forged_headers_have_no_effect(scene: &Scene) {
+    // The hook `other` does not exist: asked about, it would be a service that does not answer, and let all pass.
+    let forged = [
+        ("x-sluicegate-id", "0123456789abcdef"),
+        ("x-request-id", "0123456789abcdef"),
+        ("x-sluicegate-hook", "other"),
+        ("x-hook", "other"),
+        ("hook", "other"),
+    ];
     let (ingress, ask) = (scene.envoy.ingress, http1::get);
-    let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &ids)));
+    let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &forged)));
     let visits = [scene.upstream.next(), scene.upstream.next()];
     scene.holds(2);
+    assert_eq!(ask(ingress, "/", &forged).unwrap().status, 503, "{}", scene.envoy.log());
     visits.into_iter().for_each(Visit::answer);
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);

@@ -385,6 +385,11 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     assert_eq!(shown["oldest"], json!([permit("k=first", 7_000), permit("k=second", 0)]));
     assert_eq!(shown["busiest"][0]["limit"], 3);
     held.finish(Concluded::Success, None);
+    let shown = json("/permits").await;
+    let busiest = shown["busiest"].as_array().unwrap();
+    let first = busiest.iter().find(|bucket| bucket["descriptor"] == "k=first").unwrap();
+    let of_latency = ["rtt_us", "min_rtt_us", "gradient"].map(|name| first[name].clone());
+    assert_eq!(of_latency, [json!(7_000), json!(7_000), json!(1.0)]);
     let shown = json("/explain?domain=d&descriptor=k=first").await;
     let now = &shown["descriptors"][0]["ceiling"]["now"];
     let want = json!({"in_flight": 0, "waiting": 0, "limit": 3, "rtt": "7ms", "min_rtt": "7ms"});

@@ -191,7 +191,7 @@ async fn health_follows_the_state_by_any_method() {
     let health = Health::new(Ready::NoConfig);
     let router = port(empty_engine(), Reporting::default(), &health);
     let expected = [
-        (Ready::NoConfig, 500, "", 503, "not ready: no limits are loaded yet\n"),
+        (Ready::NoConfig, 500, "", 503, "not ready: no limits are loaded\n"),
         (Ready::Yes, 200, "OK", 200, "ready\n"),
         (Ready::Draining, 500, "", 503, "not ready: draining\n"),
     ];

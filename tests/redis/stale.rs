@@ -6,7 +6,7 @@ use std::time::Duration;
 use sluicegate::backend::redis::{Place, Redis};
 use sluicegate::clock::Clock;
 use sluicegate::engine::Engine;
-use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::decision::{Cause, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
@@ -37,9 +37,13 @@ impl Drop for Connected {
 }
 
 pub(super) fn connected(rules: &str) -> Connected {
+    connected_within(rules, Duration::from_secs(20))
+}
+
+fn connected_within(rules: &str, deadline: Duration) -> Connected {
     for_a_day_with_a_minute_left();
     let store = Store::running();
-    let at = redis_at(Place::Unix(store.socket()), Duration::from_secs(20));
+    let at = redis_at(Place::Unix(store.socket()), deadline);
     let (redis, connection) = Redis::new(at);
     let connection = tokio::spawn(connection);
     let engine = engine_over(redis, Clock::manual(LONG_AGO), rules, 1);
@@ -72,6 +76,26 @@ async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
     assert_eq!(denied, (Verdict::Deny, vec![Hits(9), Hits(9), Hits(0)]));
     let peeked = ask(&on, &["plain", "month", "tight"], 0).await;
     assert_eq!(peeked.1, [Hits(9), Hits(9), Hits(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_before_the_deadline() {
+    let allows = RULES.replace("10}}", "10, on_backend_failure: allow}}");
+    let on = connected_within(&allows, Duration::from_millis(200));
+    on.store.signal("STOP");
+    let began = now();
+    let soon = Some(Nanos(20_000_000));
+    // Alone, and behind the one that is under way.
+    while on.engine.trouble() != Some(Cause::BreakerOpen) {
+        let asked = question(&["plain"], 1);
+        let ask = || on.engine.decide_within(&asked, soon);
+        let both = tokio::join!(ask(), ask());
+        assert_eq!(both.0.unwrap().verdict, Verdict::Admit);
+        assert!(began.elapsed() < PATIENCE, "nobody knows");
+    }
+    on.store.signal("CONT");
+    let answers = || on.engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis answers again", answers).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -272,17 +272,20 @@ impl<Q: Asked> Turn<Q> {
     /// One call, given up at the deadline.
     async fn run(&self, questions: Vec<Q>) -> Result<Come<Q>, Cause> {
         let live = self.calls.route.live(self.slot)?;
+        let unanswered = self.calls.route.unanswered(self.slot);
         let mut called = pin!(Q::call(&live, questions));
         let deadline = self.calls.deadline;
         let linger = LINGER.min(deadline);
-        match timeout(linger, &mut called).await {
-            Ok(shares) => shares,
+        let come = match timeout(linger, &mut called).await {
+            Ok(come) => come,
             Err(_elapsed) => {
                 self.let_go();
                 let left = deadline.saturating_sub(linger);
-                timeout(left, called).await.unwrap_or(Err(Cause::Late))
+                timeout(left, called).await.map_err(|_elapsed| Cause::Late)?
             }
-        }
+        };
+        unanswered.settle();
+        come
     }
 
     /// Ends the call; what goes next.

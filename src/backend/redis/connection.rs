@@ -71,6 +71,8 @@ pub(super) struct Live {
     /// It answered a call as it should, and none was refused for that since.
     has_served: AtomicBool,
     served: Notify,
+    /// A call over it was given up.
+    doubted: Notify,
 }
 
 /// A script.
@@ -189,6 +191,7 @@ impl Live {
             starved: Notify::new(),
             has_served: AtomicBool::new(false),
             served: Notify::new(),
+            doubted: Notify::new(),
         })
     }
 
@@ -206,6 +209,16 @@ impl Live {
     /// Returns once a call was refused for want of memory, at once if one was and nobody has been told.
     pub(super) async fn starved(&self) {
         self.starved.notified().await;
+    }
+
+    /// A call over it was given up before it was answered.
+    pub(super) fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// Returns once a call was given up, at once if one was and nobody has been told.
+    pub(super) async fn doubted(&self) {
+        self.doubted.notified().await;
     }
 
     /// Returns once an answer came that only another connection can mend.

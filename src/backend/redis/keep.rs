@@ -211,11 +211,13 @@ impl Watched<'_> {
         let mut is_proven = false;
         let mut looking = pauses.clone();
         let mut leaves = pin!(self.place.leaves(at, &mut looking));
+        let mut doubts = Box::pin(looks_behind_calls(self.link, self.live, deadline));
         loop {
             tokio::select! {
                 () = self.opened.closed() => return "the connection was closed",
                 () = &mut telling => {}
                 () = self.live.useless() => return "it may not write, or is not ready",
+                () = &mut doubts => {}
                 () = &mut leaves => return "the sentinels name another primary",
                 () = self.live.starved() => {
                     is_proven = false;
@@ -242,6 +244,20 @@ impl Watched<'_> {
                     tracing::info!(at = %at, "redis answers in time again");
                 }
             }
+        }
+    }
+}
+
+/// Looks whether Redis still answers, where a call was given up; never ends. Who gives up has told nobody, and may have had
+/// less time than the deadline: only a probe behind the call shows whether it is the store that is late. A probe that
+/// comes in time says nothing of the calls, and begins no count anew.
+async fn looks_behind_calls(link: &Link, live: &Live, deadline: Duration) {
+    loop {
+        live.doubted().await;
+        while !link.breaker.is_open()
+            && timeout(deadline, live.client.ping::<Value>(None)).await.is_err()
+        {
+            link.saw(Some(Cause::Late));
         }
     }
 }

@@ -202,8 +202,10 @@ impl Redis {
         slot: u16,
         called: impl Future<Output = Result<T, Cause>>,
     ) -> Result<T, Cause> {
+        let unanswered = self.route.unanswered(slot);
         let answer = timeout(patience, called).await;
         let answer = answer.unwrap_or(Err(Cause::Late));
+        unanswered.settle();
         self.route.saw(slot, answer.as_ref().err().copied());
         answer
     }

@@ -62,11 +62,46 @@ impl Route {
         }
     }
 
+    /// A call for a slot's keys is under way.
+    pub(super) const fn unanswered(&self, slot: u16) -> Unanswered<'_> {
+        Unanswered { route: self, slot, is_settled: false }
+    }
+
+    /// A call for a slot's keys was given up: whether its connection still answers is to be seen.
+    fn doubt(&self, slot: u16) {
+        if let Ok(live) = self.live(slot) {
+            live.doubt();
+        }
+    }
+
     /// Why some charges are not answered just now, if so.
     pub(super) fn trouble(&self) -> Option<Cause> {
         match self {
             Self::One(link) => link.trouble(),
             Self::Many(cluster) => cluster.trouble(),
+        }
+    }
+}
+
+/// A call that is under way. Dropped, nobody waits for it any more, who may have had less time than the
+/// deadline, and would tell nobody that the store is silent.
+pub(super) struct Unanswered<'r> {
+    route: &'r Route,
+    slot: u16,
+    is_settled: bool,
+}
+
+impl Unanswered<'_> {
+    /// It was answered, or failed.
+    pub(super) fn settle(mut self) {
+        self.is_settled = true;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            self.route.doubt(self.slot);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The gRPC port: rate limits, `ext_authz`, requests in flight and their ends, health, reflection.
 //!
-//! Guarantees: proxies that vanish are noticed ([`KEEPALIVE`]); at shutdown the listener closes at
+//! Guarantees: proxies that vanish are noticed ([`PING_AFTER`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: any limit on how long the finishing may take.
 
@@ -55,10 +55,12 @@ use surface::Surface;
 use timed::Timed;
 use tls::Tls;
 
-/// How often a silent proxy is pinged, and how long it may take to answer. Without it a proxy
-/// whose machine died keeps its connection here for as long as the kernel likes, hours, and with it
-/// the permits of its requests: they are free again after twice this.
-pub const KEEPALIVE: Duration = Duration::from_secs(2);
+/// After how long a silent proxy is pinged…
+pub const PING_AFTER: Duration = Duration::from_millis(500);
+/// …and how long it may take to answer. Without it a proxy whose machine died keeps its connection
+/// here for as long as the kernel likes, hours, and with it the permits of its requests: they are free again after
+/// both, two seconds.
+pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// Most connections at one time: a proxy has one for each of its threads.
 const MOST_CONNECTIONS: usize = 65_536;

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::KEEPALIVE;
 use super::incoming::{Incoming, Listener};
+use super::{PING_AFTER, PONG_WITHIN};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -62,8 +62,8 @@ pub async fn serve(
     let incoming = Incoming::new(Listener::Tcp(listener), trust.tls(), None, MOST_CONNECTIONS);
     let desk = PeersServer::new(Desk::new(engine, trust)).max_decoding_message_size(LONGEST);
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .http2_keepalive_interval(Some(PING_AFTER))
+        .http2_keepalive_timeout(Some(PONG_WITHIN))
         .concurrency_limit_per_connection(AT_ONCE)
         .timeout(PATIENCE)
         .add_service(desk)

@@ -158,7 +158,7 @@ async fn show_explain(
     let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
     match (Explain::read(query), admin.engine.config()) {
         (Err(why), _) => refused(why),
-        (Ok(_), None) => refused("no limits are loaded yet".to_owned()),
+        (Ok(_), None) => refused("no limits are loaded".to_owned()),
         (Ok(asked), Some(config)) => {
             let mut explained = explain(&config, &asked, admin.engine.clock().now());
             explain::look(&mut explained, &asked, &admin.engine);

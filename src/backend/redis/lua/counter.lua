@@ -1,5 +1,5 @@
   until true
-  debt, unwritten = ahead, changed and act == ASK
+  debt, unwritten, lived = ahead, changed and act == ASK, lives
   return code, remaining, retry, reset
 end
 

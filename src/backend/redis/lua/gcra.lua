@@ -2,26 +2,72 @@
     --
     -- State: 'g', since, owed, N, P, B, tick: at the tick `since` the debt was `owed` hit-ticks, under the limit
     -- of the other four. That is the TAT, as whole = since + owed / N, without a division and without
-    -- an instant beyond 2^53. 37 bytes, which the store keeps in one allocation.
+    -- an instant beyond 2^53. 37 bytes. When its key expires follows from it, as in `head.lua`, so that who charges
+    -- it again knows that without asking.
     if strategy == 1 then
       if worked_out ~= in_hand then
         worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
         under = pack('<I4dI4I4', limit, period, burst, tick)
+        tenth = tick < 100000 and 100000 / tick or 1
       end
-      ahead = 0
-      changed = false
+      -- Of keys that are alike: whose debt was written under this limit and leaves room, as most do, is answered here.
+      if not from and act == CHARGE and 0 < hits then
+        local costs = hits * period
+        local most = capacity - costs
+        while keys < alike and value and #value == 37 do
+          local mark, since, owed, its = unpack('<Bddc20', value)
+          if its ~= under or mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
+            break
+          end
+          ahead = owed - (at - since) * limit
+          if ahead < 0 then ahead = 0 end
+          if most < ahead then break end
+          ahead = ahead + costs
+          local part = ahead % limit
+          reset = (ahead - part) / limit
+          if 0 < part then reset = reset + 1 end
+          if call('SETRANGE', key, '1', pack('<dd', at, ahead)) ~= 37 then break end
+          part = owed % limit
+          local rests = (owed - part) / limit
+          if 0 < part then rests = rests + 1 end
+          lives = since + rests
+          local ends = at + reset
+          ends = ends + -ends % tenth
+          if lives + -lives % tenth ~= ends then
+            call('PEXPIREAT', key, expiry_at(ends * tick / 1000))
+          end
+          local room = capacity - ahead
+          if reset == its_reset then
+            length = length + 1
+            reply[length] = 16 * (room - room % period) / period + 8
+          else
+            reply[length + 1], reply[length + 2] = 16 * (room - room % period) / period, reset
+            length, its_reset = length + 2, reset
+          end
+          keys = keys + 1
+          key, value = KEYS[keys], held[keys]
+        end
+      end
+
+      ahead, reset = 0, 0
+      changed, lives = false, nil
       value = value or try('GET', key)
       if value then
         if #value ~= 37 then
           -- An error is a table of no length, and so is what asks to go on from the step before.
           if value ~= AGAIN then break end
-          ahead, changed = debt, unwritten
+          ahead, changed, lives = debt, unwritten, lived
         else
           local mark, since, owed, its = unpack('<Bddc20', value)
           if mark ~= 103 or not (0 < owed and owed < EXACT and 0 <= since and since < EXACT) then
             break
           end
           if its == under then
+            local part = owed % limit
+            local rests = (owed - part) / limit
+            if 0 < part then rests = rests + 1 end
+            lives = since + rests
+            lives = lives + -lives % tenth
             ahead = owed - (at - since) * limit
             if capacity < ahead then ahead, changed = capacity, true end
           else -- carry
@@ -76,6 +122,7 @@
           if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
             worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
             under = pack('<I4dI4I4', limit, period, burst, tick)
+            tenth, lives = tick < 100000 and 100000 / tick or 1, nil
             local carried = ceil(ahead / p)
             if burst < carried then carried = burst end
             ahead, changed = carried * period, true
@@ -86,10 +133,19 @@
       if act ~= ASK then
         if ahead == 0 then
           if value then call('DEL', key) end
+          lives = nil
         elseif changed then
           -- Also after a denial: a debt cut down to one burst must drain from here.
-          local state = pack('<Bddc20', 103, at, ahead, under)
-          call('SET', key, state, 'PXAT', expiry(reset * tick))
+          local ends = at + reset
+          ends = ends + -ends % tenth
+          -- What lives there under this limit differs in the first two, and mostly goes in the same tenth.
+          if not lives or call('SETRANGE', key, '1', pack('<dd', at, ahead)) ~= 37 then
+            local state = pack('<Bddc20', 103, at, ahead, under)
+            call('SET', key, state, 'PXAT', expiry_at(ends * tick / 1000))
+          elseif lives ~= ends then
+            call('PEXPIREAT', key, expiry_at(ends * tick / 1000))
+          end
+          lives = ends
         end
       end
     end

@@ -33,8 +33,10 @@
 -- 2^53, floor(a / b) and ceil(a / b) of doubles are exact: no quotient lies nearer to an integer
 -- than 1/b, which is more than half a step between the doubles there. Instants end in the year 2255.
 --
--- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late.
--- Commands: GET, MGET, SET, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
+-- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late. A GCRA's
+-- does with the tenth of a second in which it rests: a charge that does not move it to another leaves the expiry as
+-- it is. Whoever writes a GCRA's state rounds up alike, or it would end early.
+-- Commands: GET, MGET, SET, SETRANGE, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
 -- fails fails the whole script. `mod.rs` says which files are one script, and in which order: each strategy is a block in the one loop over what there is to do. The store makes a script's
 -- functions and what they share anew at every call, and five of them would cost a lone GCRA a third
 -- of its time.
@@ -52,26 +54,33 @@ local RECORD = '<BBBBdI4dI4I4'
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
--- Where expiries are counted from, in milliseconds; the one more is for the fraction that is cut off.
-local expiry_base = (now - now % 1000) / 1000 + 1
+-- By how many milliseconds the clock that expires keys is ahead of the one in use.
+local expires_ahead = 0
 if ARGV[1] ~= '' then
+  local own = now
   now = tonumber(ARGV[1])
-  -- The clock that expires keys is not the one given, and must not end what that one has not ended.
-  expiry_base = expiry_base + 86400000
+  -- It is another than the one given, and must not end what that one has not ended: a day more.
+  expires_ahead = (own - own % 1000 - now + now % 1000) / 1000 + 86400000
 end
 
--- The instant at which a key may go that means something for `micros` more. An instant, because the
+-- The instant, in milliseconds, as the store is told when a key may go. An instant, because the
 -- store rewrites a SET with a duration before it hands it to its replicas.
 local latest, its_text
-local function expiry(micros)
-  local millis = (micros - micros % 1000) / 1000 + 1
+local function expiry_at(millis)
   -- Many keys of one call expire at once, and the text costs more than to look.
   if millis == latest then return its_text end
   latest = millis
+  local instant = millis + expires_ahead
   -- 285,000 years, and below what the store takes for an instant.
-  if 9000000000000000 < millis then millis = 9000000000000000 end
-  its_text = format('%d', expiry_base + millis)
+  if 9000000000000000 < instant then instant = 9000000000000000 end
+  its_text = format('%d', instant)
   return its_text
+end
+
+-- The same for a key that means something for `micros` more; the one more is for the fraction that is cut off.
+local function expiry(micros)
+  local ends = now + micros
+  return expiry_at((ends - ends % 1000) / 1000 + 1)
 end
 
 -- The answers so far, how many integers they are, and the latest reset after that was said.

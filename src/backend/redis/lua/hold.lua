@@ -103,8 +103,8 @@ local function undo(hits)
   if left <= 0 then
     call('DEL', KEYS[1])
   else
-    local state = pack('<Bddc20', 103, at, left, under)
-    call('SET', KEYS[1], state, 'PXAT', expiry(ceil(left / limit) * tick))
+    local state, ends = pack('<Bddc20', 103, at, left, under), at + ceil(left / limit)
+    call('SET', KEYS[1], state, 'PXAT', expiry_at((ends + -ends % tenth) * tick / 1000))
   end
 end
 

@@ -99,16 +99,16 @@ else
   end
 end
 
--- What the record of a GCRA comes to, and which one: many keys have one limit.
-local worked_out, capacity, at, under
+-- What the record of a GCRA comes to, and which one: many keys have one limit. A `tenth` of a second in its ticks, or one.
+local worked_out, capacity, at, under, tenth
 -- Of several steps to one counter, which are `step.lua`'s: none here.
-local AGAIN, debt, unwritten
+local AGAIN, debt, unwritten, lived
 
 while true do
   -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand. A key that is
   -- like others has one charge, and no place in the plan.
   local key, from, last, value, spared, together
-  local act, hits, ahead, changed
+  local act, hits, ahead, changed, lives
   if plan and alike <= keys then
     key, from, last, value, spared, together = following()
   end

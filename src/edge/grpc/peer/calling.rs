@@ -21,7 +21,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-use super::super::KEEPALIVE;
+use super::super::{PING_AFTER, PONG_WITHIN};
 use super::trust::{Certificates, Trust};
 
 /// How long a connection may take, its handshake with it.
@@ -34,8 +34,8 @@ pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
     Endpoint::from(Uri::from_static("http://peer"))
         .origin(origin)
         .connect_timeout(PATIENCE)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
+        .http2_keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PONG_WITHIN)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(Connector { address, trust })
 }

@@ -45,7 +45,13 @@ fn bucket((name, look): &(Name, Look)) -> Value {
         "limit": look.load.limit,
         "rtt_us": look.rtt.map(|time| time.0 / 1_000),
         "min_rtt_us": look.min_rtt.map(|time| time.0 / 1_000),
+        "gradient": look.gradient().map(ratio),
     })
+}
+
+/// Of millionths; one that latencies cannot have is as large as can be said.
+fn ratio(millionths: u64) -> f64 {
+    f64::from(u32::try_from(millionths).unwrap_or(u32::MAX)) / 1e6
 }
 
 /// The domain and the descriptor, as a person writes it.
