@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Refusal, Rules, Waiting};
+use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
 use sluicegate::kernel::concurrency::{Outcome, Permit, Ticket};
 use sluicegate::kernel::units::Nanos;
 
@@ -15,6 +16,11 @@ const fn ms(count: u64) -> Nanos {
 
 fn rules(limit: u32, waiting: Option<Waiting>) -> Rules {
     Rules { limit, adaptive: None, waiting }
+}
+
+/// Never more than `max`, whatever is inferred.
+const fn inferred(law: Law, max: u32, waiting: Option<Waiting>) -> Rules {
+    Rules { limit: 1, adaptive: Some(Adaptive { law, min: 1, max }), waiting }
 }
 
 const fn queue(size: u32, timeout: Nanos) -> Waiting {
@@ -31,7 +37,7 @@ const STREAM: Event = Event::Arrive { keep: None, patience: Nanos(u64::MAX) };
 #[derive(Clone, Debug)]
 enum Act {
     Arrive { keep: Option<u64>, patience: u64 },
-    Leave(usize),
+    Leave(usize, Outcome),
     LeaveAgain(usize),
     Renew(usize, u64),
     Cancel(usize),
@@ -44,7 +50,7 @@ fn acts() -> impl Strategy<Value = Act> {
     prop_oneof![
         6 => (proptest::option::of(1..200_u64), 0..100_u64)
             .prop_map(|(keep, patience)| Act::Arrive { keep, patience }),
-        4 => any::<usize>().prop_map(Act::Leave),
+        4 => (any::<usize>(), outcomes()).prop_map(|(which, outcome)| Act::Leave(which, outcome)),
         1 => any::<usize>().prop_map(Act::LeaveAgain),
         1 => (any::<usize>(), 1..200_u64).prop_map(|(which, keep)| Act::Renew(which, keep)),
         1 => any::<usize>().prop_map(Act::Cancel),
@@ -54,10 +60,20 @@ fn acts() -> impl Strategy<Value = Act> {
     ]
 }
 
+fn outcomes() -> impl Strategy<Value = Outcome> {
+    prop_oneof![6 => Just(Outcome::Success), 1 => Just(Outcome::Ignored), 1 => Just(Outcome::Dropped)]
+}
+
+fn laws() -> impl Strategy<Value = Law> {
+    prop_oneof![Just(Law::Gradient), Just(Law::Gradient2), Just(Law::Aimd)]
+}
+
 /// What whoever drives a ceiling knows of it, and holds it to.
 struct Driver {
     limiter: Limiter,
     now: Nanos,
+    /// How the ceiling is inferred; `limit` is the most it may be then.
+    law: Option<Law>,
     limit: u32,
     share: u32,
     waiting: Waiting,
@@ -71,10 +87,15 @@ struct Driver {
 
 impl Driver {
     fn new(limit: u32, size: u32) -> Self {
+        Self::by(None, limit, size)
+    }
+
+    fn by(law: Option<Law>, limit: u32, size: u32) -> Self {
         let waiting = Waiting { size, timeout: ms(50) };
         Self {
-            limiter: Limiter::new(&rules(limit, Some(waiting)), 0),
+            limiter: Limiter::new(&rules_by(law, limit, waiting), 0),
             now: START,
+            law,
             limit,
             share: u32::MAX,
             waiting,
@@ -88,11 +109,11 @@ impl Driver {
     fn act(&mut self, act: &Act) {
         match *act {
             Act::Arrive { keep, patience } => self.arrive(keep.map(ms), ms(patience)),
-            Act::Leave(which) => {
+            Act::Leave(which, outcome) => {
                 if let Some(permit) = nth(self.out.keys(), which) {
                     self.out.remove(&permit);
                     self.over.push(permit);
-                    self.settle(leave(permit));
+                    self.settle(Event::Leave { permit, outcome, rtt: None });
                 }
             }
             Act::LeaveAgain(which) => {
@@ -113,8 +134,8 @@ impl Driver {
                 self.settle(Event::Expire);
             }
             Act::Limit(limit) => {
-                self.limit = limit;
-                self.settle(Event::Reload(rules(limit, Some(self.waiting))));
+                self.limit = if self.law.is_some() { limit.max(1) } else { limit };
+                self.settle(Event::Reload(rules_by(self.law, self.limit, self.waiting)));
             }
             Act::Share(share) => {
                 self.share = share;
@@ -124,6 +145,8 @@ impl Driver {
     }
 
     fn arrive(&mut self, keep: Option<Nanos>, patience: Nanos) {
+        // What is inferred may change with time alone.
+        self.settle(Event::Expire);
         let room = self.out.len() < self.allowed();
         let full = usize::try_from(self.waiting.size).unwrap() <= self.queue.len();
         let effects = self.settle(Event::Arrive { keep, patience });
@@ -192,8 +215,16 @@ impl Driver {
         assert!(self.ended.insert(ticket), "ended twice");
     }
 
+    /// How many may be in flight; of what is inferred, what it came to in the last step, which is what the step
+    /// admitted by: time passes and samples are taken before anybody is admitted.
     fn allowed(&self) -> usize {
-        usize::try_from(self.limit.min(self.share)).unwrap()
+        let most = self.limit.min(self.share);
+        if self.law.is_none() {
+            return usize::try_from(most).unwrap();
+        }
+        let inferred = self.limiter.limit();
+        assert!(self.share.min(1) <= inferred && inferred <= most, "{inferred} of {most}");
+        usize::try_from(inferred).unwrap()
     }
 
     fn holds(&self) {
@@ -210,6 +241,10 @@ impl Driver {
     }
 }
 
+fn rules_by(law: Option<Law>, limit: u32, waiting: Waiting) -> Rules {
+    law.map_or_else(|| rules(limit, Some(waiting)), |law| inferred(law, limit, Some(waiting)))
+}
+
 fn nth<'a, T: Copy + 'a>(all: impl ExactSizeIterator<Item = &'a T>, which: usize) -> Option<T> {
     let count = all.len();
     all.copied().nth(which.checked_rem(count)?)
@@ -221,6 +256,17 @@ proptest! {
         limit in 0..5_u32, size in 0..4_u32, trace in proptest::collection::vec(acts(), 1..200),
     ) {
         let mut driver = Driver::new(limit, size);
+        for act in &trace {
+            driver.act(act);
+        }
+    }
+
+    #[test]
+    fn nor_where_the_limit_is_inferred_and_moves_with_every_sample(
+        law in laws(), limit in 1..9_u32, size in 0..4_u32,
+        trace in proptest::collection::vec(acts(), 1..400),
+    ) {
+        let mut driver = Driver::by(Some(law), limit, size);
         for act in &trace {
             driver.act(act);
         }
@@ -241,7 +287,7 @@ proptest! {
         driver.act(&Act::Pass(250));
         prop_assert!(driver.out.values().all(Option::is_none), "only streams have no deadline");
         for _ in 0..driver.out.len() {
-            driver.act(&Act::Leave(0));
+            driver.act(&Act::Leave(0, Outcome::Success));
         }
         prop_assert_eq!(driver.limiter.in_flight(), 0);
         prop_assert!(driver.limiter.idle_since().is_some());
@@ -286,4 +332,45 @@ fn a_fence_lets_nobody_in_for_whom_a_deadline_made_room() {
     let effects = limiter.step(START.plus(ms(200)), Event::Fence);
     assert!(effects.contains(&Effect::Late(ticket)), "{effects:?}");
     assert_eq!((limiter.in_flight(), limiter.waiting()), (0, 0));
+}
+
+/// What one step of a request that need not wait may allocate, by the law of `limiter.rs`: nothing, once as many were out
+/// before.
+#[test]
+fn a_pair_allocates_nothing_whatever_infers_the_limit_and_with_deadlines_too() {
+    let laws = [None, Some(Law::Gradient), Some(Law::Gradient2), Some(Law::Aimd)];
+    for (law, keep) in laws.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
+        // Begins where it may be at most: as many were out before.
+        let rules = Rules { limit: 8, ..rules_by(law, 8, queue(4, ms(50))) };
+        let mut limiter = Limiter::new(&rules, 0);
+        let mut now = START;
+        fill_and_drain(&mut limiter, now, keep);
+        let allocated = allocation_counter::measure(|| {
+            // Long enough for recalibrations, and each of ours with a latency and a depth of its own.
+            for turn in 0..20_000 {
+                now = now.plus(ms(1 + turn % 3));
+                fill_and_drain(&mut limiter, now, keep);
+            }
+        });
+        assert_eq!(allocated.count_total, 0, "{law:?} {keep:?}: {allocated:?}");
+    }
+}
+
+/// As many as may be in, and out again in another order.
+fn fill_and_drain(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
+    let mut out = [None; 8];
+    for place in &mut out {
+        let arrive = Event::Arrive { keep, patience: Nanos(0) };
+        if let [Effect::Admit(permit)] = limiter.step(now, arrive)[..] {
+            *place = Some(permit);
+        }
+    }
+    let order = [5, 0, 7, 2, 6, 1, 4, 3];
+    for (nth, permit) in (0..).zip(order).filter_map(|(nth, place)| Some((nth, out[place]?))) {
+        if let Some(keep) = keep {
+            limiter.step(now, Event::Renew { permit, keep });
+        }
+        let later = now.plus(Nanos(nth * 20_000));
+        limiter.step(later, Event::Leave { permit, outcome: Outcome::Success, rtt: None });
+    }
 }

@@ -128,9 +128,12 @@ impl<Q: Asked> Calls<Q> {
 
     /// Asks the place of `slot`.
     pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Share, Cause> {
-        match self.arrive(slot, question)? {
+        let arrival = self.arrive(slot, question)?;
+        let unanswered = self.route.unanswered(slot);
+        match arrival {
             Arrival::Alone(question, turn) => {
                 let shares = turn.run(vec![question]).await;
+                unanswered.settle();
                 self.route.saw(slot, shares.as_ref().err().copied());
                 shares.and_then(|(mut shares, _)| shares.pop().ok_or(Cause::NotUnderstood))
             }
@@ -139,6 +142,7 @@ impl<Q: Asked> Calls<Q> {
                     tokio::spawn(turn.drive(batch));
                 }
                 let answer = Waiter { calls: self, slot, answer, is_told: false }.wait().await;
+                unanswered.settle();
                 if matches!(answer, Err(Cause::Late)) {
                     self.route.saw(slot, Some(Cause::Late));
                 }
@@ -272,20 +276,17 @@ impl<Q: Asked> Turn<Q> {
     /// One call, given up at the deadline.
     async fn run(&self, questions: Vec<Q>) -> Result<Come<Q>, Cause> {
         let live = self.calls.route.live(self.slot)?;
-        let unanswered = self.calls.route.unanswered(self.slot);
         let mut called = pin!(Q::call(&live, questions));
         let deadline = self.calls.deadline;
         let linger = LINGER.min(deadline);
-        let come = match timeout(linger, &mut called).await {
-            Ok(come) => come,
+        match timeout(linger, &mut called).await {
+            Ok(shares) => shares,
             Err(_elapsed) => {
                 self.let_go();
                 let left = deadline.saturating_sub(linger);
-                timeout(left, called).await.map_err(|_elapsed| Cause::Late)?
+                timeout(left, called).await.unwrap_or(Err(Cause::Late))
             }
-        };
-        unanswered.settle();
-        come
+        }
     }
 
     /// Ends the call; what goes next.

@@ -2,12 +2,10 @@
 //!
 //! Guarantees: a permit is given back once; one that was given back, or is of another life of its
 //! slot, is unknown. A free slot is reused, so that there are never more than the largest limit.
-//! Cost: O(1) without a deadline, O(log n) with one; no allocation without a deadline once the
-//! slots are there.
+//! Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots are there.
 //! Leaves out: the limit; see [`super::limiter`].
 
-use std::collections::BTreeSet;
-
+use super::deadlines::Deadlines;
 use crate::kernel::units::Nanos;
 
 /// The right to be one in flight, until it is given back or its deadline passes.
@@ -38,7 +36,7 @@ pub(super) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
     count: u32,
-    deadlines: BTreeSet<(Nanos, Permit)>,
+    deadlines: Deadlines,
 }
 
 impl InFlight {
@@ -51,7 +49,9 @@ impl InFlight {
         self.count = self.count.saturating_add(1);
         let until = keep.map(|keep| now.plus(keep));
         let permit = self.place(Held { since: now, among: self.count, until });
-        self.deadlines.extend(until.map(|until| (until, permit)));
+        if let Some(until) = until {
+            self.deadlines.set(permit.slot, until);
+        }
         permit
     }
 
@@ -72,7 +72,9 @@ impl InFlight {
         let held = self.slot(permit)?.held.take()?;
         self.count = self.count.saturating_sub(1);
         self.free.push(permit.slot);
-        held.until.map(|until| self.deadlines.remove(&(until, permit)));
+        if held.until.is_some() {
+            self.deadlines.remove(permit.slot);
+        }
         Some(held)
     }
 
@@ -82,24 +84,27 @@ impl InFlight {
             return false;
         };
         // A permit without a deadline gets none: its end will be seen.
-        let Some(old) = held.until else { return true };
-        let until = now.plus(keep);
-        held.until = Some(until);
-        self.deadlines.remove(&(old, permit));
-        self.deadlines.insert((until, permit))
+        if held.until.is_some() {
+            let until = now.plus(keep);
+            held.until = Some(until);
+            self.deadlines.set(permit.slot, until);
+        }
+        true
     }
 
     /// A permit whose deadline has come, if there is one; it is given back.
     pub(super) fn expire(&mut self, now: Nanos) -> Option<Permit> {
-        let &(until, permit) = self.deadlines.first()?;
+        let (until, slot) = self.deadlines.first()?;
         if now < until {
             return None;
         }
+        let life = self.slots.get(usize::try_from(slot).ok()?)?.life;
+        let permit = Permit { slot, life };
         self.take(permit).map(|_| permit)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        self.deadlines.first().map(|&(until, _)| until)
+        self.deadlines.first().map(|(until, _)| until)
     }
 
     /// Those that are out, with when each was admitted, in the order of their slots.

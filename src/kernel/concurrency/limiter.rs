@@ -18,8 +18,8 @@
 //! Guarantees: whoever is admitted is at most the limit-th in flight; when the limit falls nobody
 //! is admitted until enough have left. Nobody is admitted past one who waits. Every ticket ends
 //! once: `Wake`, `Late`, or the caller's own `Cancel`.
-//! Cost of a step: O(1) and no allocation for a permit without a deadline that does not wait;
-//! O(log n) with a deadline; O(waiters) where there are any.
+//! Cost of a step: O(1) for a permit that does not wait, O(log n) with a deadline, and no allocation once as many
+//! were out before; O(waiters) where there are any.
 //! Leaves out: ids (see [`super::register`]), waking, the timer, and the clock, which must not run
 //! backwards.
 

@@ -11,6 +11,7 @@
 //! Leaves out: which request asks which ceiling, who waits, and the fleet's part of a ceiling,
 //! which arrives here as a number.
 
+mod deadlines;
 mod in_flight;
 pub mod limiter;
 pub mod permits;
