@@ -40,7 +40,7 @@ pub(super) fn doctor(
     let mut found = Vec::new();
     let mut looked_at = Vec::new();
     for options in &stores {
-        match runtime.block_on(look::look(options, clock)) {
+        match runtime.block_on(look::look(options, wanted(settings).reference, clock)) {
             Ok(facts) => {
                 found.extend(facts.iter().flat_map(|facts| judge(facts, wanted(settings))));
                 looked_at.extend(facts);
@@ -92,7 +92,7 @@ fn as_json(looked_at: &[Facts], found: &[Finding]) -> serde_json::Value {
 /// Once the Redis of `options` is there, tells what is to be thought of it; then is done.
 async fn tell(options: Options, wanted: Wanted, clock: Clock) {
     let facts = loop {
-        match look::look(&options, &clock).await {
+        match look::look(&options, wanted.reference, &clock).await {
             Ok(facts) => break facts,
             // That it cannot be had is told by who connects to it to charge.
             Err(_refused) => tokio::time::sleep(PAUSE).await,

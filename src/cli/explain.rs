@@ -93,13 +93,16 @@ fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
 
 fn now(ceiling: &Under, out: &mut dyn io::Write) -> io::Result<()> {
     let Some(now) = &ceiling.now else { return Ok(()) };
-    let Now { in_flight, waiting, limit, rtt, min_rtt } = now;
+    let Now { in_flight, waiting, limit, rtt, min_rtt, gradient } = now;
     write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
     if let Some(rtt) = rtt {
         write!(out, ", latency {rtt}")?;
     }
     if let Some(min_rtt) = min_rtt {
         write!(out, ", {min_rtt} without a queue")?;
+    }
+    if let Some(gradient) = gradient {
+        write!(out, ", gradient {gradient:.2}")?;
     }
     writeln!(out)
 }

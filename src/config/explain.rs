@@ -65,7 +65,7 @@ pub struct Under {
 }
 
 /// A ceiling's bucket at one instant.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Now {
     /// How many are in flight.
     pub in_flight: u64,
@@ -75,8 +75,10 @@ pub struct Now {
     pub limit: u64,
     /// The latency of those that succeeded, smoothed.
     pub rtt: Option<String>,
-    /// The latency without a queue.
+    /// The latency without a queue, where the policy knows one.
     pub min_rtt: Option<String>,
+    /// The second over the first: 1 without a queue, less with one.
+    pub gradient: Option<f64>,
 }
 
 /// One entry at its level.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 pub enum Ready {
     /// Ask away.
     Yes,
-    /// No limits have been loaded yet, and the process was told that it needs some.
+    /// No limits are loaded, and the process was told that it needs some.
     NoConfig,
     /// The store of counters does not answer, and the process was told to heed that.
     NoBackend,

@@ -323,8 +323,9 @@ fn gradient2_computes_its_worked_row() {
 #[test]
 fn aimd_adds_one_and_takes_a_tenth_once_a_round_trip() {
     let (mut policy, mut backend) = (policy(Law::Aimd, 50), Backend::new(ALONE));
+    assert_eq!(policy.ideal(), None);
     backend.rounds(10, &mut policy, |_| ms(10));
-    assert_eq!(policy.limit(), 60);
+    assert_eq!((policy.limit(), policy.ideal()), (60, Some(ms(10))));
     backend.rounds(1, &mut policy, |_| ms(21));
     assert_eq!(policy.limit(), 54);
 }

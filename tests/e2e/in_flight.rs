@@ -10,7 +10,7 @@ use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
 use crate::service::Service;
-use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
+use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},
@@ -20,6 +20,7 @@ pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
 
 /// A client, Envoy, the service, and an upstream that answers by hand.
 pub(super) struct Scene {
+    pub(super) hook: Shipped,
     limits: TempDir,
     pub(super) service: Service,
     pub(super) envoy: Envoy,
@@ -61,7 +62,7 @@ impl Scene {
             configured(shipped, upstream.address, &[door(service.grpc)], WhenDown::Allow);
         change(&mut text);
         let envoy = Envoy::start_with(text, 1);
-        Self { limits, service, envoy, upstream }
+        Self { hook: shipped, limits, service, envoy, upstream }
     }
 
     /// Kills the service, and starts another one.
@@ -170,6 +171,75 @@ fn a_streamed_body_holds_its_place_to_its_last_byte() {
     scene.holds(1);
     visit.end();
     scene.holds(0);
+}
+
+/// With the heads of answers shown to the service.
+fn with_heads(ceiling: &str) -> Scene {
+    Scene::changed(Shipped::ExtProc, &over_all(ceiling), |text| {
+        replace_once(text, "response_header_mode: SKIP", "response_header_mode: SEND");
+    })
+}
+
+#[test]
+fn where_heads_of_answers_are_shown_a_place_is_held_to_the_last_byte_as_well() {
+    let scene = with_heads("limit: 1");
+    let mut client = scene.connect();
+    let mut visit = scene.upstream.next();
+    visit.begin();
+    assert!(0 < client.read(&mut [0; 1024]).unwrap(), "the answer has begun");
+    assert_eq!(scene.get().status, 503);
+    scene.holds(1);
+    visit.end();
+    scene.holds(0);
+}
+
+/// A backend that fails at once would else seem the quickest there is.
+#[test]
+fn where_heads_of_answers_are_shown_what_failed_is_no_measurement_and_lowers_the_ceiling() {
+    let scene = with_heads("limit: 4, adaptive: {policy: aimd, min: 1, max: 4}");
+    let ceiling = || gauge(scene.service.metrics, "sluicegate_ceilings_limit");
+    let began = now();
+    while ceiling() != 1 {
+        let client = scene.send();
+        scene.upstream.next().refuse();
+        assert_eq!(client.join().unwrap().unwrap().status, 503);
+        scene.holds(0);
+        assert!(began.elapsed() < PATIENCE, "the ceiling stays at {}", ceiling());
+    }
+    let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
+    for measured in ["sluicegate_ceiling_rtt_seconds{", "sluicegate_ceiling_min_rtt_seconds{"] {
+        assert!(!page.contains(measured), "{measured} of nothing but failures:\n{page}");
+    }
+    let client = scene.send();
+    scene.upstream.next().answer();
+    assert_eq!(client.join().unwrap().unwrap().status, 200);
+    scene.holds(0);
+    let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
+    assert!(page.contains("sluicegate_ceiling_rtt_seconds{"), "of one that succeeded:\n{page}");
+}
+
+/// Envoy ends a stream in one of several ways, whatever ended the request: by a race, and not by how it went.
+#[test]
+fn every_request_that_ends_is_a_measurement_whatever_envoy_is_told_to_show() {
+    const EACH: &str = "- key: api_key\n  concurrency: {limit: 2}\n";
+    const SHOW: [&str; 2] = ["response_header_mode: SKIP", "response_header_mode: SEND"];
+    for show in SHOW {
+        let scene =
+            Scene::changed(Shipped::ExtProc, EACH, |text| replace_once(text, SHOW[0], show));
+        for key in 0..20 {
+            let (ingress, key) = (scene.envoy.ingress, key.to_string());
+            let get = move || http1::get(ingress, "/", &[("x-api-key", key.as_str())]);
+            let client = std::thread::spawn(get);
+            scene.upstream.next().answer();
+            assert_eq!(client.join().unwrap().unwrap().status, 200);
+        }
+        scene.holds(0);
+        let shown = http1::get(scene.service.admin, "/permits", &[]).unwrap().text();
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        let buckets = shown["busiest"].as_array().unwrap();
+        let measured = buckets.iter().filter(|bucket| bucket["rtt_us"].is_u64()).count();
+        assert_eq!((buckets.len(), measured), (20, 20), "{show}: {shown:#}");
+    }
 }
 
 #[test]

@@ -61,10 +61,7 @@ impl Scene {
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let service = service(&limits);
-        let shipped = match by {
-            By::Datagrams => Shipped::Concurrency(service.syslog().unwrap()),
-            By::Lua => Shipped::Lua,
-        };
+        let shipped = shipped(by, service.syslog().unwrap());
         let (app, asked) = (upstream.address, service.http);
         let nginx = Nginx::start_changed(shipped, app, asked, WhenDown::Allow, change);
         Self { _limits: limits, service, nginx, upstream }
@@ -346,33 +343,42 @@ fn requests_go_on_when_the_service_is_killed_or_told_to_go_and_pass_while_it_is_
     }
 }
 
-/// The port stays, and so do NGINX's sockets to it.
+/// The port stays, and so do NGINX's sockets to it. What was in flight goes on without a place.
 #[test]
 fn a_service_that_is_killed_and_started_again_counts_from_nothing_and_hears_the_ends_of_the_rest() {
-    let limits = tempfile::tempdir().unwrap();
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 2"));
-    std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-    let mut first = service(&limits);
-    let (http, syslog) = (first.http, first.syslog().unwrap());
-    let upstream = Visits::listen();
-    let shipped = Shipped::Concurrency(syslog);
-    let nginx = Nginx::start_as(shipped, upstream.address, http, WhenDown::Allow);
-    let ingress = nginx.ingress;
-    let send = || std::thread::spawn(move || http1::get(ingress, "/", &[]));
-    let before = send();
-    let visit = upstream.next();
-    shows(first.metrics, "sluicegate_requests_in_flight", 1);
-    first.kill();
-    let again = again(&limits, http, syslog);
-    // Its end finds nothing here, and takes nothing from anybody.
-    let after = send();
-    let later = upstream.next();
-    shows(again.metrics, "sluicegate_requests_in_flight", 1);
-    visit.answer();
-    assert_eq!(answered(before), 200);
-    later.answer();
-    assert_eq!(answered(after), 200);
-    shows(again.metrics, "sluicegate_requests_in_flight", 0);
+    for by in BOTH {
+        let limits = tempfile::tempdir().unwrap();
+        let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 2"));
+        std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+        let mut first = service(&limits);
+        let (http, syslog) = (first.http, first.syslog().unwrap());
+        let upstream = Visits::listen();
+        let nginx = Nginx::start_as(shipped(by, syslog), upstream.address, http, WhenDown::Allow);
+        let ingress = nginx.ingress;
+        let send = || std::thread::spawn(move || http1::get(ingress, "/", &[]));
+        let before = send();
+        let visit = upstream.next();
+        shows(first.metrics, "sluicegate_requests_in_flight", 1);
+        first.kill();
+        let again = again(&limits, http, syslog);
+        // Its end finds nothing here, and takes nothing from anybody.
+        let after = send();
+        let later = upstream.next();
+        shows(again.metrics, "sluicegate_requests_in_flight", 1);
+        visit.answer();
+        assert_eq!(answered(before), 200, "{by:?}");
+        shows(again.metrics, "sluicegate_requests_in_flight", 1);
+        later.answer();
+        assert_eq!(answered(after), 200, "{by:?}");
+        shows(again.metrics, "sluicegate_requests_in_flight", 0);
+    }
+}
+
+const fn shipped(by: By, syslog: SocketAddr) -> Shipped {
+    match by {
+        By::Datagrams => Shipped::Concurrency(syslog),
+        By::Lua => Shipped::Lua,
+    }
 }
 
 /// The same service on the same ports.

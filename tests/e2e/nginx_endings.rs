@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::envoy::replace_once;
-use super::in_flight::over_all;
+use super::in_flight::{gauge, over_all};
 use super::in_nginx::{BOTH, By, Scene};
 use super::observed::{self, Ending, ends, free_since, since_before};
 use super::visits::{Visit, Visits};
@@ -190,10 +190,15 @@ fn an_upstream_tried_again(scene: &Scene) -> Duration {
     took
 }
 
-/// From when the client has heard it.
+/// From when the client has heard it. A place was taken before.
 fn an_upstream_that_refuses(scene: &Scene) -> Duration {
+    const ADMITTED: &str = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
+    let admitted = || gauge(scene.service.metrics, ADMITTED);
+    let before = admitted();
     assert_eq!(status(&open(scene, "/refused", "")), 502);
-    free(scene, now())
+    let took = free(scene, now());
+    assert!(before < admitted(), "nobody asked for a place");
+    took
 }
 
 /// New workers take what comes, and the old one finishes what it has.

@@ -55,6 +55,13 @@ impl Visit {
         self.0.write_all(answer.as_bytes()).unwrap();
     }
 
+    /// An answer that says no, whole.
+    pub fn refuse(mut self) {
+        let answer =
+            "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno";
+        self.0.write_all(answer.as_bytes()).unwrap();
+    }
+
     /// The head of an answer and the first part of its body.
     pub fn begin(&mut self) {
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";

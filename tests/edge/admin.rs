@@ -392,7 +392,7 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     assert_eq!(of_latency, [json!(7_000), json!(7_000), json!(1.0)]);
     let shown = json("/explain?domain=d&descriptor=k=first").await;
     let now = &shown["descriptors"][0]["ceiling"]["now"];
-    let want = json!({"in_flight": 0, "waiting": 0, "limit": 3, "rtt": "7ms", "min_rtt": "7ms"});
+    let want = json!({"in_flight": 0, "waiting": 0, "limit": 3, "rtt": "7ms", "min_rtt": "7ms", "gradient": 1.0});
     assert_eq!(*now, want);
     let shown = json("/explain?domain=d&descriptor=k=nobody").await;
     assert_eq!(shown["descriptors"][0]["ceiling"].get("now"), None);

@@ -67,6 +67,20 @@ fn what_makes_a_store_unfit_is_told_with_its_cure() {
     store.tell(&["ACL", "SETUSER", "default", "-eval"]);
     assert_eq!(codes(&store), ["!scripts"]);
     store.tell(&["ACL", "SETUSER", "default", "+eval"]);
+    for command in ["evalsha", "script|load"] {
+        store.tell(&["ACL", "SETUSER", "default", &format!("-{command}")]);
+        assert_eq!(codes(&store), ["!scripts"], "{command}");
+        store.tell(&["ACL", "SETUSER", "default", &format!("+{command}")]);
+    }
+    store.tell(&["ACL", "SETUSER", "default", "-setrange", "-zadd"]);
+    let (_, out, _) = doctor(&store, &[]);
+    assert!(out.contains("error[scripts]") && out.contains("(setrange, zadd: "), "{out}");
+    store.tell(&["ACL", "SETUSER", "default", "+setrange", "+zadd", "-expire"]);
+    assert!(codes(&store).is_empty(), "the reference's keys alone need it");
+    let (_, out, _) = doctor(&store, &["--counter-keys", "envoyproxy"]);
+    assert!(out.contains("(expire: "), "{out}");
+    store.tell(&["ACL", "SETUSER", "default", "+expire"]);
+    assert_eq!(store.tell(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
     store.tell(&["ACL", "SETUSER", "default", "-info"]);
     assert_eq!(codes(&store), ["run_id"]);
     store.tell(&["ACL", "SETUSER", "default", "+info"]);

@@ -1,5 +1,7 @@
 //! A primary that real sentinels replace. Each test prints what it observed.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use sluicegate::backend::redis::{Address, Options, Place, Sentinels, inspect};
@@ -189,14 +191,36 @@ fn the_rights_that_the_page_names_are_those_of_every_command_in_a_script() {
         if file.ends_with("reference.lua") {
             continue;
         }
-        let script = std::fs::read_to_string(&file).unwrap();
-        let calls = script.split("call('").skip(1).chain(script.split("try('").skip(1));
-        let commands = calls.filter_map(|rest| rest.split('\'').next());
-        let rights = commands.map(|command| format!("+{}", command.to_lowercase()));
+        let rights = called_by(&file).into_iter().map(|command| format!("+{command}"));
         missing.extend(
             rights.filter(|right| !page.contains(right)).map(|right| (file.clone(), right)),
         );
     }
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// What a script calls.
+fn called_by(script: &Path) -> BTreeSet<String> {
+    let script = std::fs::read_to_string(script).unwrap();
+    let calls = ["call('", "try('"].map(|call| script.split(call).skip(1));
+    let commands = calls.into_iter().flatten().filter_map(|rest| rest.split('\'').next());
+    commands.map(str::to_lowercase).collect()
+}
+
+#[test]
+fn the_doctor_tries_every_command_in_a_script_and_every_one_that_the_page_names() {
+    let tried = called_by("src/cli/doctor/probe.lua".as_ref());
+    let files = std::fs::read_dir("src/backend/redis/lua").unwrap();
+    let called: BTreeSet<_> = files.flat_map(|file| called_by(&file.unwrap().path())).collect();
+    assert_eq!(called.difference(&tried).collect::<Vec<_>>(), Vec::<&String>::new());
+    // What is asked before any script, and of those that are no command of a script.
+    let asked = "ping info client|id select script|load eval evalsha role asking cluster|slots cluster|info";
+    let page = rights("+cluster|info")
+        .into_iter()
+        .filter_map(|right| right.strip_prefix('+').map(str::to_owned));
+    let missing: Vec<_> = page
+        .filter(|right| !tried.contains(right) && !asked.split(' ').any(|it| it == right))
+        .collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 

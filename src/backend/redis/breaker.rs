@@ -1,6 +1,6 @@
 //! Whether a Redis that was late too often is asked.
 //!
-//! Guarantees: opens after [`LATE_IN_A_ROW`] late answers without one in time between; while it is
+//! Guarantees: opens after [`LATE_IN_A_ROW`] late answers without one in time between, to calls or to probes; while it is
 //! open nobody waits; it is closed by a probe that was answered in time or by a new connection, and
 //! by nothing else.
 //! Leaves out: the probe, which is the connection's.
@@ -36,8 +36,12 @@ impl Breaker {
 
     /// No answer came in time. True when this opened the breaker.
     pub(super) fn late(&self) -> bool {
-        let opens = LATE_IN_A_ROW <= self.late.fetch_add(1, Relaxed).saturating_add(1)
-            && !self.open.swap(true, Relaxed);
+        LATE_IN_A_ROW <= self.late.fetch_add(1, Relaxed).saturating_add(1) && self.open()
+    }
+
+    /// Opens it. True unless it was open.
+    pub(super) fn open(&self) -> bool {
+        let opens = !self.open.swap(true, Relaxed);
         if opens {
             self.opened.notify_one();
         }

@@ -147,14 +147,23 @@ impl Link {
     /// Learns from how a call ended.
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
-            Some(Cause::Late) => {
-                if self.breaker.late() {
-                    tracing::warn!("redis is too slow: not asked until it answers in time again");
-                }
-            }
+            Some(Cause::Late) => slow(self.breaker.late()),
             Some(Cause::Unreachable) => {}
             _ => self.breaker.in_time(),
         }
+    }
+}
+
+impl Link {
+    /// Probes were late, one after the other.
+    pub(super) fn is_silent(&self) {
+        slow(self.breaker.open());
+    }
+}
+
+fn slow(opened: bool) {
+    if opened {
+        tracing::warn!("redis is too slow: not asked until it answers in time again");
     }
 }
 
@@ -466,6 +475,8 @@ pub(super) fn cause(error: &Error) -> Cause {
         _ if said("WRONGTYPE") => Cause::WrongType,
         _ if said("OOM ") => Cause::OutOfMemory,
         _ if said("NOAUTH") || said("NOPERM") || said("WRONGPASS") => Cause::NotPermitted,
+        // What Redis 7.0 says of a command in a script.
+        _ if said("can't run this command") => Cause::NotPermitted,
         _ => Cause::Failing,
     }
 }

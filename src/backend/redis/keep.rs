@@ -18,6 +18,7 @@ use fred::types::Value;
 use tokio::time::{sleep, timeout};
 
 use super::Cause;
+use super::breaker::LATE_IN_A_ROW;
 use super::client::{At, Opened, PATIENCE, in_words, run};
 use super::cluster::Cluster;
 use super::connection::{Link, Live};
@@ -249,15 +250,19 @@ impl Watched<'_> {
 }
 
 /// Looks whether Redis still answers, where a call was given up; never ends. Who gives up has told nobody, and may have had
-/// less time than the deadline: only a probe behind the call shows whether it is the store that is late. A probe that
-/// comes in time says nothing of the calls, and begins no count anew.
+/// less time than the deadline: only probes behind the call show whether it is the store that is late. Of them as
+/// many in a row as of calls have to be.
 async fn looks_behind_calls(link: &Link, live: &Live, deadline: Duration) {
     loop {
         live.doubted().await;
-        while !link.breaker.is_open()
+        let mut late = 0;
+        while late < LATE_IN_A_ROW
             && timeout(deadline, live.client.ping::<Value>(None)).await.is_err()
         {
-            link.saw(Some(Cause::Late));
+            late += 1;
+        }
+        if late == LATE_IN_A_ROW {
+            link.is_silent();
         }
     }
 }

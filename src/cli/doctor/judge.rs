@@ -151,11 +151,11 @@ impl Judge<'_> {
         }
         // A replica's refusal has been said.
         if let (Some(Err(why)), false) = (&facts.script, is_replica) {
-            let message = format!("a script that counts was refused ({why})");
+            let message = format!("scripts that count are refused ({why})");
             let cure = if why.contains("OOM ") {
                 "raise `maxmemory`, or count fewer keys there; no key can be added until then"
             } else {
-                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys"
+                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys: docs/reliability.md, Rights"
             };
             self.error("scripts", message, cure);
         }

@@ -1,7 +1,7 @@
 //! Learning what a Redis is like, by asking it.
 //!
-//! Guarantees: a command that is refused leaves its fact unknown, the script's apart, whose refusal is
-//! the fact; one key is written and deleted in one step; every question has a deadline.
+//! Guarantees: a command that is refused leaves its fact unknown, those of scripts apart, whose refusal is
+//! the fact; four keys are written and deleted in one step; every question has a deadline.
 //! Leaves out: what the facts mean ([`super::judge`]).
 
 use std::collections::BTreeMap;
@@ -20,27 +20,29 @@ const ROUND_TRIPS: usize = 21;
 const MOST_KEYS: usize = 256;
 
 /// Does what the scripts do, and leaves nothing behind.
-const SCRIPT: &str = "redis.call('TIME'); struct.unpack('<d', struct.pack('<d', 1)); \
-    redis.call('SET', KEYS[1], '1', 'PX', '1000'); redis.call('INCRBY', KEYS[1], '1'); \
-    return redis.call('DEL', KEYS[1])";
+const PROBE: &str = include_str!("probe.lua");
 
-/// What is known of every process that holds counters.
-pub(super) async fn look(options: &Options, clock: &Clock) -> Result<Vec<Facts>, Refused> {
+/// What is known of every process that holds counters; `reference` where they are the reference's.
+pub(super) async fn look(
+    options: &Options,
+    reference: bool,
+    clock: &Clock,
+) -> Result<Vec<Facts>, Refused> {
     let mut facts = Vec::new();
     for node in &inspect::open(options).await? {
-        facts.push(one(node, options, clock).await);
+        facts.push(one(node, options, reference, clock).await);
     }
     Ok(facts)
 }
 
-async fn one(node: &Node, options: &Options, clock: &Clock) -> Facts {
+async fn one(node: &Node, options: &Options, reference: bool, clock: &Clock) -> Facts {
     let info = Info::of(node).await;
     let yes = |name: &str| info.text(name).map(|text| text == "1");
     let cluster = match yes("cluster_enabled") {
         Some(true) => cluster(node).await,
         _ => None,
     };
-    let script = script(node, &options.key_prefix).await;
+    let script = script(node, &options.key_prefix, reference).await;
     let (skew, round_trip) = times(node, clock).await;
     Facts {
         at: node.at.clone(),
@@ -62,17 +64,46 @@ async fn one(node: &Node, options: &Options, clock: &Clock) -> Facts {
     }
 }
 
-/// What it says to a script that writes; nothing where no key was found that is its own.
-async fn script(node: &Node, prefix: &str) -> Option<Result<(), String>> {
+/// What it says to scripts that do what ours do; nothing where no key was found that is its own.
+async fn script(node: &Node, prefix: &str, reference: bool) -> Option<Result<(), String>> {
+    let digest = match (node.ask(&["EVAL", "return 1", "0"]).await, loaded(node).await) {
+        (Ok(_), Ok(digest)) => digest,
+        (Err(Refused(words)), _) | (_, Err(Refused(words))) => return Some(Err(words)),
+    };
+    let flag = if reference { "1" } else { "0" };
     for number in 0..MOST_KEYS {
-        let key = format!("{prefix}sg:{{{number}}}:doctor");
-        match node.ask(&["EVAL", SCRIPT, "1", &key]).await {
-            Ok(_) => return Some(Ok(())),
+        let [text, list, hash, sorted] = ["text", "list", "hash", "sorted"]
+            .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
+        let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
+        match node.ask(&call).await {
+            Ok(said) => return Some(refused(said)),
             Err(Refused(words)) if words.contains("MOVED") => {}
             Err(Refused(words)) => return Some(Err(words)),
         }
     }
     None
+}
+
+async fn loaded(node: &Node) -> Result<String, Refused> {
+    match node.ask(&["SCRIPT", "LOAD", PROBE]).await? {
+        Said::Text(digest) => Ok(digest),
+        _ => Err(Refused("SCRIPT LOAD names no script".to_owned())),
+    }
+}
+
+/// What [`PROBE`] answers: the commands that it may not run, and why the first of them.
+fn refused(said: Said) -> Result<(), String> {
+    let Said::List(lines) = said else { return Err("a script is answered by nonsense".to_owned()) };
+    let mut why = None;
+    let names: Vec<_> = lines
+        .iter()
+        .filter_map(|line| if let Said::Text(line) = line { line.split_once(": ") } else { None })
+        .map(|(name, words)| {
+            why.get_or_insert(words);
+            name
+        })
+        .collect();
+    why.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
 }
 
 /// `INFO`, line by line.
@@ -159,7 +190,7 @@ fn instant(said: &Said) -> Option<Nanos> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Info, Nanos, Said, instant, version};
+    use super::{Info, Nanos, Said, instant, refused, version};
 
     #[test]
     fn what_redis_says_of_itself_is_read_and_nonsense_is_nothing() {
@@ -170,5 +201,13 @@ mod tests {
         let time = ["12", "345"].map(|text| Said::Text(text.to_owned()));
         assert_eq!(instant(&Said::List(time.into())), Some(Nanos(12_000_345_000)));
         assert_eq!(instant(&Said::Nil), None);
+    }
+    #[test]
+    fn refused_commands_are_named_together() {
+        let text = |text: &str| Said::Text(text.to_owned());
+        assert_eq!(refused(Said::List(Vec::new())), Ok(()));
+        let both = Said::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);
+        assert_eq!(refused(both), Err("set, zadd: OOM no: memory".to_owned()));
+        assert!(refused(Said::Nil).is_err());
     }
 }

@@ -27,6 +27,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::Duration as Wire;
 use envoy_types::pb::google::protobuf::value::Kind;
+use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -93,13 +94,7 @@ impl ExternalProcessor for Processor {
         let span = trace::question(Protocol::ExtProc, &header);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
-        tokio::spawn(async move {
-            tokio::select! {
-                // The other side of the stream is gone, and with it whatever is held here.
-                () = replies.closed() => {}
-                () = service.run((name.as_deref(), span), messages, &replies) => {}
-            }
-        });
+        tokio::spawn(async move { service.run((name.as_deref(), span), messages, &replies).await });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
@@ -108,28 +103,44 @@ impl Processor {
     /// One request, from its headers to its end.
     async fn run(
         &self,
-        (hook, span): (Option<&str>, trace::Span),
+        asking: (Option<&str>, trace::Span),
         mut messages: Streaming<ProcessingRequest>,
         replies: &Replies,
     ) {
+        let permits = tokio::select! {
+            // The other side of the stream is gone, and with it whatever is held here.
+            () = replies.closed() => return,
+            permits = self.ask(asking, &mut messages, replies) => permits,
+        };
+        if !permits.is_empty() {
+            self.hold(permits, messages, replies).await;
+        }
+    }
+
+    /// From the headers to the answer; what is held then.
+    async fn ask(
+        &self,
+        (hook, span): (Option<&str>, trace::Span),
+        messages: &mut Streaming<ProcessingRequest>,
+        replies: &Replies,
+    ) -> Permits {
         let mut leaving = self.leaving.clone();
         let first = tokio::select! {
             first = messages.message() => first,
             // A stream on which nobody asked must not keep this process.
-            _ = leaving.wait_for(|leaving| *leaving) => return,
+            _ = leaving.wait_for(|leaving| *leaving) => return Permits::default(),
         };
         let answered = match first {
             Ok(Some(first)) => span.around(self.timed(hook, first, replies)).await,
-            Ok(None) => return,
+            Ok(None) => return Permits::default(),
             Err(status) => Err(unread(&status, Protocol::ExtProc)),
         };
         let (reply, permits) = match answered {
             Ok((said, permits)) => (Ok(reply(said)), permits),
             Err(status) => (Err(status), Permits::default()),
         };
-        if replies.send(reply).await.is_ok() && !permits.is_empty() {
-            self.hold(permits, messages, replies).await;
-        }
+        // An answer that nobody takes gives back what it has.
+        if replies.send(reply).await.is_ok() { permits } else { Permits::default() }
     }
 
     async fn timed(
@@ -220,11 +231,19 @@ impl Processor {
         let mut outcome = Outcome::Success;
         loop {
             let message = tokio::select! {
+                biased;
                 message = messages.message() => message,
+                // What it said last is here by then.
+                () = replies.closed() => match messages.message().now_or_never() {
+                    Some(message) => message,
+                    None => return,
+                },
                 _ = leaving.wait_for(|leaving| *leaving) => return,
             };
             match message {
                 Ok(None) => return permits.finish(outcome, None),
+                // So Envoy ends most streams whose request has ended, and says the same of one that ended early.
+                Err(status) if is_reset(&status) => return permits.finish(outcome, None),
                 Err(status) => return refuse(&status, replies),
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
@@ -232,8 +251,10 @@ impl Processor {
                     // Whether the reply is taken, and when, is Envoy's affair.
                     drop(message);
                     let Some(said) = said else { return };
-                    if replies.send(Ok(reply(said))).await.is_err() {
-                        return;
+                    tokio::select! {
+                        // Who takes none any more has ended; how, comes next.
+                        _taken = replies.send(Ok(reply(said))) => {}
+                        _ = leaving.wait_for(|leaving| *leaving) => return,
                     }
                 }
             }
@@ -247,10 +268,19 @@ impl Processor {
     }
 }
 
-/// Says and counts what is wrong with a later message; not that the stream broke, as it does when a request ends early.
+/// Whether the other side ended this stream, and its connection lives.
+fn is_reset(status: &Status) -> bool {
+    let reset = |error: &h2::Error| error.is_reset() && error.is_remote();
+    causes(status).any(|cause| cause.downcast_ref().is_some_and(reset))
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(status.source(), |&cause| cause.source())
+}
+
+/// Says and counts what is wrong with a later message; not that the connection broke.
 fn refuse(status: &Status, replies: &Replies) {
-    let is_broken = status.source().is_some_and(<dyn std::error::Error>::is::<hyper::Error>);
-    if !is_broken {
+    if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
         // Unsaid where nobody reads the answer before it.
         let _told = replies.try_send(Err(unread(status, Protocol::ExtProc)));
     }

@@ -178,7 +178,8 @@ impl Policy {
     #[must_use]
     pub fn ideal(&self) -> Option<Nanos> {
         match &self.learnt {
-            Learnt::Static | Learnt::Aimd(_) => None,
+            Learnt::Static => None,
+            Learnt::Aimd(aimd) => aimd.ideal(),
             Learnt::Gradient(gradient) => gradient.ideal(),
             Learnt::Gradient2(gradient2) => gradient2.ideal(),
         }

@@ -4,6 +4,7 @@
 //! at what and until when.
 //! Leaves out: what the counters hold, so whether it would pass now.
 
+use super::permits::ratio;
 use crate::config::explain::{Explained, Explanation, Fresh, Now};
 use crate::config::frozen::{Frozen, Held};
 use crate::config::written::{borrowed, entries};
@@ -109,5 +110,6 @@ fn now(look: Look) -> Now {
         limit: look.load.limit.into(),
         rtt: look.rtt.map(|time| time.to_string()),
         min_rtt: look.min_rtt.map(|time| time.to_string()),
+        gradient: look.gradient().map(ratio),
     }
 }

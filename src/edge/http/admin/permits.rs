@@ -50,7 +50,7 @@ fn bucket((name, look): &(Name, Look)) -> Value {
 }
 
 /// Of millionths; one that latencies cannot have is as large as can be said.
-fn ratio(millionths: u64) -> f64 {
+pub(super) fn ratio(millionths: u64) -> f64 {
     f64::from(u32::try_from(millionths).unwrap_or(u32::MAX)) / 1e6
 }
 

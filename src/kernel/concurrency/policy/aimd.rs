@@ -9,6 +9,7 @@ use super::level::{Level, Ratio};
 use super::min_rtt::MinRtt;
 use super::round::{Finished, Round};
 use super::{Sample, was_used};
+use crate::kernel::units::Nanos;
 
 /// Rounds over which the minimum is taken.
 const WINDOW: u16 = 100;
@@ -30,6 +31,11 @@ impl Default for Aimd {
 }
 
 impl Aimd {
+    /// The minimum: of the means of round trips.
+    pub(super) fn ideal(&self) -> Option<Nanos> {
+        self.min_rtt.get()
+    }
+
     pub(super) fn step(&mut self, estimate: Level, sample: &Sample, share: u32) -> Level {
         let allowed = estimate.floor().min(share);
         let Some(round) = self.round.push(sample, allowed) else { return estimate };
