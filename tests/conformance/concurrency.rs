@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluicegate::backend::{Backend, Outcomes, Reply};
 
-use super::{NEW_YEAR, RUNTIME, Stores, admits, charge, each, strategies};
+use super::{NEW_YEAR, RUNTIME, Stores, admits, calendar, charge, each, strategies};
 
 const TASKS: usize = 64;
 /// Per strategy; a backend that waits takes longer for each.
@@ -13,7 +13,7 @@ const ROUNDS: [usize; 6] = [1_000, 50, 50, 5, 50, 50];
 #[test]
 fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {
     let (limit, stores) = (40, Stores::start());
-    for strategy in strategies(limit) {
+    for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for (kind, (backend, rounds)) in stores.backends().into_iter().zip(ROUNDS).enumerate() {
             let backend: Arc<dyn Backend> = backend.into();
             for round in 0..rounds {

@@ -23,7 +23,7 @@ use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{Step, Strategy};
-use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use tokio::task::JoinSet;
 
 use crate::support;
@@ -138,7 +138,7 @@ impl Stores {
 /// Holds `law` against every backend, empty, with every strategy at `limit` per day.
 fn on_every_backend(limit: u32, law: impl Fn(&dyn Backend, Strategy)) {
     let stores = Stores::start();
-    for strategy in strategies(limit) {
+    for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for backend in stores.backends() {
             law(&*backend, strategy);
         }
@@ -155,10 +155,20 @@ fn strategies(limit: u32) -> [Strategy; 4] {
     ]
 }
 
+/// `limit` in one window of a calendar, which every clock is within.
+fn calendar(limit: u32) -> Strategy {
+    // From the first second of 1970 to the end of the century; what is before and after is never asked of.
+    let starts = [0, 1, 4_102_444_800, 8_204_889_600].map(Nanos::from_secs);
+    Strategy::FixedWindow(FixedWindow::new(limit, Windows::Calendar { starts }).unwrap())
+}
+
 fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     let counting = match strategy {
         Strategy::Gcra(_) => Counting::Gcra,
-        Strategy::FixedWindow(_) => Counting::FixedWindow(DAY),
+        Strategy::FixedWindow(window) => match window.windows() {
+            Windows::Every(_) => Counting::FixedWindow(DAY),
+            Windows::Calendar { .. } => Counting::Calendar(Unit::Year),
+        },
         Strategy::SlidingWindow(_) => Counting::SlidingWindow(DAY),
         Strategy::SlidingLog(_) => Counting::SlidingLog,
     };

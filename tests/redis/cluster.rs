@@ -120,6 +120,40 @@ fn a_stopped_primary_fails_its_slots_alone_until_its_replica_takes_over() {
     println!("observed: cluster, SIGSTOP: {observed}");
 }
 
+/// Who asks for it before that is known costs its node's connection once (`fred` ends it), and then nobody asks.
+#[test]
+fn a_slot_that_no_node_has_fails_alone_until_one_has_it() {
+    for_a_day_with_a_minute_left();
+    let cluster = Cluster::start();
+    for node in cluster.nodes() {
+        node.order(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    let slot_of = |name: &String| codec::slot(&key_of(name));
+    let mut names = (0..).map(|name| format!("d{name}"));
+    let lost = names.find(|name| cluster.owner_of_slot(slot_of(name)) == LOST).unwrap();
+    let is_beside = |name: &String| cluster.owner_of_slot(slot_of(name)) == LOST;
+    let kept = names.find(|name| is_beside(name) && slot_of(name) != slot_of(&lost)).unwrap();
+    let limits = limits_of(500, &[&lost, &kept]);
+    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    wait_until_whole(&service);
+    let slot = slot_of(&lost).to_string();
+    for node in &cluster.primaries {
+        node.order(&["CLUSTER", "DELSLOTS", &slot]);
+    }
+    let ask = |domain: &str| ask_of(&service, domain, &[("error", "value")]).status;
+    let alone = || match (ask(&lost), ask(&kept)) {
+        (400, 200) => Ok(()),
+        other => Err(format!("{other:?}: {}", service.log())),
+    };
+    until("it fails alone", alone).unwrap();
+    for asked in 0..100 {
+        assert_eq!((ask(&lost), ask(&kept)), (400, 200), "{asked}: {}", service.log());
+    }
+    cluster.primaries[LOST].order(&["CLUSTER", "ADDSLOTS", &slot]);
+    let answers = || if ask(&lost) == 200 { Ok(()) } else { Err(service.log()) };
+    until("its slot is answered again", answers).unwrap();
+}
+
 #[test]
 fn a_slot_that_moves_costs_no_question_and_no_count() {
     for_a_day_with_a_minute_left();
