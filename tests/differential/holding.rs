@@ -45,6 +45,7 @@ struct World {
     term: Duration,
     model: Model,
     holds: Holds,
+    last: Id,
 }
 
 impl World {
@@ -52,7 +53,8 @@ impl World {
         let limit = kind.limit(&mut dice, START, None);
         let micros = (span(&limit).0 / 1_000 / dice.pick(&[2, 20, 200])).clamp(1, 1 << 45);
         let term = Duration::from_micros(micros);
-        Self { dice, now: START, limit, term, model: Model::default(), holds: Holds::default() }
+        let (model, holds, last) = (Model::default(), Holds::default(), id(0));
+        Self { dice, now: START, limit, term, model, holds, last }
     }
 
     fn wait(&mut self) {
@@ -83,7 +85,9 @@ impl World {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
         let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
-        let id = Id(u64::MAX, dice.up_to(8));
+        // Of many there is seldom one that is open.
+        let id = if dice.once_in(2) { self.last } else { id(dice.up_to(8)) };
+        self.last = id;
         let asked = match dice.up_to(9) {
             0..=3 => Asked::Act(Act::Hold(self.term), id),
             4..=5 => Asked::Act(Act::Keep, id),
@@ -124,6 +128,10 @@ impl World {
         let held = self.held(asked, &charge);
         (asked, charge, self.now, held)
     }
+}
+
+const fn id(number: u64) -> Id {
+    Id(u64::MAX, number)
 }
 
 /// A connection that has the scripts.
