@@ -33,7 +33,7 @@ fn main() {
     show_recorded("aimd", model::product(&recorded, Law::Aimd));
     show_recorded("gradient", model::product(&recorded, Law::Gradient));
 
-    println!("\n200 traces,goodput/s,error,limited %,of oracle,error,of source's AIMD,error");
+    println!("\n200 traces,goodput/s,error,limited %,error,of oracle,error,of source's AIMD,error");
     let traces: Vec<_> = (0..200).map(model::generated).collect();
     let play = |player: Player| traces.iter().map(|trace| player(trace)).collect::<Vec<_>>();
     let (oracle, aimd) = (play(model::oracle), play(model::source_aimd));
@@ -51,6 +51,6 @@ fn show(name: &str, played: &[Played], oracle: &[Played], aimd: &[Played]) {
     let limited = model::mean(&played.iter().map(|p| 100.0 * p.limited()).collect::<Vec<_>>());
     let (oracle, aimd) = (model::ratio(played, oracle), model::ratio(played, aimd));
     let Mean { mean, error } = goodput;
-    print!("{name},{mean:.2},{error:.2},{:.1},", limited.mean);
+    print!("{name},{mean:.2},{error:.2},{:.1},{:.1},", limited.mean, limited.error);
     println!("{:.3},{:.3},{:.3},{:.3}", oracle.mean, oracle.error, aimd.mean, aimd.error);
 }

@@ -99,8 +99,18 @@ impl Envoy {
 
     /// How many questions Envoy had no answer to in the time that its filter gives them.
     pub fn gave_up(&self) -> u64 {
-        let stats = "/stats?filter=cluster.sluicegate.upstream_rq_timeout$";
-        let page = http1::get(self.admin, stats, &[]).unwrap().text();
+        self.told("upstream_rq_timeout")
+    }
+
+    /// How many questions and streams to replicas are open.
+    pub fn open(&self) -> u64 {
+        self.told("upstream_rq_active")
+    }
+
+    /// What it says of the cluster of replicas.
+    fn told(&self, stat: &str) -> u64 {
+        let stats = format!("/stats?filter=cluster.sluicegate.{stat}$");
+        let page = http1::get(self.admin, &stats, &[]).unwrap().text();
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap()
     }
 

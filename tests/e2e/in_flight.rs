@@ -218,6 +218,27 @@ fn where_heads_of_answers_are_shown_what_failed_is_no_measurement_and_lowers_the
     assert!(page.contains("sluicegate_ceiling_rtt_seconds{"), "of one that succeeded:\n{page}");
 }
 
+/// Where Envoy lets itself be told, it is; where not, the stream's end says the same.
+#[test]
+fn a_request_that_meets_no_ceiling_keeps_no_stream_open() {
+    const UNLIMITED: &str = "- key: api_key\n  rate_limit: {unlimited: true}\n";
+    for told in ["allow_mode_override: true", "allow_mode_override: false"] {
+        let scene = Scene::changed(Shipped::ExtProc, UNLIMITED, |text| {
+            let both = format!("{told}\n                      processing_mode:");
+            replace_once(text, "processing_mode:", &both);
+        });
+        let client = scene.send();
+        let visit = scene.upstream.next();
+        let ended = || match scene.envoy.open() {
+            0 => Ok(()),
+            open => Err(open.to_string()),
+        };
+        until("the stream's end before the request's", ended).unwrap();
+        visit.answer();
+        assert_eq!(client.join().unwrap().unwrap().status, 200, "{told}");
+    }
+}
+
 /// Envoy ends a stream in one of several ways, whatever ended the request: by a race, and not by how it went.
 #[test]
 fn every_request_that_ends_is_a_measurement_whatever_envoy_is_told_to_show() {

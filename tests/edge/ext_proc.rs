@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
@@ -57,8 +58,11 @@ async fn what_cannot_be_asked_is_refused_in_words() {
     let refused = first(&some, None, body).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("request_header_mode"), "{refused}");
-    // Without the header that the first hook asks about there is nothing to ask.
-    assert!(first(&some, None, headers()).await.is_ok());
+    // Without the header that the first hook asks about there is nothing to ask, nor to be told.
+    let passes = first(&some, None, headers()).await.unwrap();
+    let rest = passes.mode_override.expect("nothing is held");
+    let skip = i32::from(HeaderSendMode::Skip);
+    assert_eq!([rest.response_header_mode, rest.response_trailer_mode], [skip, skip]);
 }
 
 #[tokio::test]

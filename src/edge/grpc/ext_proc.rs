@@ -3,7 +3,7 @@
 //!
 //! Guarantees: whatever ends the stream gives the permits back: its request's end, a client or an
 //! upstream that goes, a proxy that dies. While a request waits in a queue, Envoy is told for how
-//! long. A stream that holds nothing is ended at once, and so are all when this process goes. One that
+//! long. A stream that holds nothing is told to skip the rest and ended at once, and so are all when this process goes. One that
 //! waits or holds keeps its question and its permits, and nothing else that was decoded of its messages.
 //! Leaves out: bodies, which are never asked for; how latency divides into the upstream's and the
 //! client's: the time that counts is the stream's.
@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Said;
@@ -136,6 +138,7 @@ impl Processor {
             Err(status) => Err(unread(&status, Protocol::ExtProc)),
         };
         let (reply, permits) = match answered {
+            Ok((said, permits)) if permits.is_empty() => (Ok(last(said)), permits),
             Ok((said, permits)) => (Ok(reply(said)), permits),
             Err(status) => (Err(status), Permits::default()),
         };
@@ -384,6 +387,17 @@ fn untouched(message: &ProcessingRequest) -> Option<Said> {
 
 fn reply(said: Said) -> ProcessingResponse {
     ProcessingResponse { response: Some(said), ..ProcessingResponse::default() }
+}
+
+/// The reply after which there is nothing to tell, and nothing is said any more.
+fn last(said: Said) -> ProcessingResponse {
+    let skip = HeaderSendMode::Skip.into();
+    let mode_override = ProcessingMode {
+        response_header_mode: skip,
+        response_trailer_mode: skip,
+        ..ProcessingMode::default()
+    };
+    ProcessingResponse { mode_override: Some(mode_override), ..reply(said) }
 }
 
 /// Tells Envoy how long the answer may take yet.
