@@ -24,11 +24,39 @@
 -- is in doubt, and when a replica is new.
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
+-- What many of the functions below share. They are made anew at every call, and each looks for what it shares with the text that
+-- it stands in among all that is shared there, one after the other. What the function around them shares with its own text is only
+-- copied: that is why they stand in one, which may share sixty.
+local call, floor, pack, unpack = redis.call, math.floor, struct.pack, struct.unpack
+local function max(a, b) if a < b then return b end return a end
+local function min(a, b) if b < a then return b end return a end
+local told, born_as, settled
+-- One ceiling: its law, the heartbeat, and its state, a list for each field of a seat.
+local term, max_duration, split, holds
+local now, incarnation, latest, generation, level, recovered, counted, votes
+local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+-- Its key, the head as it was read, until when it is kept; the seat that speaks as it was read, its place.
+local key, state, kept, own, mine
+-- What was read: the wants of all, and all seats; whether all are written.
+local has_wants, has_all, all_changed, grace = false, false, nil, nil
+
+-- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
+-- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from `hear` to `grant` the one that speaks is out.
+local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
+-- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
+-- time nobody has to look at all for it.
+local next_end, count_ending
+
+-- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
+-- which seats they are, and is nil where they are all.
+local living, live, hungry, me
+
+-- To the end of the file.
+local function round()
+
 local KEYS, ARGV = KEYS, ARGV
-local call, try = redis.call, redis.pcall
-local spread, pack, unpack = unpack, struct.pack, struct.unpack
-local floor, format, sub = math.floor, string.format, string.sub
-local sort, rep = table.sort, string.rep
+local try, spread = redis.pcall, _G.unpack
+local format, sub, sort, rep = string.format, string.sub, table.sort, string.rep
 
 local GRANTED, LEFT, LATE, SUPERSEDED, LOST, FULL, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5, 6
 local MOST_SEATS = 4096
@@ -51,7 +79,7 @@ local SLACK = 60000000
 local MOST_PARTS = 2000
 
 local time = call('TIME')
-local told = time[1] * 1000000 + time[2]
+told = time[1] * 1000000 + time[2]
 local real = told
 if ARGV[1] ~= '' then
   told = tonumber(ARGV[1])
@@ -63,12 +91,10 @@ local function expire(key, at)
   call('PEXPIREAT', key, format('%.0f', floor(at / 1000) + 1))
 end
 
-local function max(a, b) if a < b then return b end return a end
-local function min(a, b) if b < a then return b end return a end
 local function less(a, b) if b < a then return a - b end return 0 end
 
 -- kernel/coordinator/life.rs.
-local born_as, born, settled, since_when
+local born, since_when
 
 local function begin()
   born_as, born, settled = max(born_as and born_as + 1 or 0, told), told, 0
@@ -99,11 +125,10 @@ end
 -- backend/memory/coordinators.rs, `register`: the replica's line, before anything it says is heard.
 local replica, replica_life, under, replica_longest, replica_leaves = unpack('<ddddB', ARGV[3])
 
-local function register()
-  local name = pack('<dd', replica, replica_life)
-  local is_new = call('HSET', KEYS[1], name, pack(LINE, told, replica_longest, under)) == 1
-  if replica_leaves == 1 then call('HDEL', KEYS[1], name) end
-  if not is_new and settled == 1 then return end
+local its_line = pack('<dd', replica, replica_life)
+local is_new = call('HSET', KEYS[1], its_line, pack(LINE, told, replica_longest, under)) == 1
+if replica_leaves == 1 then call('HDEL', KEYS[1], its_line) end
+if is_new or settled == 0 then
   local all, lines, longest = call('HGETALL', KEYS[1]), {}, nil
   for i = 1, #all, 2 do
     if #all[i] == 16 then
@@ -123,26 +148,11 @@ local function register()
   end
 end
 
-register()
-
--- One ceiling: its law, the heartbeat, and its state, a list for each field of a seat.
-local heartbeat, term, max_duration, least, start, most, aggregate, split
-local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
+-- The rest of the law and of the heartbeat; the name of the seat that speaks; the text that each seat was read from.
+local heartbeat, least, start, most, aggregate
+local member, life, number, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
-local now, incarnation, latest, generation, level, recovered, counted, votes
-local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
--- Its key, the head as it was read, until when it is kept; the name of the seat that speaks, that seat as it was read, its place.
-local key, state, kept, name, own, mine
--- What was read: the wants of all, and all seats, each from its text.
-local has_wants, has_all, texts = false, false, {}
-local said_vote, all_changed, grace
-
--- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
--- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from `hear` to `grant` the one that speaks is out.
-local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
--- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
--- time nobody has to look at all for it.
-local next_end, count_ending
+local name, said_vote, texts = nil, nil, {}
 
 -- What a loop reads of each seat is made the function's own first: a name that functions share is looked up at each use.
 
@@ -356,10 +366,9 @@ local function move_ceiling()
   if not grace and counted + heartbeat + heartbeat <= now then count() end
 end
 
--- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
--- which seats they are, and is nil where they are all; `idle`, how many of the hungry want nothing and count as needing one.
-local living, live, wants, waits, since
-local me, my_need, total_need, hungry, idle
+-- kernel/coordinator/split.rs. What the split knows further; `idle`, how many of the hungry want nothing and count as needing one.
+local wants, waits, since
+local my_need, total_need, idle
 
 -- What each of the living wants.
 local function wants_of_the_living()
@@ -650,3 +659,7 @@ end
 expire(KEYS[1], real + LIFE_KEPT)
 reply[1] = born_as
 return reply
+
+end
+
+return round()
