@@ -475,8 +475,6 @@ pub(super) fn cause(error: &Error) -> Cause {
         _ if said("WRONGTYPE") => Cause::WrongType,
         _ if said("OOM ") => Cause::OutOfMemory,
         _ if said("NOAUTH") || said("NOPERM") || said("WRONGPASS") => Cause::NotPermitted,
-        // What Redis 7.0 says of a command in a script.
-        _ if said("can't run this command") => Cause::NotPermitted,
         _ => Cause::Failing,
     }
 }

@@ -15,13 +15,15 @@ end
 
 local text, list, hash, sorted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
+-- First: a store without memory refuses who has written nothing yet, and a script that has written nothing more.
+try('SET', text, '1', 'PX', '1000')
 -- What may not be deleted is not made.
+local before = #refused
 try('DEL', text, list, hash, sorted)
-if 0 < #refused then return refused end
+if before < #refused then return refused end
 
 struct.unpack('<d', struct.pack('<d', 1))
 try('TIME')
-try('SET', text, '1', 'PX', '1000')
 try('GET', text)
 try('MGET', text)
 try('TYPE', text)
