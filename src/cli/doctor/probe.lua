@@ -1,6 +1,6 @@
 -- Runs each command that the scripts run, and says which were refused. Its keys, one of each type, are gone afterwards.
 --
--- KEYS     a text, a list, a hash, a sorted set, of one slot
+-- KEYS     a text, a list, a hash, a sorted set, of one slot; the text stays for a second where nothing may be deleted
 -- ARGV[1]  1 where the reference's keys are counted
 -- Reply: for each refused command its name and why
 
@@ -15,7 +15,7 @@ end
 
 local text, list, hash, sorted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
--- First: a store without memory refuses who has written nothing yet, and a script that has written nothing more.
+-- First: a store without memory refuses the first write of a script, and none after one that it took.
 try('SET', text, '1', 'PX', '1000')
 -- What may not be deleted is not made.
 local before = #refused

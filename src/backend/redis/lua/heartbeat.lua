@@ -37,8 +37,9 @@ local now, incarnation, latest, generation, level, recovered, counted, votes
 local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 -- Its key, the head as it was read, until when it is kept; the seat that speaks as it was read, its place.
 local key, state, kept, own, mine
--- What was read: the wants of all, and all seats; whether all are written.
-local has_wants, has_all, all_changed, grace = false, false, nil, nil
+-- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
+local has_wants, has_all = false, false
+local all_changed, grace
 
 -- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
 -- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from `hear` to `grant` the one that speaks is out.
