@@ -208,6 +208,31 @@ async fn what_is_gone_when_it_is_to_be_kept_is_not_said_to_be_charged() {
     assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
 }
 
+/// Who gives up before the deadline tells nobody that the store is silent. What was to be held is given back, and that
+/// is late after a term: the silence is known long before. A machine that stands still for that long may have five tries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_what_they_hold() {
+    let (hurry, term) = (Duration::from_millis(5), Duration::from_secs(1));
+    let two = Two::within();
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let (stores, _tasks) = two.connected(hurry * 4);
+        two.proxy.set(Way::FromStore, Flow::Hold);
+        let began = now();
+        while stores.trouble().is_none() {
+            let given_up = tokio::time::timeout(hurry, ask(&stores, today(), &both(1))).await;
+            assert!(given_up.is_err() || stores.trouble().is_some(), "{given_up:?}");
+            assert!(began.elapsed() < PATIENCE, "nobody knows");
+        }
+        took.push(began.elapsed());
+        two.proxy.pass();
+        if began.elapsed() < term {
+            return;
+        }
+    }
+    panic!("known only when a hold's term was over: {took:?}");
+}
+
 /// What is held is given back by a call, also where the store did not say that it holds: not only when its term ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_not_answered_is_given_back() {

@@ -14,7 +14,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
-use tokio::time::timeout;
 
 use super::codec::holding::{Act, Held, pack, read};
 use super::route::Route;
@@ -152,10 +151,8 @@ impl Open {
         let packed = pack(&self.charge, self.id, act, key_prefix.as_bytes(), None);
         let slot = route.slot_of(&packed.keys[0]);
         let live = route.live(slot)?;
-        let reply = timeout(patience, live.hold(packed.keys, packed.args)).await;
-        let reply = reply.unwrap_or(Err(Cause::Late));
-        route.saw(slot, reply.as_ref().err().copied());
-        let answer = read(&self.charge, act, &reply?);
+        let reply = route.within(patience, slot, live.hold(packed.keys, packed.args)).await?;
+        let answer = read(&self.charge, act, &reply);
         answer.map_err(|refused: codec::NotUnderstood| not_understood(&refused))
     }
 }

@@ -194,21 +194,6 @@ impl Redis {
         let outcomes = timeout(patience, self.ask_each(&charges, &slots)).await;
         places.into_iter().zip(outcomes.unwrap_or_else(|_| failed(&charges, Cause::Late))).collect()
     }
-
-    /// What a call for a slot's keys comes to within `patience`, the breaker being told.
-    async fn within<T>(
-        &self,
-        patience: Duration,
-        slot: u16,
-        called: impl Future<Output = Result<T, Cause>>,
-    ) -> Result<T, Cause> {
-        let unanswered = self.route.unanswered(slot);
-        let answer = timeout(patience, called).await;
-        let answer = answer.unwrap_or(Err(Cause::Late));
-        unanswered.settle();
-        self.route.saw(slot, answer.as_ref().err().copied());
-        answer
-    }
 }
 
 impl Redis {
@@ -224,7 +209,8 @@ impl Redis {
     /// Sends a round, once, and waits for the answer until the deadline.
     async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let reply = self.within(self.deadline, slot, live.heartbeat(call.keys, call.args)).await?;
+        let called = live.heartbeat(call.keys, call.args);
+        let reply = self.route.within(self.deadline, slot, called).await?;
         heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
     }
 

@@ -36,7 +36,8 @@ impl Redis {
         asked: &Acquire,
     ) -> Result<Answer, Cause> {
         let call = pack_acquire(asked, self.letter(place, &live, &asked.ask.times));
-        let reply = self.within(self.deadline, slot, live.acquire(call.keys, call.args)).await?;
+        let reply =
+            self.route.within(self.deadline, slot, live.acquire(call.keys, call.args)).await?;
         let answer = read_acquire(&reply).map_err(|refused| not_understood(&refused))?;
         answer.ok_or(Cause::WrongType)
     }
@@ -76,7 +77,7 @@ impl Redis {
         let slot = self.route.slot_of(&place.life(self.key_prefix.as_bytes()));
         let live = self.route.live(slot)?;
         let call = pack_tell(told.iter().copied(), self.letter(place, &live, times));
-        let reply = self.within(self.deadline, slot, live.tell(call.keys, call.args)).await?;
+        let reply = self.route.within(self.deadline, slot, live.tell(call.keys, call.args)).await?;
         read_tell(told.iter().copied(), &reply).map_err(|refused| not_understood(&refused))
     }
 

@@ -4,6 +4,9 @@
 //! Leaves out: which charges travel together.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::cluster::{self, Cluster};
 use super::codec;
@@ -52,6 +55,21 @@ impl Route {
             Self::One(link) => link.live(),
             Self::Many(cluster) => cluster.live(slot),
         }
+    }
+
+    /// What a call for a slot's keys comes to within `patience`, the breaker being told.
+    pub(super) async fn within<T>(
+        &self,
+        patience: Duration,
+        slot: u16,
+        called: impl Future<Output = Result<T, Cause>>,
+    ) -> Result<T, Cause> {
+        let unanswered = self.unanswered(slot);
+        let answer = timeout(patience, called).await;
+        let answer = answer.unwrap_or(Err(Cause::Late));
+        unanswered.settle();
+        self.saw(slot, answer.as_ref().err().copied());
+        answer
     }
 
     /// Learns from how a call for a slot's keys ended.

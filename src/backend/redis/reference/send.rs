@@ -58,7 +58,7 @@ impl Question<'_> {
         let replies = match self.redis.route.live(slot) {
             Ok(live) => {
                 let sent = self.send(&live, slot, places, way);
-                self.redis.within(self.patience, slot, sent).await
+                self.redis.route.within(self.patience, slot, sent).await
             }
             Err(cause) => Err(cause),
         };
