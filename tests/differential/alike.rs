@@ -6,7 +6,7 @@ use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::{Charge, Charges, Home, Rule};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{Step, Strategy};
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::units::{Hits, Nanos};
 use smallvec::smallvec;
 
 use super::limits::Kind;
@@ -15,6 +15,7 @@ use super::one_counter::{Client, Rest, START, lives_as_long_as};
 use super::{PREFIX, Scripted, all_answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
+use crate::support::resp::Value;
 
 const TRACES: u64 = 60;
 const STEPS: usize = 60;
@@ -141,5 +142,41 @@ fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_stranger_among_keys_that_are_alike_is_left_as_it_is_and_the_others_count() {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut scripted = Scripted::new(&redis);
+    for trace in 0..TRACES {
+        let kind = Kind::ALL[usize::try_from(trace).unwrap() % Kind::ALL.len()];
+        let dice = Dice::new(seed ^ trace << 32);
+        let mut family = Family::new(kind, format!("stranger {trace}"), dice);
+        let place = family.client.dice.up_to(KEYS as u64 - 1);
+        let cost = Cost::Charge(Hits(0));
+        let its = charge(&format!("{} {place}", family.name), family.limit, cost);
+        let strange = key(&its.key, Home::Itself, PREFIX);
+        scripted.client.call(&[b"HSET".to_vec(), strange.clone(), b"a".to_vec(), b"b".to_vec()]);
+        for step in 0..STEPS {
+            family.client.wait(&family.limit);
+            let now = family.client.now;
+            let asked = family.ask(now);
+            scripted.queue_all(&questions(&asked), Some(now));
+            scripted.client.flush();
+            let answers = all_answers(&questions(&asked), &scripted.client.receive());
+            for (one, answered) in asked.iter().zip(answers) {
+                let is_strange = key(&one.charge.key, Home::Itself, PREFIX) == strange;
+                let wanted = if is_strange { Answer::Unreadable } else { one.answer };
+                let Charge { strategy, cost, .. } = &one.charge;
+                assert_eq!(
+                    answered.as_slice(),
+                    [wanted],
+                    "SLUICEGATE_SEED={seed}, trace {trace}, step {step}: {strategy:?}\n{cost:?} at {now}"
+                );
+            }
+        }
+        let left = scripted.client.call(&[b"HGETALL".to_vec(), strange]);
+        assert_eq!(left.array(), [Value::Text(b"a".to_vec()), Value::Text(b"b".to_vec())]);
     }
 }

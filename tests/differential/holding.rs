@@ -170,7 +170,7 @@ impl Holder {
             (reply @ Value::Array(_), Asked::Act(act, _)) => {
                 read(charge, act, &reply.ints()).unwrap()
             }
-            (reply @ Value::Array(_), Asked::Charge) => {
+            (reply @ Value::Text(_), Asked::Charge) => {
                 Held::Answered(answers(&one(charge), &reply)[0])
             }
             (other, _) => panic!("{other:?}"),

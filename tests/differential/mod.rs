@@ -39,7 +39,7 @@ mod store;
 use sluicegate::backend::Charges;
 use sluicegate::backend::redis::CHARGE;
 use sluicegate::backend::redis::call::Call;
-use sluicegate::backend::redis::codec::{Answers, NotUnderstood, pack, read};
+use sluicegate::backend::redis::codec::{Answers, NotUnderstood, integers, pack, read};
 use sluicegate::kernel::units::Nanos;
 
 use crate::support::redis::Redis;
@@ -90,7 +90,7 @@ fn answers(charges: &Charges, reply: &Value) -> Answers {
 
 fn all_answers(questions: &[Charges], reply: &Value) -> Vec<Answers> {
     match reply {
-        Value::Array(_) => decode(questions, &reply.ints()).unwrap(),
+        Value::Text(packed) => decode(questions, &integers(packed).unwrap()).unwrap(),
         other => panic!("{other:?}"),
     }
 }

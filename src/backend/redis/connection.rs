@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use super::breaker::Breaker;
 use super::client::At;
 use super::cluster::{Cluster, Redirect};
-use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL};
+use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL, codec};
 
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
@@ -268,7 +268,8 @@ impl Live {
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: CHARGE, digest: Some(&self.digest) };
-        integers(self.script(script, shared(keys), shared(args)).await?)
+        let reply = self.script(script, shared(keys), shared(args)).await?;
+        reply.as_bytes().and_then(codec::integers).ok_or(Cause::NotUnderstood)
     }
 
     /// Runs [`BORROW`], as [`Live::call`] does.

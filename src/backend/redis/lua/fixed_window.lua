@@ -22,28 +22,40 @@
           unpack(RECORD, ARGV[in_hand + 2])
       end
       if small and 0 < total and total < half then
-        local by = total == 1 and '1' or format('%d', total)
-        local sum = tonumber(try('INCRBY', key, by))
-        local start = now - now % period
-        -- Of keys that are alike: whose count is this window's, as most are, is answered here.
-        if its_reset == start - now + period and hits <= limit then
-          local most = limit - hits
-          for at = keys + 1, alike do
-            if not sum then break end
-            local room = limit - (sum - start)
-            if room < 0 then
-              if half <= sum - start then break end
-              reply[length + 1], reply[length + 2] = DENY + 8, its_reset
-              length = length + 2
-            elseif room <= most then
-              length = length + 1
-              reply[length] = 16 * room + 8
-            else
-              break
+        local start, by, sum = now - now % period, total ~= 1 and format('%d', total), nil
+        -- Of keys that are alike: whose count is this window's, as most are, is answered here. Whether a call failed is
+        -- not asked of each, which would cost one more: one that did ends all, and as many have counted as are answered.
+        if not from and its_reset == start - now + period and hits <= limit then
+          local function count(call, KEYS, DENY, at, last, by, reply, length, top, most, least, its_reset)
+            for i = at, last - 1 do
+              local sum
+              if by then sum = call('INCRBY', KEYS[i], by) else sum = call('INCR', KEYS[i]) end
+              local room = top - sum
+              if most < room or room <= least then return i, sum end
+              if 0 <= room then
+                length = length + 1
+                reply[length] = 16 * room + 8
+              else
+                reply[length + 1], reply[length + 2] = DENY + 8, its_reset
+                length = length + 2
+              end
             end
-            keys, key = at, KEYS[at]
-            sum = tonumber(try('INCRBY', key, by))
+            return last, by and call('INCRBY', KEYS[last], by) or call('INCR', KEYS[last])
           end
+          local done, at, its_sum = pcall(count, call, KEYS, DENY, keys, alike, by, reply, length, start + limit,
+            limit - hits, limit - half, its_reset)
+          local answered = length
+          length = #reply
+          if done then
+            keys, sum = at, its_sum
+          else
+            while answered < length do
+              answered, keys = answered + (reply[answered + 1] == DENY + 8 and 2 or 1), keys + 1
+            end
+          end
+          key = KEYS[keys]
+        else
+          sum = tonumber(by and try('INCRBY', key, by) or try('INCR', key))
         end
         if sum then
           local count = sum - start

@@ -22,11 +22,11 @@
 -- when every limit is in the quota group, plus 4 when a descriptor without a counter keeps that group
 -- from denying; none at all is 8.
 --
--- Reply: for each charge, in the order of the plan, 16 * remaining + code, and reset after; beside 4
--- then retry after, and beside 5 the instant in microseconds. Codes are 0 admit, 1 never, 2 refunded,
--- 3 not understood (something else lives under the key, and it stays), 4 deny, 5 stale; and 8 more where reset after
--- is that of the charge before, and is not said again. Remaining is
--- in hits; times are in ticks of the charge. Beside 3 and 5 the rest is 0.
+-- Reply: one text of doubles, little-endian, because the store is slower to say as many numbers: for each charge,
+-- in the order of the plan, 16 * remaining + code, and reset after; beside 4 then retry after, and beside 5 the instant
+-- in microseconds. Codes are 0 admit, 1 never, 2 refunded, 3 not understood (something else lives under the key, and
+-- it stays), 4 deny, 5 stale; and 8 more where reset after is that of the charge before, and is not said again.
+-- Remaining is in hits; times are in ticks of the charge. Beside 3 and 5 the rest is 0.
 --
 -- Exact: every number that decides is an integer below 2^53, which a double holds. Products may pass it only
 -- where what is compared with them cannot, and rounding keeps order. For integers a and b below
@@ -36,7 +36,7 @@
 -- A key exists only while its counter is not rested, and expires when it is: never early, at most 3 ms late. A GCRA's
 -- does with the tenth of a second in which it rests: a charge that does not move it to another leaves the expiry as
 -- it is. Whoever writes a GCRA's state rounds up alike, or it would end early.
--- Commands: GET, MGET, SET, SETRANGE, DEL, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
+-- Commands: GET, MGET, SET, SETRANGE, DEL, INCR, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX, LTRIM, LSET, RPUSH. A write that
 -- fails fails the whole script. `mod.rs` says which files are one script, and in which order: each strategy is a block in the one loop over what there is to do. The store makes a script's
 -- functions and what they share anew at every call, and five of them would cost a lone GCRA a third
 -- of its time.

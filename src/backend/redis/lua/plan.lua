@@ -116,7 +116,7 @@ while true do
     keys = keys + 1
     key, value, act, hits = KEYS[keys], held[keys], its_act, its_hits
   elseif not key then
-    return reply
+    return pack('<' .. string.rep('d', length), _G.unpack(reply, 1, length))
   else
     if plan[from] ~= in_hand then
       in_hand = plan[from]
