@@ -23,8 +23,8 @@ mod leased;
 mod resp;
 mod stall;
 
-use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -334,6 +334,16 @@ impl Server {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         client
+    }
+
+    /// The value of a series.
+    fn metric(&self, name: &str) -> u64 {
+        let mut stream = TcpStream::connect(self.metrics).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+        page.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in {page}"))
     }
 
     /// User and system time, in clock ticks of a hundredth of a second.

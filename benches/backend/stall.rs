@@ -7,8 +7,6 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -124,18 +122,9 @@ impl Load<'_> {
     /// The service's own times: those that were late, and all.
     fn times(&self) -> (u64, u64) {
         let name = "sluicegate_decision_duration_seconds_";
-        let in_time = self.metric(&format!("{name}bucket{{le=\"{IN_TIME}\"}}"));
-        let all = self.metric(&format!("{name}count"));
+        let in_time = self.server.metric(&format!("{name}bucket{{le=\"{IN_TIME}\"}}"));
+        let all = self.server.metric(&format!("{name}count"));
         (all - in_time, all)
-    }
-
-    fn metric(&self, name: &str) -> u64 {
-        let mut stream = TcpStream::connect(self.server.metrics).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
-        let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
-        page.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in {page}"))
     }
 
     /// The least and the most memory of the service for so long.
@@ -154,7 +143,7 @@ impl Load<'_> {
     /// How long it takes until the service says that its store answers.
     async fn answered_by_the_store(&self) -> Duration {
         let began = Instant::now();
-        while self.metric("sluicegate_backend_up") == 0 {
+        while self.server.metric("sluicegate_backend_up") == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         began.elapsed()

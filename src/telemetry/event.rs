@@ -596,7 +596,10 @@ impl LeasedHits {
 
 /// A script was sent to the store that takes messages about leases, one or several.
 #[derive(Clone, Copy, Debug)]
-pub struct LeaseCalled;
+pub struct LeaseCalled {
+    /// How many messages, each about one key.
+    pub messages: usize,
+}
 
 impl LeaseCalled {
     /// Counts this in the process's metrics.
@@ -606,7 +609,7 @@ impl LeaseCalled {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.lease_called();
+        metrics.lease_called(self);
     }
 }
 

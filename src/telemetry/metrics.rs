@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
     Answered, Asked, BackendFailed, Called, CeilingReached, Datagram, HitsOwed, IdEvent, IdSeen,
-    LeaseEnd, LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent, StrictEvent,
+    LeaseCalled, LeaseEnd, LeasedHits, Loaded, Outcome, OwedOutcome, Protocol, ShareEvent,
+    StrictEvent,
 };
 use super::letters::{LetterEvent, Letters};
 use crate::kernel::decision::{Cause, Reason, Verdict};
@@ -93,6 +94,7 @@ struct Shard {
     owed: [AtomicU64; OwedOutcome::ALL.len()],
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
+    lease_messages: AtomicU64,
     /// Per bucket, not cumulated; the last has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
@@ -275,9 +277,10 @@ impl Metrics {
         mine.add(&mine.shard.leased[leased.end as usize], leased.hits.0);
     }
 
-    pub(super) fn lease_called(&self) {
+    pub(super) fn lease_called(&self, called: LeaseCalled) {
         let mine = self.mine();
         mine.add(&mine.shard.lease_calls, 1);
+        mine.add(&mine.shard.lease_messages, called.messages as u64);
     }
 
     pub(super) fn called(&self, called: Called) {
@@ -352,6 +355,7 @@ impl Shard {
             owed: [const { AtomicU64::new(0) }; OwedOutcome::ALL.len()],
             leased: [const { AtomicU64::new(0) }; LeaseEnd::ALL.len()],
             lease_calls: AtomicU64::new(0),
+            lease_messages: AtomicU64::new(0),
             took: [const { AtomicU64::new(0) }; BOUNDS.len() + 1],
             took_sum: AtomicU64::new(0),
             called: [const { AtomicU64::new(0) }; QUESTIONS.len() + 1],
@@ -588,6 +592,9 @@ impl Metrics {
             "Script calls to the store that borrow or give back, for one key or several",
         )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
+        let name = "sluicegate_lease_messages_total";
+        head(page, name, "counter", "Messages in those calls, each about one key")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_messages))?;
         let name = "sluicegate_lease_hits_total";
         head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
         // Bound: `LeaseEnd::ALL`.

@@ -37,9 +37,9 @@ mod questions;
 mod store;
 
 use sluicegate::backend::Charges;
-use sluicegate::backend::redis::CHARGE;
 use sluicegate::backend::redis::call::Call;
-use sluicegate::backend::redis::codec::{Answers, NotUnderstood, integers, pack, read};
+use sluicegate::backend::redis::codec::{Answers, NotUnderstood, pack, read};
+use sluicegate::backend::redis::{CHARGE, codec};
 use sluicegate::kernel::units::Nanos;
 
 use crate::support::redis::Redis;
@@ -89,8 +89,13 @@ fn answers(charges: &Charges, reply: &Value) -> Answers {
 }
 
 fn all_answers(questions: &[Charges], reply: &Value) -> Vec<Answers> {
+    decode(questions, &integers(reply)).unwrap()
+}
+
+/// What a script packed into one text.
+fn integers(reply: &Value) -> Vec<i64> {
     match reply {
-        Value::Text(packed) => decode(questions, &integers(packed).unwrap()).unwrap(),
+        Value::Text(packed) => codec::integers(packed).unwrap(),
         other => panic!("{other:?}"),
     }
 }

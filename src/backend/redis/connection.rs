@@ -268,8 +268,7 @@ impl Live {
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: CHARGE, digest: Some(&self.digest) };
-        let reply = self.script(script, shared(keys), shared(args)).await?;
-        reply.as_bytes().and_then(codec::integers).ok_or(Cause::NotUnderstood)
+        packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
     /// Runs [`BORROW`], as [`Live::call`] does.
@@ -280,7 +279,7 @@ impl Live {
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: BORROW, digest: Some(&self.borrow_digest) };
-        integers(self.script(script, shared(keys), shared(args)).await?)
+        packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
     /// Runs [`HEARTBEAT`], as [`Live::call`] does.
@@ -442,6 +441,11 @@ impl Live {
         }
         answer
     }
+}
+
+/// The integers that are packed in one text.
+fn packed(reply: &Value) -> Result<Vec<i64>, Cause> {
+    reply.as_bytes().and_then(codec::integers).ok_or(Cause::NotUnderstood)
 }
 
 /// A list of integers, and nothing that only looks like one.

@@ -244,7 +244,7 @@ impl Asked for lending::Packed {
     }
 
     async fn call(live: &Live, mut messages: Vec<Self>) -> Result<Come<Self>, Cause> {
-        LeaseCalled.emit();
+        LeaseCalled { messages: messages.len() }.emit();
         let (keys, args) = lending::call(&messages);
         let reply = live.borrow(keys, args).await?;
         let said = lending::share_out(&reply, messages.len());

@@ -3,17 +3,20 @@
 --
 -- Of message m, from 1:
 -- KEYS[2m - 1]  the counter
--- KEYS[2m]      a hash in the counter's slot: member -> what is known of it, little-endian, packed, 57 bytes
+-- KEYS[2m]      the list of who holds leases of it, in the counter's slot: one text of records in any order, each
+--               little-endian, packed, 65 bytes
+--                 8 bytes            the member, as two uint32
+--                 double kept_until  the microsecond at which this is forgotten
+--                 double until       the microsecond at which its lease ends
+--                 uint32 held        hits that it may still spend
+--                 uint32 demand
+--               and, which only its own messages need,
 --                 double number      of the last message taken
 --                 double lease       of the last message granted anything
---                 double until       the microsecond at which its lease ends
---                 double kept_until  the microsecond at which this is forgotten
 --                 double mark        where the newest part of `held` was charged: the microsecond at which the
 --                                    window began, or of the log's entry; 0 for GCRA
---                 uint32 held        hits that it may still spend
---                 uint32 fresh       how many of these are the newest part
+--                 uint32 fresh       how many of `held` are the newest part
 --                 uint32 granted     by the last message taken
---                 uint32 demand
 --                 byte   passed      1 when the hits of that message passed
 -- ARGV[1]       the instant, as at the top
 -- ARGV[2m]      the message, little-endian, packed
@@ -23,36 +26,57 @@
 --                 8 bytes            the member
 -- ARGV[2m + 1]  the record of the limit, as at the top; its act and hits are not read
 --
--- Reply: for each message code, remaining, retry after, reset after, granted, kept, parked, good for. Codes and the
--- first four are as at the top; times among those are in ticks of the limit; hits are hits, and good for
--- is microseconds. Beside 3 and 5 all but retry after is 0. Code 6: a later message was taken before.
--- A script that has read MOST_READ records of members takes no further message, so that it keeps nobody waiting
+-- Reply: one text of doubles, little-endian, eight for each message: code, remaining, retry after, reset after, granted,
+-- kept, parked, good for. Codes and the first four are as at the top; times among those are in ticks of the limit; hits
+-- are hits, and good for is microseconds. Beside 3 and 5 all but retry after is 0. Code 6: a later message was taken
+-- before. A script that has read MOST_READ records of members takes no further message, so that it keeps nobody waiting
 -- for long: the reply is shorter then, and who is not in it may ask again.
 --
 -- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
--- The hash expires when the last of its records is to be forgotten. What is given back is listed as given
+-- The list expires when the last of its records is to be forgotten. What is given back is listed as given
 -- back before it is: a store that has no memory to list it does not give it back either.
--- Commands: those at the top, and HGETALL, HSET, HDEL, LRANGE.
+-- Commands: those at the top, and LRANGE.
 -- One loop, because the store makes a script's functions anew at every call: with eleven functions of its own in place of
--- one, a lone message took 1.4 times the instructions. What a paragraph transcribes is named above it.
+-- one, a lone message took 1.4 times the instructions. What a paragraph transcribes is named above it. The least of two
+-- is written out for the same reason: there are twelve, and a call costs more than all of them.
 
 local SUPERSEDED = 6
-local KNOWN = '<dddddI4I4I4I4B'
+local ITS, ITS_OWN, SIZE = '<I4I4ddI4I4', '<dddI4I4B', 65
+local KNOWN = ITS .. 'dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
+-- Lists of more others than this are not written anew for one record.
+local FEW = 1
 
 -- Of the message before: when the last of its records is forgotten, and how that is said.
 local last_forgotten, its_end
+-- The list of the key in hand, where in it the member's record is, if anywhere, and whether others' are to be forgotten.
+local list, place, is_stale
 
 -- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
-local function put(member, others, forgotten, kept_until, known)
+local function put(others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
-  call('HSET', KEYS[2], member, known)
   if forgotten < kept_until then forgotten = kept_until end
   if forgotten ~= last_forgotten then last_forgotten, its_end = forgotten, expiry(forgotten - now) end
-  call('PEXPIREAT', KEYS[2], its_end)
+  if FEW < others and place and not is_stale then
+    call('SETRANGE', KEYS[2], format('%d', place - 1), known)
+    call('PEXPIREAT', KEYS[2], its_end)
+    return
+  end
+  if 0 < others then
+    local rest = {}
+    for i = 1, #list, SIZE do
+      if i ~= place and now < unpack('<d', list, i + 8) then rest[#rest + 1] = string.sub(list, i, i + SIZE - 1) end
+    end
+    known = table.concat(rest) .. known
+  end
+  call('SET', KEYS[2], known, 'PXAT', its_end)
+  list, place, is_stale = known, #known - SIZE + 1, false
 end
 
 local keys, lent, read = KEYS, {}, 0
+-- What lives under all the keys, and which have been written since.
+local lives, written = {}, {}
+if 2 < #keys then lives = call('MGET', _G.unpack(keys)) end
 KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
@@ -67,13 +91,13 @@ for m = 1, #keys / 2 do
   end
 
   -- `step`.
-  local number, own, want, demand, still_held, back, lease, budget, term, member_at =
-    unpack('<ddddddddd', ARGV[2 * m])
-  local member = string.sub(ARGV[2 * m], member_at)
+  local number, own, want, demand, still_held, back, lease, budget, term, low, high =
+    unpack('<dddddddddI4I4', ARGV[2 * m])
   local its_granted, kept, out, good_for = 0, 0, 0, 0
   local again = strategy == 1 and AGAIN or nil
   -- A debt that was written under another limit is converted whatever becomes of the message.
-  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0)
+  local is_known = lives[2 * m - 1] and not written[KEYS[2]]
+  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0, is_known and lives[2 * m - 1])
   repeat
     if code == STALE or code == NOT_UNDERSTOOD then
       remaining, reset = 0, 0
@@ -85,22 +109,19 @@ for m = 1, #keys / 2 do
     local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
     local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
     local others, others_demand, forgotten = 0, 0, 0
-    local listed = try('HGETALL', KEYS[2])
-    local understood = not listed.err
-    read = read + #listed / 2
-    for i = 1, #listed, 2 do
-      if #listed[i + 1] ~= 57 then
-        understood = false
-        break
-      end
-      local n, l, till, kept_until, m, held, fresh, granted, d, passed = unpack(KNOWN, listed[i + 1])
+    list = lives[2 * m]
+    if not list or written[KEYS[2]] then list = try('GET', KEYS[2]) or '' end
+    local understood = not list.err and #list % SIZE == 0
+    place, is_stale, read = nil, false, read + #list / SIZE
+    for i = 1, understood and #list or 0, SIZE do
+      local a, b, kept_until, till, held, demanded, own_at = unpack(ITS, list, i)
       if kept_until <= now then
-        call('HDEL', KEYS[2], listed[i])
-      elseif listed[i] == member then
-        its_number, its_lease, its_till, its_kept_until, its_mark = n, l, till, kept_until, m
-        its_held, its_fresh, its_granted, its_demand, its_passed = held, fresh, granted, d, passed
+        is_stale = true
+      elseif a == low and b == high then
+        place, its_kept_until, its_till, its_held, its_demand = i, kept_until, till, held, demanded
+        its_number, its_lease, its_mark, its_fresh, its_granted, its_passed = unpack(ITS_OWN, list, own_at)
       else
-        others, others_demand = others + 1, others_demand + d
+        others, others_demand = others + 1, others_demand + demanded
         if now < till then out = out + held end
         if forgotten < kept_until then forgotten = kept_until end
       end
@@ -119,8 +140,8 @@ for m = 1, #keys / 2 do
         code, retry = ADMIT, 0
       elseif code == ADMIT then
         code, remaining, retry, reset = step(CHARGE, own)
-        put(member, others, forgotten, its_kept_until, pack(KNOWN, number, its_lease, its_till,
-          its_kept_until, its_mark, its_held, its_fresh, its_granted, its_demand, 1))
+        put(others, forgotten, its_kept_until, pack(KNOWN, low, high, its_kept_until, its_till, its_held,
+          its_demand, number, its_lease, its_mark, its_fresh, its_granted, 1))
       end
       if its_till <= now then its_granted = 0 end
       kept, good_for = had - its_granted, its_till - now
@@ -130,15 +151,21 @@ for m = 1, #keys / 2 do
     end
 
     -- `report`.
-    kept = min(had, still_held)
-    local left = min(had, kept + back)
-    local fresh = min(its_fresh, left)
-    local returned = lease == its_lease and min(fresh, left - kept) or 0
-    its_fresh, its_held = min(fresh - returned, kept), kept
-    its_demand = min(demand < 1 and 1 or demand, MOST_DEMAND)
+    kept = still_held
+    if had < kept then kept = had end
+    local left, returned = kept + back, 0
+    if had < left then left = had end
+    if left < its_fresh then its_fresh = left end
+    if lease == its_lease then
+      returned = left - kept
+      if its_fresh < returned then returned = its_fresh end
+    end
+    its_fresh, its_held, its_demand = its_fresh - returned, kept, demand
+    if kept < its_fresh then its_fresh = kept end
+    if demand < 1 then its_demand = 1 elseif MOST_DEMAND < demand then its_demand = MOST_DEMAND end
     if returned ~= 0 then
-      put(member, others, forgotten, its_kept_until, pack(KNOWN, number, its_lease, its_till,
-        its_kept_until, its_mark, its_held, its_fresh, its_granted, its_demand, its_passed))
+      put(others, forgotten, its_kept_until, pack(KNOWN, low, high, its_kept_until, its_till, its_held,
+        its_demand, number, its_lease, its_mark, its_fresh, its_granted, its_passed))
       refund(its_mark, returned)
     end
 
@@ -154,17 +181,21 @@ for m = 1, #keys / 2 do
       -- `may_have`, and `share`.
       local most, all = 0, its_demand + others_demand
       if others < MOST_MEMBERS then
-        local of_law = floor(remaining * its_demand / all)
-        if coupled then
-          most = has_windows and of_law or 0
-        else
-          local of_budget = floor(budget * its_demand / all) - its_held
-          most = min(min(of_law, of_budget), budget - out - its_held)
+        local product = remaining * its_demand
+        most = (product - product % all) / all
+        if not coupled then
+          product = budget * its_demand
+          local of_budget, unused = (product - product % all) / all - its_held, budget - out - its_held
+          if of_budget < most then most = of_budget end
+          if unused < most then most = unused end
+        elseif not has_windows then
+          most = 0
         end
       end
 
       -- `grant`.
-      local hits = min(want, most)
+      local hits = want
+      if most < hits then hits = most end
       if 0 < hits then
         local its_code, its_remaining, _, its_reset = step(CHARGE, hits, again)
         if its_code == ADMIT then
@@ -178,13 +209,13 @@ for m = 1, #keys / 2 do
     if again and unwritten then step(CHARGE, 0, again) end
 
     -- `length`.
-    good_for = coupled and has_windows and min(term, reset) or term
-    put(member, others, forgotten, now + term, pack(KNOWN, number, its_lease, now + good_for,
-      now + term, its_mark, its_held, its_fresh, its_granted, its_demand, its_passed))
+    good_for = term
+    if coupled and has_windows and reset < term then good_for = reset end
+    put(others, forgotten, now + term, pack(KNOWN, low, high, now + term, now + good_for, its_held,
+      its_demand, number, its_lease, its_mark, its_fresh, its_granted, its_passed))
   until true
 
-  local i = 8 * m - 8
-  lent[i + 1], lent[i + 2], lent[i + 3], lent[i + 4], lent[i + 5], lent[i + 6], lent[i + 7], lent[i + 8] =
-    code, remaining, retry, reset, its_granted, kept, out, good_for
+  written[KEYS[2]] = true
+  lent[m] = pack('<dddddddd', code, remaining, retry, reset, its_granted, kept, out, good_for)
 end
-return lent
+return table.concat(lent)
