@@ -142,19 +142,17 @@ impl Said {
     }
 }
 
-/// The integers of a reply, which the script packs as doubles; none where it is anything else.
+/// The integers of a reply, which the script packs as doubles; none where it is not made of such. Cut to integers as
+/// the store cuts the numbers of a script.
 #[must_use]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "saturates; what is above 2^53 is refused later"
+)]
 pub fn integers(packed: &[u8]) -> Option<Vec<i64>> {
     let (numbers, rest) = packed.as_chunks();
-    let all = || numbers.iter().map(|bytes| integer(f64::from_le_bytes(*bytes))).collect();
-    if rest.is_empty() { all() } else { None }
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "saturates, and is refused then")]
-#[allow(clippy::cast_precision_loss, clippy::float_cmp, reason = "exact below 2^53")]
-fn integer(number: f64) -> Option<i64> {
-    let integer = number as i64;
-    (integer as f64 == number && integer.unsigned_abs() <= EXACT).then_some(integer)
+    let all = || numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
+    rest.is_empty().then(all)
 }
 
 impl NotUnderstood {

@@ -3,7 +3,7 @@
 --
 -- Of message m, from 1:
 -- KEYS[2m - 1]  the counter
--- KEYS[2m]      the list of who holds leases of it, in the counter's slot: one text of records in any order, each
+-- KEYS[2m]      the list of who holds leases of it, in the counter's slot: one text, 'l' and records in any order, each
 --               little-endian, packed, 65 bytes
 --                 8 bytes            the member, as two uint32
 --                 double kept_until  the microsecond at which this is forgotten
@@ -33,24 +33,29 @@
 -- for long: the reply is shorter then, and who is not in it may ask again.
 --
 -- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
--- The list expires when the last of its records is to be forgotten. What is given back is listed as given
+-- The list expires when the last of its records is to be forgotten; one that is to be sooner counts no more, and goes
+-- when the list is written next. What is given back is listed as given
 -- back before it is: a store that has no memory to list it does not give it back either.
 -- Commands: those at the top, and LRANGE.
 -- One loop, because the store makes a script's functions anew at every call: with eleven functions of its own in place of
 -- one, a lone message took 1.4 times the instructions. What a paragraph transcribes is named above it. The least of two
 -- is written out for the same reason: there are twelve, and a call costs more than all of them.
 
+local byte = string.byte
 local SUPERSEDED = 6
 local ITS, ITS_OWN, SIZE = '<I4I4ddI4I4', '<dddI4I4B', 65
 local KNOWN = ITS .. 'dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 -- Lists of more others than this are not written anew for one record.
 local FEW = 1
+-- So many messages' keys are read together, where the lists are as short as the one before: else a script that ends
+-- early has read lists that it does not come to.
+local TOGETHER = 16
 
 -- Of the message before: when the last of its records is forgotten, and how that is said.
 local last_forgotten, its_end
 -- The list of the key in hand, where in it the member's record is, if anywhere, and whether others' are to be forgotten.
-local list, place, is_stale
+local list, place, is_stale = '', nil, false
 
 -- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
 local function put(others, forgotten, kept_until, known)
@@ -62,26 +67,35 @@ local function put(others, forgotten, kept_until, known)
     call('PEXPIREAT', KEYS[2], its_end)
     return
   end
-  if 0 < others then
-    local rest = {}
-    for i = 1, #list, SIZE do
+  if others == 0 then
+    list = 'l' .. known
+  else
+    local rest = {'l'}
+    for i = 2, #list, SIZE do
       if i ~= place and now < unpack('<d', list, i + 8) then rest[#rest + 1] = string.sub(list, i, i + SIZE - 1) end
     end
-    known = table.concat(rest) .. known
+    list = table.concat(rest) .. known
   end
-  call('SET', KEYS[2], known, 'PXAT', its_end)
-  list, place, is_stale = known, #known - SIZE + 1, false
+  call('SET', KEYS[2], list, 'PXAT', its_end)
+  place, is_stale = #list - SIZE + 1, false
 end
 
 local keys, lent, read = KEYS, {}, 0
--- What lives under all the keys, and which have been written since.
-local lives, written = {}, {}
-if 2 < #keys then lives = call('MGET', _G.unpack(keys)) end
+-- What lives under some of the keys, from which on, up to which message; and which have been written since.
+local lives, before, read_to, written = {}, 0, 1, {}
 KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
     if MOST_READ <= read then break end
     KEYS[1], KEYS[2] = keys[2 * m - 1], keys[2 * m]
+    if read_to < m then
+      lives, before, read_to = {}, 2 * m - 2, m
+      if TOGETHER * #list <= SIZE * (MOST_READ - read) then
+        read_to = m + TOGETHER - 1
+        if #keys / 2 < read_to then read_to = #keys / 2 end
+        lives = call('MGET', _G.unpack(keys, 2 * m - 1, 2 * read_to))
+      end
+    end
     -- Many keys have one limit, and what its record comes to is known then.
     if ARGV[2 * m + 1] ~= ARGV[in_hand + 2] then
       in_hand = 2 * m - 1
@@ -96,8 +110,9 @@ for m = 1, #keys / 2 do
   local its_granted, kept, out, good_for = 0, 0, 0, 0
   local again = strategy == 1 and AGAIN or nil
   -- A debt that was written under another limit is converted whatever becomes of the message.
-  local is_known = lives[2 * m - 1] and not written[KEYS[2]]
-  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0, is_known and lives[2 * m - 1])
+  local lives_there, listed = lives[2 * m - 1 - before], lives[2 * m - before]
+  if written[KEYS[2]] then lives_there, listed = nil, nil end
+  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there)
   repeat
     if code == STALE or code == NOT_UNDERSTOOD then
       remaining, reset = 0, 0
@@ -109,11 +124,10 @@ for m = 1, #keys / 2 do
     local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
     local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
     local others, others_demand, forgotten = 0, 0, 0
-    list = lives[2 * m]
-    if not list or written[KEYS[2]] then list = try('GET', KEYS[2]) or '' end
-    local understood = not list.err and #list % SIZE == 0
+    list = listed or try('GET', KEYS[2]) or 'l'
+    local understood = not list.err and #list % SIZE == 1 and byte(list) == 108
     place, is_stale, read = nil, false, read + #list / SIZE
-    for i = 1, understood and #list or 0, SIZE do
+    for i = 2, understood and #list or 0, SIZE do
       local a, b, kept_until, till, held, demanded, own_at = unpack(ITS, list, i)
       if kept_until <= now then
         is_stale = true

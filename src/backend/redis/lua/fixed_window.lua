@@ -1,7 +1,7 @@
     -- kernel/rate/fixed_window.rs.
     --
     -- State, of a window every `period`: one integer, the window's start in microseconds plus the count, as long
-    -- as the count is below half a period. So INCRBY alone counts, and its answer says which window it
+    -- as the count is below half a period. So INCR or INCRBY alone counts, and its answer says which window it
     -- was: the sum of two halves never reaches the next. Anything larger, and a calendar's count: the
     -- text start:count. Both forms are read wherever they are met.
     if strategy == 2 or strategy == 3 then
@@ -96,7 +96,7 @@
             end
           end
         end
-        -- Whatever INCRBY did not understand, or was not allowed to do, is looked at below.
+        -- Whatever these did not understand, or was not allowed to do, is looked at below.
       end
 
       if not counted then
