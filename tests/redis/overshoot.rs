@@ -30,10 +30,10 @@ const RATE: u64 = 200;
 const BUDGET: u64 = 10;
 const RUN: Duration = Duration::from_secs(6);
 
-/// What `borrow.lua` says of the most that may be lent.
-const BOUND: &[u8] = b"min(min(of_law, of_budget), budget - out - its_held)";
+/// What `borrow.lua` says of the budget: a member's share of it, and what of it is not out.
+const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
 /// The same, had each replica the budget for itself.
-const BOUND_OF_EACH: &[u8] = b"min(of_law, budget - its_held)                      ";
+const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
 
 /// What the store does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
