@@ -314,18 +314,27 @@ fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    let message = borrows(limit, terms, 1, 1, 10);
-    let list = pack(&message, PREFIX, None).keys[1].clone();
-    lender.client.queue(&["TIME"]);
-    lender.queue(&message, None);
-    lender.client.queue(&[b"PEXPIRETIME".to_vec(), list]);
-    lender.client.queue(&["TIME"]);
-    lender.client.flush();
-    let before = micros(&lender.client.receive());
-    assert!(matches!(lender.lent(&message), Lent::Answered(_)));
-    let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
-    let after = micros(&lender.client.receive());
-    assert!(before + 60_000_000 <= expires && expires <= after + 60_003_000);
+    // Alone, then beside others, whose records stay as they are; each for a second longer than the one before.
+    for (number, member) in [0, 1, 2, 3, 0, 1, 2, 3].into_iter().enumerate() {
+        let term = Nanos::from_secs(60 + number as u64);
+        let message = borrows(limit, Terms { term, ..terms }, number as u64 + 1, 1, 10);
+        let message = Message { member: MEMBERS[member], ..message };
+        let list = pack(&message, PREFIX, None).keys[1].clone();
+        lender.client.queue(&["TIME"]);
+        lender.queue(&message, None);
+        lender.client.queue(&[b"PEXPIRETIME".to_vec(), list.clone()]);
+        lender.client.queue(&["TIME"]);
+        lender.client.queue(&[b"STRLEN".to_vec(), list]);
+        lender.client.flush();
+        let before = micros(&lender.client.receive());
+        assert!(matches!(lender.lent(&message), Lent::Answered(_)));
+        let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
+        let after = micros(&lender.client.receive());
+        let term = term.0 / 1_000;
+        assert!(before + term <= expires && expires <= after + term + 3_000, "{number}");
+        let records = i64::try_from((number + 1).min(MEMBERS.len())).unwrap();
+        assert_eq!(lender.client.receive().int(), 1 + 65 * records, "{number}");
+    }
 }
 
 #[test]

@@ -104,3 +104,13 @@ fn decode(questions: &[Charges], reply: &[i64]) -> Result<Vec<Answers>, NotUnder
     let shares = call(questions, None).share_out(reply)?;
     questions.iter().zip(&shares).map(|(charges, share)| read(charges, share)).collect()
 }
+
+#[test]
+fn what_a_script_packs_is_read_and_what_is_cut_short_is_refused() {
+    let packed = [0.0, 12.0, -3.0, 9_007_199_254_740_991.0].map(f64::to_le_bytes).concat();
+    assert_eq!(codec::integers(&packed), Some(vec![0, 12, -3, 9_007_199_254_740_991]));
+    assert_eq!(codec::integers(&[]), Some(vec![]));
+    for length in [1, 7, 9, 31] {
+        assert_eq!(codec::integers(&packed[..length]), None, "{length} bytes");
+    }
+}

@@ -34,12 +34,12 @@
 --
 -- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
 -- The list expires when the last of its records is to be forgotten; one that is to be sooner counts no more, and goes
--- when the list is written next. What is given back is listed as given
--- back before it is: a store that has no memory to list it does not give it back either.
+-- when the list is written next. What is given back is listed as given back before it is: a store that has no memory
+-- to list it does not give it back either.
 -- Commands: those at the top, and LRANGE.
 -- One loop, because the store makes a script's functions anew at every call: with eleven functions of its own in place of
 -- one, a lone message took 1.4 times the instructions. What a paragraph transcribes is named above it. The least of two
--- is written out for the same reason: there are twelve, and a call costs more than all of them.
+-- is written out for the same reason.
 
 local byte = string.byte
 local SUPERSEDED = 6
@@ -48,8 +48,8 @@ local KNOWN = ITS .. 'dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 -- Lists of more others than this are not written anew for one record.
 local FEW = 1
--- So many messages' keys are read together, where the lists are as short as the one before: else a script that ends
--- early has read lists that it does not come to.
+-- The keys of so many messages are read together, unless the list before them was long: a script that ends early would
+-- have read lists that it never comes to.
 local TOGETHER = 16
 
 -- Of the message before: when the last of its records is forgotten, and how that is said.
