@@ -3,7 +3,8 @@
 //! The load is open: questions are asked when they are due, at half of the rate that the service answers at
 //! most, whether or not earlier ones were answered, and a question's time counts from when it was due.
 //! First without a stall, then with one of a minute, on the same service. What the service says it took is its
-//! own histogram, from a message decoded to its reply.
+//! own histogram, from a message decoded to its reply. Where answers were late, a table says when they were due,
+//! and what the processors did then.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
@@ -26,6 +27,9 @@ const IN_TIME: &str = "0.02";
 const CALM: Duration = Duration::from_secs(15);
 const STALL: Duration = Duration::from_secs(60);
 const AFTER: Duration = Duration::from_secs(5);
+/// How often the processors are looked at.
+const LOOK: Duration = Duration::from_millis(250);
+const IN_TIME_AT_THE_CLIENT: Duration = Duration::from_millis(20);
 const TICK: Duration = Duration::from_millis(1);
 
 pub(crate) fn run(store: &Store) {
@@ -36,9 +40,9 @@ pub(crate) fn run(store: &Store) {
     let client = tokio(2);
     let most = client.block_on(saturated(&server));
     row("rate that it answers at most, 128 in flight", most, "/s", "");
-    let load = Load { server: &server, per_second: most / 2.0 };
+    let load = Load { server: &server, store, per_second: most / 2.0 };
     client.block_on(load.calm()).show("no stall");
-    let (stalled, normal) = client.block_on(load.stalled(store));
+    let (stalled, normal) = client.block_on(load.stalled());
     stalled.show("Redis stopped for a minute");
     row("  answered by the store again after SIGCONT", normal.as_secs_f64(), "s", "1");
 }
@@ -61,12 +65,20 @@ async fn saturated(server: &Server) -> f64 {
 
 struct Load<'s> {
     server: &'s Server,
+    store: &'s Store,
     per_second: f64,
+}
+
+/// An answer: when it was due, and how long it took from then.
+struct Taken {
+    due: Duration,
+    took: Duration,
 }
 
 /// What a run came to.
 struct Seen {
-    took: Vec<Duration>,
+    took: Vec<Taken>,
+    looks: Vec<Look>,
     /// Of the service's own times, those beyond the deadline and five milliseconds, and all.
     late: u64,
     answered: u64,
@@ -83,12 +95,12 @@ impl Load<'_> {
         .await
     }
 
-    async fn stalled(&self, store: &Store) -> (Seen, Duration) {
+    async fn stalled(&self) -> (Seen, Duration) {
         let mut normal = Duration::MAX;
         let seen = self.during(async {
-            signal(store, "STOP");
+            signal(self.store, "STOP");
             let memory = self.memory_over(STALL).await;
-            signal(store, "CONT");
+            signal(self.store, "CONT");
             normal = self.answered_by_the_store().await;
             tokio::time::sleep(AFTER).await;
             memory
@@ -106,17 +118,20 @@ impl Load<'_> {
         for _ in 0..CONNECTIONS {
             clients.push(self.server.client().await);
         }
+        let whose = [self.server.process.id(), std::process::id(), self.store.process.id()];
+        let looking = Looking::start(whose);
         let asking =
             tokio::spawn(ask_when_due(clients, self.per_second, Arc::clone(&over), sender));
         let memory = what.await;
         over.store(true, Relaxed);
         asking.await.unwrap();
+        let looks = looking.end();
         let mut took = Vec::new();
         while let Some(each) = receiver.recv().await {
             took.push(each);
         }
         let after = self.times();
-        Seen { took, late: after.0 - before.0, answered: after.1 - before.1, memory }
+        Seen { took, looks, late: after.0 - before.0, answered: after.1 - before.1, memory }
     }
 
     /// The service's own times: those that were late, and all.
@@ -155,7 +170,7 @@ async fn ask_when_due(
     clients: Vec<RateLimitServiceClient<Channel>>,
     per_second: f64,
     over: Arc<AtomicBool>,
-    took: mpsc::UnboundedSender<Duration>,
+    took: mpsc::UnboundedSender<Taken>,
 ) {
     let (began, mut asked) = (Instant::now(), 0_u64);
     let mut ticks = tokio::time::interval(TICK);
@@ -168,7 +183,8 @@ async fn ask_when_due(
             tokio::spawn(async move {
                 let answer = client.should_rate_limit(question(number % KEYS)).await;
                 assert!(answer.is_ok(), "{answer:?}");
-                assert!(took.send(due.elapsed()).is_ok(), "it is read to its end");
+                let taken = Taken { due: due - began, took: due.elapsed() };
+                assert!(took.send(taken).is_ok(), "it is read to its end");
             });
             asked += 1;
         }
@@ -183,10 +199,11 @@ fn signal(store: &Store, name: &str) {
 
 impl Seen {
     fn show(mut self, what: &str) {
-        self.took.sort_unstable();
+        self.show_when_late();
+        self.took.sort_unstable_by_key(|taken| taken.took);
         let millis = |part: f64| {
             let at = (self.took.len() as f64 * part) as usize;
-            self.took[at.min(self.took.len() - 1)].as_secs_f64() * 1e3
+            self.took[at.min(self.took.len() - 1)].took.as_secs_f64() * 1e3
         };
         println!("{what}: {} questions", self.took.len());
         row("  at the client, p50", millis(0.5), "ms", "");
@@ -199,5 +216,91 @@ impl Seen {
             row("  memory, least", self.memory.0 as f64 / 1e6, "MB", "");
             row("  memory, most", self.memory.1 as f64 / 1e6, "MB", "");
         }
+    }
+}
+
+impl Seen {
+    /// When answers were late, and what the processors did then.
+    fn show_when_late(&self) {
+        let late = |from: &Look, to: &Look| {
+            let its = self.took.iter().filter(|taken| (from.at..to.at).contains(&taken.due));
+            its.filter(|taken| IN_TIME_AT_THE_CLIENT < taken.took).count()
+        };
+        let mut is_headed = false;
+        for (from, to) in self.looks.iter().zip(self.looks.iter().skip(1)) {
+            let late = late(from, to);
+            if late == 0 {
+                continue;
+            }
+            if !is_headed {
+                println!("  late: from second  answers   percent: service client  redis stolen");
+                is_headed = true;
+            }
+            let [service, client, redis, stolen] = to.since(from);
+            println!(
+                "  {:>17.2} {late:>8} {service:>18.0} {client:>6.0} {redis:>6.0} {stolen:>6.0}",
+                from.at.as_secs_f64()
+            );
+        }
+    }
+}
+
+/// What three processes have had of the processors, and what the machine was not given of them.
+struct Look {
+    at: Duration,
+    /// Nanoseconds.
+    spent: [u64; 4],
+}
+
+impl Look {
+    fn now(began: Instant, whose: [u32; 3]) -> Self {
+        let [service, client, redis] = whose.map(on_processors);
+        let stolen = std::fs::read_to_string("/proc/stat").unwrap();
+        let stolen = stolen.split_whitespace().nth(8).unwrap().parse::<u64>().unwrap();
+        Self { at: began.elapsed(), spent: [service, client, redis, stolen * 10_000_000] }
+    }
+
+    /// Percent of one processor.
+    fn since(&self, before: &Self) -> [f64; 4] {
+        let wall = (self.at - before.at).as_nanos() as f64;
+        let part = |n: usize| (self.spent[n].saturating_sub(before.spent[n])) as f64 * 100.0 / wall;
+        [part(0), part(1), part(2), part(3)]
+    }
+}
+
+/// Nanoseconds that the threads of a process spent on processors; of those that live.
+fn on_processors(process: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let spent = |schedstat: String| schedstat.split(' ').next()?.parse::<u64>().ok();
+    let schedstats =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok());
+    schedstats.filter_map(spent).sum()
+}
+
+/// A thread that looks at the processors.
+struct Looking {
+    over: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Vec<Look>>,
+}
+
+impl Looking {
+    fn start(whose: [u32; 3]) -> Self {
+        let (over, began) = (Arc::new(AtomicBool::new(false)), Instant::now());
+        let is_over = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            let mut looks = Vec::new();
+            while !is_over.load(Relaxed) {
+                looks.push(Look::now(began, whose));
+                std::thread::sleep(LOOK);
+            }
+            looks.push(Look::now(began, whose));
+            looks
+        });
+        Self { over, thread }
+    }
+
+    fn end(self) -> Vec<Look> {
+        self.over.store(true, Relaxed);
+        self.thread.join().unwrap()
     }
 }
