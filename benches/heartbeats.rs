@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use sluicegate::backend::heartbeat::{Beat, Round, most_beats};
 use sluicegate::backend::redis::codec::heartbeat::{pack, read};
+use sluicegate::backend::redis::codec::integers;
 use sluicegate::backend::redis::{CHARGE, HEARTBEAT};
 use sluicegate::kernel::coordinator::life::Record;
 use sluicegate::kernel::coordinator::message::Holding;
@@ -203,7 +204,8 @@ impl Replica {
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
         let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
-        let answer = read(&round, &self.client.call(&parts).ints()).unwrap();
+        let resp::Value::Text(reply) = self.client.call(&parts) else { panic!("no text") };
+        let answer = read(&round, &integers(&reply).unwrap()).unwrap();
         self.life = Some(answer.life);
         for (at, reply) in ceilings.iter().zip(answer.replies) {
             let Some(Reply::Grant(grant)) = reply else { panic!("{reply:?}") };

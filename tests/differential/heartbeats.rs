@@ -14,7 +14,7 @@ use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Reply, Terms};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
-use super::store::micros;
+use super::{integers, store::micros};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
@@ -49,7 +49,7 @@ impl Speaker {
 
     fn heard(&mut self, round: &Round) -> Heard {
         match self.client.receive() {
-            reply @ Value::Array(_) => read(round, &reply.ints()).unwrap(),
+            reply @ Value::Text(_) => read(round, &integers(&reply)).unwrap(),
             other => panic!("{other:?}"),
         }
     }
@@ -434,8 +434,8 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
     let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
     // A string, such as a ceiling's state was before it was a hash; and hashes that are no state.
     let one_string = [0; 56 + 80];
-    let short = [0; 116];
-    let (mut long, mut seats) = ([0; 117 + 4], [0; 117]);
+    let short = [0; 120];
+    let (mut long, mut seats) = ([0; 121 + 4], [0; 121]);
     long[0] = 2;
     seats[0] = 1;
     let foreign: [&[&[u8]]; 7] = [
@@ -458,6 +458,25 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
         assert!(matches!(heard.replies[..], [None, Some(Reply::Grant(_))]), "{number}: {heard:?}");
         assert_eq!(speaker.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
     }
+}
+
+#[test]
+fn a_state_whose_sums_are_not_of_its_seats_does_not_keep_the_store_busy() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    speaker.say(&joins(1));
+    speaker.say(&joins(2));
+    let key = state(&bucket(0), b"test:");
+    let head = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
+    let Value::Text(mut head) = speaker.client.call(&head) else { panic!("no head") };
+    // What all but the one that speaks need: more than there is, though each wants one of eight.
+    head[85..93].copy_from_slice(&1e15_f64.to_le_bytes());
+    speaker.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), head]);
+    let mut again = joins(1);
+    again.beats[0].said.number = 2;
+    let heard = speaker.say(&again);
+    let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+    assert!(grant.share <= grant.ceiling, "{grant:?}");
 }
 
 #[test]

@@ -290,7 +290,7 @@ impl Live {
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
         let script = Script { text: HEARTBEAT, digest: Some(&self.heartbeat_digest) };
-        integers(self.script(script, shared(keys), shared(args)).await?)
+        packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
     /// Runs [`ACQUIRE`], as [`Live::call`] does.

@@ -11,9 +11,9 @@
 --          microseconds for which something of it may be in use, or of another that nobody remembers, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
 --          its ratio, and 0 is none
--- Reply: the life; the instant in microseconds; then for each ceiling eight integers: a code, and beside 0 (granted) the life, the generation,
---   the share, the fair share, the ceiling, the members, and 1 while recovering, else zeros. Codes: 1 left,
---   2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
+-- Reply: one text of doubles, little-endian: the life; the instant in microseconds; then for each ceiling eight: a code, and
+--   beside 0 (granted) the life, the generation, the share, the fair share, the ceiling, the members, and 1 while recovering,
+--   else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
 --
 -- Exact: all numbers are integers below 2^53; a level is below 2^34 and a ratio at most 2^17, so their
 -- product is below 2^52. A state expires ten to eleven minutes after the seat that spoke last can be in use, so that a ceiling
@@ -24,63 +24,34 @@
 -- is in doubt, and when a replica is new.
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
--- What many of the functions below share. They are made anew at every call, and each looks for what it shares with the text that
--- it stands in among all that is shared there, one after the other. What the function around them shares with its own text is only
--- copied: that is why they stand in one, which may share sixty.
-local call, floor, pack, unpack = redis.call, math.floor, struct.pack, struct.unpack
-local function max(a, b) if a < b then return b end return a end
-local function min(a, b) if b < a then return b end return a end
-local told, born_as, settled
--- One ceiling: its law, the heartbeat, and its state, a list for each field of a seat.
-local term, max_duration, split, holds
-local now, incarnation, latest, generation, level, recovered, counted, votes
-local n, M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = 0, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
--- Its key, the head as it was read, until when it is kept; the seat that speaks as it was read, its place.
-local key, state, kept, own, mine
--- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
-local has_wants, has_all = false, false
-local all_changed, grace
-
--- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
--- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from `hear` to `grant` the one that speaks is out.
-local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
--- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
--- time nobody has to look at all for it.
-local next_end, count_ending
-
--- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
--- which seats they are, and is nil where they are all.
-local living, live, hungry, me
-
--- To the end of the file.
-local function round()
+-- Where all seats are live and no vote is to be counted, which is nearly always, one heartbeat reads and writes the seat that
+-- speaks and nothing else. That path is written out in the one loop at the end, in locals, and makes no functions: the store
+-- makes a script's functions anew at every call. What the rest needs is made when the first ceiling of a call needs it.
 
 local KEYS, ARGV = KEYS, ARGV
-local try, spread = redis.pcall, _G.unpack
-local format, sub, sort, rep = string.format, string.sub, table.sort, string.rep
+local call, try, spread = redis.call, redis.pcall, _G.unpack
+local floor, pack, unpack = math.floor, struct.pack, struct.unpack
+local sub, rep = string.sub, string.rep
 
 local GRANTED, LEFT, LATE, SUPERSEDED, LOST, FULL, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5, 6
 local MOST_SEATS = 4096
-local FINE, ONE, TWICE = 1024, 65536, 131072
+local FINE = 1024
 local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
-local SAID = '<dddI4I4I4BBdddBddI4I4I4I4I4B'
+-- An I is as wide as an int: four bytes wherever this store runs, and a width that is written down costs more to read.
+local SAID = '<dddIIIBBdddBddIIIIIB'
 -- Where the member and its life stand in it: the name of a seat.
 local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
-local HEAD, HEAD_BYTES = '<I4ddddBdI4dddI4dddI4I4I4I4', 117
-local HEAD_AND_WANTS = HEAD .. 'c0'
+local HEAD, HEAD_BYTES = '<IddddBdIdddIdddIIIII', 121
 -- What is read of all seats, and the rest of one. Shorter than any head.
-local SEEN, REST, REST_FROM, SEAT_BYTES = '<I4ddI4I4I4I4', '<dddddI4', 37, 80
+local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddI', 37, 80
 local SEAT = SEEN .. sub(REST, 2)
-local LIFE, LINE = '<dddd', '<ddd'
-local KEPT, LIFE_KEPT = 600000000, 2592000000000
--- An expiry is set so much later than it has to be, and stays for as long.
-local SLACK = 60000000
--- What one command is given at most: a function of Lua takes 8,000.
-local MOST_PARTS = 2000
+local LIFE = '<dddd'
+-- How long a state is kept after what it is about. An expiry is set so much later than it has to be, and stays for as long.
+local KEPT, SLACK = 600000000, 60000000
 
 local time = call('TIME')
-told = time[1] * 1000000 + time[2]
+local told = time[1] * 1000000 + time[2]
 local real = told
 if ARGV[1] ~= '' then
   told = tonumber(ARGV[1])
@@ -89,24 +60,15 @@ if ARGV[1] ~= '' then
 end
 
 local function expire(key, at)
-  call('PEXPIREAT', key, format('%.0f', floor(at / 1000) + 1))
+  call('PEXPIREAT', key, string.format('%.0f', floor(at / 1000) + 1))
 end
-
-local function less(a, b) if b < a then return a - b end return 0 end
 
 -- kernel/coordinator/life.rs.
-local born, since_when
+local born_as, born, settled, since_when
 
 local function begin()
-  born_as, born, settled = max(born_as and born_as + 1 or 0, told), told, 0
-end
-
-local function settle(longest, lines)
-  local complete = since_when + longest <= told
-  for i = 1, #lines do
-    complete = complete and lines[i] == born_as
-  end
-  if complete then settled = 1 end
+  local after = born_as and born_as + 1 or 0
+  born_as, born, settled = after < told and told or after, told, 0
 end
 
 local life_changed = true
@@ -124,286 +86,86 @@ if not known_life or (ARGV[2] ~= '' and call('HGET', KEYS[1], 'store') ~= ARGV[2
 end
 
 -- backend/memory/coordinators.rs, `register`: the replica's line, before anything it says is heard.
-local replica, replica_life, under, replica_longest, replica_leaves = unpack('<ddddB', ARGV[3])
+do
+  local LINE = '<ddd'
+  local replica, replica_life, under, replica_longest, leaves = unpack('<ddddB', ARGV[3])
 
-local its_line = pack('<dd', replica, replica_life)
-local is_new = call('HSET', KEYS[1], its_line, pack(LINE, told, replica_longest, under)) == 1
-if replica_leaves == 1 then call('HDEL', KEYS[1], its_line) end
-if is_new or settled == 0 then
-  local all, lines, longest = call('HGETALL', KEYS[1]), {}, nil
-  for i = 1, #all, 2 do
-    if #all[i] == 16 then
-      local heard, its_longest, its_under = unpack(LINE, all[i + 1])
-      if heard + its_longest <= told then
-        call('HDEL', KEYS[1], all[i])
-      else
-        lines[#lines + 1] = its_under
-        longest = max(longest or 0, its_longest)
+  local its_line = pack('<dd', replica, replica_life)
+  local is_new = call('HSET', KEYS[1], its_line, pack(LINE, told, replica_longest, under)) == 1
+  if leaves == 1 then call('HDEL', KEYS[1], its_line) end
+  if is_new or settled == 0 then
+    local function settle(longest, lines)
+      local complete = since_when + longest <= told
+      for i = 1, #lines do
+        complete = complete and lines[i] == born_as
+      end
+      if complete then settled = 1 end
+    end
+
+    local all, lines, longest = call('HGETALL', KEYS[1]), {}, nil
+    for i = 1, #all, 2 do
+      if #all[i] == 16 then
+        local heard, its_longest, its_under = unpack(LINE, all[i + 1])
+        if heard + its_longest <= told then
+          call('HDEL', KEYS[1], all[i])
+        else
+          lines[#lines + 1] = its_under
+          if not longest or longest < its_longest then longest = its_longest end
+        end
       end
     end
-  end
-  -- Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
-  if settled == 0 and replica_leaves == 0 then
-    settle(longest or replica_longest, lines)
-    life_changed = life_changed or settled == 1
+    -- Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
+    if settled == 0 and leaves == 0 then
+      settle(longest or replica_longest, lines)
+      life_changed = life_changed or settled == 1
+    end
   end
 end
 
--- The rest of the law and of the heartbeat; the name of the seat that speaks; the text that each seat was read from.
-local heartbeat, least, start, most, aggregate
-local member, life, number, h_coordinator, h_generation, h_share, h_ceiling
+-- One ceiling: its law and the heartbeat, and its head.
+local heartbeat, term, max_duration, least, start, most, aggregate, split
+local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
-local name, said_vote, texts = nil, nil, {}
+local n, incarnation, latest, generation, level, recovered, counted, votes, kept
+-- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
+-- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from where it is heard to its grant the one
+-- that speaks is out.
+local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
+-- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
+-- time nobody has to look at all for it.
+local next_end, count_ending
+-- The level to which needs were filled when there last was not enough for all.
+local filled
+-- The seat that speaks: where it is, if it is there, and its fields, the same as in the lists below.
+local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, its_vote
+-- Its key, the head as it was read, and the seat that speaks.
+local key, state, own
+-- All seats, a list for each field, once they were read; of the one that speaks as `lay_down` puts it there.
+local M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+-- The texts that seats were read from.
+local texts = {}
+-- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
+local has_wants, has_all, all_changed, grace
+local now, whole
 
--- What a loop reads of each seat is made the function's own first: a name that functions share is looked up at each use.
-
--- The formats of so many shares.
-local shares = {}
-
-local function format_of_wants()
-  if not shares[n] then shares[n] = '<' .. rep('I4', n) end
-  return shares[n]
-end
-
--- The wants of all, which stand in the head. The one that speaks may have been heard since that was read.
-local function load_wants()
-  if has_wants then return end
-  has_wants = true
-  local its = W[mine]
-  W = {unpack(format_of_wants(), state, HEAD_BYTES + 1)}
-  if mine then W[mine] = its end
-end
-
--- What the sums are of, of all seats but the one that speaks.
-local function see_all()
-  if has_all then return end
-  has_all = true
-  load_wants()
-  local all, state, own = call('HVALS', key), state, own
-  local M, U, HS, GS, F, T, L, texts = M, U, HS, GS, F, T, L, texts
-  for k = 1, #all do
-    local its = all[k]
-    if its ~= state and its ~= own then
-      local i, member, ends, held, granted, in_flight, told = unpack(SEEN, its)
-      M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], texts[i] = member, ends, held, granted, in_flight, told, nil, its
-    end
-  end
-end
-
--- The rest of one seat, and of all: of one it costs little.
-local function load(i)
-  if L[i] then return end
-  L[i], N[i], HG[i], GG[i], S[i], V[i] = unpack(REST, texts[i], REST_FROM)
-end
-
-local function load_all()
-  see_all()
-  for i = 1, n do load(i) end
-end
-
--- kernel/coordinator/life.rs, `is_in_grace`.
-local function is_in_grace()
-  return settled == 0 and now < born + term + max_duration
-end
-
--- kernel/coordinator/seat.rs.
-local function exposure(i)
-  local most, granted, in_flight = HS[i], GS[i], F[i]
-  if most < granted then most = granted end
-  if most < in_flight then most = in_flight end
-  return most
-end
-
-local function is_over(i)
-  if now < U[i] then return false end
-  return exposure(i) == 0 or U[i] + max_duration <= now
-end
-
-local function drop_seats_that_are_over()
-  -- Where they were not read all are live.
-  if not has_all then return end
-  local now, U, first = now, U, 1
-  for i = 1, n do
-    if now < U[i] or not is_over(i) then first = first + 1 else break end
-  end
-  if n < first then return end
-  load_all()
-  local kept = first - 1
-  for i = first, n do
-    if is_over(i) then
-      if V[i] ~= 0 then votes = votes - 1 end
-    else
-      kept = kept + 1
-      M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] =
-        M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
-      HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
-    end
-  end
-  n, all_changed = kept, true
-end
-
-local function ceiling()
-  if level < 0 then return 0 end
-  return (level - level % FINE) / FINE
-end
-
--- kernel/coordinator/aggregate.rs.
-local function within(a)
-  return max(min(a, most * FINE), least * FINE)
-end
-
-local function scaled(a, ratio)
-  return within(floor(a * min(ratio, TWICE) / ONE))
-end
-
-local function fold(votes)
-  sort(votes)
-  if aggregate == 0 then return votes[floor(max(#votes - 1, 0) / 2) + 1] end
-  return votes[1]
-end
+-- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
+-- which seats they are, and is nil where they are all. `idle`, how many of the hungry want nothing and count as needing one.
+local living, live, me, hungry, idle, my_need, total_need
 
 -- What a live seat adds to the sums, with a `sign` of 1, or takes from them, with -1. In one place, so that what is taken is what
 -- was added.
-local function put(i, sign)
-  local need, granted, ceiling = W[i], GS[i], sum_ceiling
-  if ceiling < need then need = ceiling end
-  sum_exposure, sum_need = sum_exposure + sign * exposure(i), sum_need + sign * need
-  if T[i] <= ceiling then sum_taken = sum_taken + sign * granted end
-  if 0 < need then count_hungry = count_hungry + sign end
-  if granted < need then count_short = count_short + sign end
+local function put(sign, ends, held, granted, in_flight, told, wanted)
+  local ceiling = sum_ceiling
+  if ceiling < wanted then wanted = ceiling end
+  -- `exposure`.
+  if held < granted then held = granted end
+  if held < in_flight then held = in_flight end
+  sum_exposure, sum_need = sum_exposure + sign * held, sum_need + sign * wanted
+  if told <= ceiling then sum_taken = sum_taken + sign * granted end
+  if 0 < wanted then count_hungry = count_hungry + sign end
+  if granted < wanted then count_short = count_short + sign end
   if granted == 0 then count_empty = count_empty + sign end
-  if U[i] < next_end then count_ending = count_ending + sign end
-end
-
--- kernel/coordinator/coordinator.rs, `place`: a code, or where the seat is or belongs and whether it is there.
-local function place()
-  -- Where all are live no member has two.
-  local at, found = mine, true
-  if has_all then
-    local member, M = member, M
-    at, found = n + 1, false
-    for i = 1, n do
-      if member <= M[i] then at = i break end
-    end
-    while at <= n and M[at] == member do
-      load(at)
-      if life < L[at] then return SUPERSEDED end
-      found = L[at] == life
-      if found then break end
-      at = at + 1
-    end
-    if found and M[at + 1] == member and at < n then return SUPERSEDED end
-  end
-  if holds == 1 and h_coordinator == incarnation and generation < h_generation then return LOST end
-  if found and number <= N[at] then return LATE end
-  if not found and MOST_SEATS <= n then return FULL end
-  return nil, at, found
-end
-
-local function held(at, found)
-  if holds == 0 then return 0, 0 end
-  if h_coordinator == incarnation then
-    if found and HG[at] == h_generation then return HG[at], HS[at] end
-    if found and GG[at] == h_generation then return GG[at], GS[at] end
-    return 0, 0
-  end
-  return 0, grace and h_share or 0
-end
-
-local function vote_that_counts(at, found)
-  local about_this = holds == 1 and h_ceiling == ceiling()
-  local its = vote
-  if its == 0 and found then its = V[at] end
-  return about_this and 0 < wanted and its or 0
-end
-
-local function hear(at, found)
-  local held_generation, held_share = 0, 0
-  if leaves == 0 then held_generation, held_share = held(at, found) end
-  said_vote = vote_that_counts(at, found)
-  if found then
-    if now < sums_hold_until then put(at, -1) end
-  else
-    load_all()
-    for _, run in ipairs({M, L, N, HG, GG, U, S, HS, GS, T, F, W, V}) do
-      for i = n, at, -1 do run[i + 1] = run[i] end
-    end
-    M[at], L[at], GG[at], S[at], GS[at], T[at], V[at] = member, life, held_generation, now, held_share, 0, 0
-    n, all_changed, sums_hold_until = n + 1, true, 0
-  end
-  if leaves == 1 then GG[at], GS[at] = held_generation, held_share end
-  votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
-  N[at], HG[at], HS[at], F[at], W[at], V[at] = number, held_generation, held_share, in_flight, wanted, said_vote
-  U[at] = leaves == 1 and now or now + term
-  sums_hold_until = min(sums_hold_until, U[at])
-end
-
-local function is_live(i)
-  return now < U[i] and (i == n or M[i + 1] ~= M[i])
-end
-
-local function count()
-  if votes == 0 then return end
-  load_all()
-  local of_the_living = {}
-  for i = 1, n do
-    if V[i] ~= 0 and is_live(i) then of_the_living[#of_the_living + 1] = V[i] - 1 end
-  end
-  local ratio = fold(of_the_living)
-  if not ratio or level < 0 then return end
-  level, counted, votes, all_changed = scaled(level, ratio), now, 0, true
-  for i = 1, n do V[i] = 0 end
-end
-
-local function move_ceiling()
-  local claim = grace and holds == 1 and h_coordinator ~= incarnation and h_ceiling * FINE or nil
-  if level < 0 or claim and recovered == 0 then
-    level = claim or start * FINE
-  elseif claim then
-    level = min(level, claim)
-  end
-  if claim then recovered = 1 end
-  level = within(level)
-  if not grace and counted + heartbeat + heartbeat <= now then count() end
-end
-
--- kernel/coordinator/split.rs. What the split knows further; `idle`, how many of the hungry want nothing and count as needing one.
-local wants, waits, since
-local my_need, total_need, idle
-
--- What each of the living wants.
-local function wants_of_the_living()
-  load_wants()
-  if not live then return W end
-  local wants = {}
-  for i = 1, living do wants[i] = W[live[i]] end
-  return wants
-end
-
-local function rule(whole)
-  if living <= whole then return ALL end
-  if split == DEMAND and 0 < hungry and hungry <= whole then return HUNGRY end
-  return TURNS
-end
-
-local function class(i, turned)
-  if split == DEMAND and wants[i] == 0 then return 3 end
-  if waits[i] then return 1 end
-  if turned < since[i] then return 0 end
-  return 2
-end
-
--- How many are before member `me` in the line for a permit, and how many of them wait.
-local function ahead(turned)
-  local mine, count_ahead, waiting = class(me, turned), 0, 0
-  for i = 1, living do
-    local its = class(i, turned)
-    if its < mine or its == mine and (since[i] < since[me] or since[i] == since[me] and i < me) then
-      count_ahead = count_ahead + 1
-      if waits[i] then waiting = waiting + 1 end
-    end
-  end
-  return count_ahead, waiting
+  if ends < next_end then count_ending = count_ending + sign end
 end
 
 local function even(total, among, place_from_0)
@@ -412,255 +174,520 @@ local function even(total, among, place_from_0)
   return (total - rest) / among + (place_from_0 < rest and 1 or 0)
 end
 
--- The highest level to which every need can be filled, rounded down, where there is not enough for all; how many need more, and
--- what is left over. The level is below the ceiling, so that what is wanted beyond that makes no difference here.
-local function fills_to(whole, wants)
-  local living, filled = living, floor(whole / hungry)
-  local spare = whole - idle
-  while true do
-    local rest, short = spare, 0
-    for i = 1, living do
-      local its = wants[i]
-      if filled < its then short = short + 1 else rest = rest - its end
-    end
-    local raised = short == 0 and 0 or floor(rest / short)
-    if raised <= filled then return filled, short, rest - filled * short end
-    filled = raised
-  end
+-- The wants of all, which stand in the head; of the one that speaks what it wants now.
+local shares = {}
+
+local function load_wants()
+  if has_wants then return end
+  has_wants = true
+  if not shares[n] then shares[n] = '<' .. rep('I', n) end
+  W = {unpack(shares[n], state, HEAD_BYTES + 1)}
 end
 
-local function fill(whole)
-  local mine, is_enough = my_need, total_need <= whole
-  if mine == 0 then return 0 end
-  if is_enough and hungry == living then return mine + even(whole - total_need, living, me - 1) end
-  -- Who shares in the rest: those that want more, or everybody who takes part once nobody does.
-  local wants, filled, among, rest = wants_of_the_living(), 0, hungry, whole - total_need
-  if not is_enough then
-    filled, among, rest = fills_to(whole, wants)
-    if mine <= filled then return mine end
-    mine = filled
-  end
-  local before = 0
-  for i = 1, me - 1 do
-    if filled < wants[i] then before = before + 1 end
-  end
-  return mine + even(rest, among, before)
+-- What each of the living wants.
+local function wants_of_the_living()
+  load_wants()
+  W[at] = wanted
+  if not live then return W end
+  local wants = {}
+  for i = 1, living do wants[i] = W[live[i]] end
+  return wants
 end
 
-local function part(whole, turned, by)
-  if by == TURNS then return (ahead(turned)) < whole and 1 or 0 end
-  if split == EQUAL then return even(whole, living, me - 1) end
-  return fill(whole)
-end
+-- What only some heartbeats need, where all seats have to be looked at or where not all can have what they want.
+local see_all, lay_down, drop_seats_that_are_over, place, insert, move_ceiling, sum_up, take_turns, write_all, fill
 
-local function owed(turned, by)
-  if by ~= TURNS then return 0 end
-  local _, waiting = ahead(turned)
-  return waiting
-end
-
--- kernel/coordinator/coordinator.rs, `fair`.
-local function fair_part(whole, by)
-  if not me then return 0, 0 end
-  if by == TURNS then
-    load_all()
-    wants, waits, since = wants_of_the_living(), {}, {}
-    for i = 1, living do
-      local its = live and live[i] or i
-      waits[i], since[i] = GS[its] == 0, S[its]
-    end
-  end
-  local turned = less(now, heartbeat * 4)
-  return part(whole, turned, by), owed(turned, by)
-end
-
-local function left_by_the_lowered(whole)
-  return less(whole, sum_taken)
-end
-
-local function share(at, whole, fair, owed_first, others, any_short)
-  local free, own = less(whole, others), HS[at]
-  if free < own then return min(min(fair, own), left_by_the_lowered(whole)) end
-  local keeps = grace or split == DEMAND and not any_short
-  local goal = keeps and max(fair, own) or fair
-  return min(goal, grace and own or max(own, less(free, owed_first)))
-end
-
--- The sums of all seats but the one that speaks, from the seats. One that is not live is exposed, and takes part in nothing else.
-local function sum_up(at, whole)
-  see_all()
-  sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty = whole, 0, 0, 0, 0, 0, 0
-  next_end, count_ending = U[at], 0
-  living, live, me = 0, {}, nil
-  local least = U[at]
-  for i = 1, n do
-    if is_live(i) then
-      living = living + 1
-      live[living] = i
-      if i == at then me = living else put(i, 1) end
-      if U[i] < least then least = U[i] end
-    elseif i ~= at then
-      local its = exposure(i)
-      sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
-    end
-  end
-  -- Until when a seat that is not live is kept, each heartbeat's own law says.
-  sums_hold_until = living == n and least or 0
-end
-
-local function grant(at)
-  local whole = ceiling()
-  if sums_hold_until <= now or whole ~= sum_ceiling then
-    sum_up(at, whole)
-  else
-    living, live, me = n, nil, at
-  end
-  my_need = me and min(W[at], whole) or 0
-  total_need, hungry, idle = sum_need + my_need, count_hungry + (0 < my_need and 1 or 0), 0
-  local by = rule(whole)
-  local any_short = 0 < count_short or by == ALL and 0 < count_empty
-  if by == ALL and hungry < living then
-    -- Each needs one at least.
-    idle = living - hungry
-    total_need, hungry, my_need = total_need + idle, living, max(my_need, 1)
-  end
-  local fair, owed_first = fair_part(whole, by)
-  local granted = share(at, whole, fair, owed_first, sum_exposure, any_short)
-  local same = HS[at] == granted and HG[at] ~= 0
-  local its_generation = same and HG[at] or generation + 1
-  generation = max(generation, its_generation)
-  if (granted == 0) ~= (GS[at] == 0) then S[at] = now end
-  votes = votes + (said_vote == 0 and 0 or 1) - (V[at] == 0 and 0 or 1)
-  GG[at], GS[at], T[at], V[at] = its_generation, granted, whole, said_vote
-  put(at, 1)
-  if count_ending == 0 and 0 < sums_hold_until then
-    -- Each of the others may end before this one; whichever does not is counted as if it did, and the sums are made anew then.
-    sums_hold_until, next_end, count_ending = max(sums_hold_until, next_end), U[at], n - 1
-  end
-  return its_generation, granted, fair, whole, living
-end
-
-local function read(said)
-  has_wants, has_all, all_changed, mine = false, false, false, nil
-  name = sub(said, NAME_FROM, NAME_TO)
-  local found = try('HMGET', key, 'head', name)
-  if found.err then
-    assert(sub(found.err, 1, 9) == 'WRONGTYPE', found.err)
-    return false
-  end
-  state, own = found[1], found[2]
-  if not state then
-    n, incarnation, kept = 0, -1, 0
-    return call('HLEN', key) == 0
-  end
-  if #state < HEAD_BYTES then return false end
-  n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until, next_end, sum_ceiling,
-    sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending = unpack(HEAD, state)
-  if #state ~= HEAD_BYTES + 4 * n or own and #own ~= SEAT_BYTES then return false end
-  if own then
-    local i, m, u, hs, gs, f, t, l, heard, hg, gg, s, v = unpack(SEAT, own)
-    M[i], U[i], HS[i], GS[i], F[i], T[i] = m, u, hs, gs, f, t
-    L[i], N[i], HG[i], GG[i], S[i], V[i] = l, heard, hg, gg, s, v
-    W[i] = unpack('<I4', state, HEAD_BYTES + 4 * i - 3)
-    mine = i
-  end
-  return true
-end
-
-local function seat(i)
-  return pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], V[i])
-end
-
-local function head(wants)
-  return pack(HEAD_AND_WANTS, n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until,
-    next_end, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending, wants)
-end
-
--- Anew, so that no seat stays that is gone.
-local function write_all()
-  load_all()
-  call('DEL', key)
-  local parts, to = {'head', head(pack(format_of_wants(), spread(W, 1, n)))}, 2
-  for i = 1, n do
-    parts[to + 1], parts[to + 2] = pack(NAME, M[i], L[i]), seat(i)
-    to = to + 2
-    if to == MOST_PARTS then
-      call('HSET', key, spread(parts))
-      parts, to = {}, 0
-    end
-  end
-  if 0 < to then call('HSET', key, spread(parts)) end
-end
-
-local function write(at)
-  local rests = real + term + max_duration + KEPT
-  local renews = kept < rests
-  if renews then kept = rests + SLACK end
-  if all_changed then
-    write_all()
-  elseif at then
-    local w = HEAD_BYTES + 4 * at
-    local wants = sub(state, HEAD_BYTES + 1, w - 4) .. pack('<I4', W[at]) .. sub(state, w + 1)
-    call('HSET', key, 'head', head(wants), name, seat(at))
-  else
-    call('HSET', key, 'head', head(sub(state, HEAD_BYTES + 1)))
-  end
-  if renews or all_changed then expire(key, kept) end
-end
-
--- kernel/coordinator/coordinator.rs.
-local function on_heartbeat()
-  if incarnation ~= born_as then
-    incarnation, latest, generation, level, recovered, counted, votes = born_as, 0, 0, -1, 0, told, 0
-    n, mine, has_wants, has_all, all_changed = 0, nil, true, true, true
-    sums_hold_until, next_end, sum_ceiling, sum_exposure, sum_need, sum_taken = 0, 0, 0, 0, 0, 0
-    count_hungry, count_short, count_empty, count_ending = 0, 0, 0, 0
-  end
-  latest = max(latest, told)
-  now = latest
-  if not mine or sums_hold_until <= now or leaves == 1 then see_all() end
-  drop_seats_that_are_over()
-  local refused, at, found = place()
-  if refused then return refused end
-  grace = is_in_grace()
-  hear(at, found)
-  if leaves == 1 then
-    drop_seats_that_are_over()
-    return LEFT, at
-  end
-  move_ceiling()
-  return GRANTED, at, grant(at)
-end
-
-local reply = {0, told}
+local reply, length = {0, told}, 2
 for i = 2, #KEYS do
   local said = ARGV[i + 2]
+  key = KEYS[i]
   heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
     h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, said)
-  key = KEYS[i]
-  local code, at, its_generation, granted, fair, whole, members = NOT_UNDERSTOOD
-  if read(said) then
-    code, at, its_generation, granted, fair, whole, members = on_heartbeat()
-    write(at)
-  end
+  local code, fair, its_generation = NOT_UNDERSTOOD, 0, 0
+  -- Whoever leaves this early has not understood what lives under the key.
+  repeat
+    local name = sub(said, NAME_FROM, NAME_TO)
+    local found = try('HMGET', key, 'head', name)
+    if found.err then
+      assert(sub(found.err, 1, 9) == 'WRONGTYPE', found.err)
+      break
+    end
+    state, own, at = found[1], found[2], nil
+    has_wants, has_all, all_changed = false, false, false
+    if not state then
+      if call('HLEN', key) ~= 0 then break end
+      n, incarnation, kept = 0, -1, 0
+    else
+      if #state < HEAD_BYTES then break end
+      n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until, next_end, sum_ceiling,
+        sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending, filled = unpack(HEAD, state)
+      if #state ~= HEAD_BYTES + 4 * n or own and #own ~= SEAT_BYTES then break end
+    end
+    local was_in_flight, was_wanted, _
+    if own then
+      at, _, ends, held, granted, was_in_flight, its_told, _, heard, held_generation, granted_generation, since, its_vote =
+        unpack(SEAT, own)
+      was_wanted = unpack('<I', state, HEAD_BYTES + 4 * at - 3)
+    end
+
+    -- `on_heartbeat`, kernel/coordinator/coordinator.rs: to the end of the loop.
+    if incarnation ~= born_as then
+      incarnation, latest, generation, level, recovered, counted, votes = born_as, 0, 0, -1, 0, told, 0
+      n, at, has_wants, has_all, all_changed = 0, nil, true, true, true
+      sums_hold_until, next_end, sum_ceiling, sum_exposure, sum_need, sum_taken = 0, 0, 0, 0, 0, 0
+      count_hungry, count_short, count_empty, count_ending, filled = 0, 0, 0, 0, 0
+    end
+    if latest < told then latest = told end
+    now = latest
+    whole = level < 0 and 0 or (level - level % FINE) / FINE
+
+    -- `is_in_grace`, kernel/coordinator/life.rs.
+    grace = settled == 0 and now < born + term + max_duration
+
+    local must_see_all = not at or sums_hold_until <= now or leaves == 1
+    -- The ceiling stays as it is, is enough for one each, and the sums are of it.
+    local is_plain = not must_see_all and not grace and votes + vote == 0 and n <= whole and whole == sum_ceiling
+      and least * FINE <= level and level <= most * FINE
+    if not is_plain and not see_all then
+      function see_all()
+        if has_all then return end
+        has_all = true
+        load_wants()
+        local all, state = call('HVALS', key), state
+        local M, U, HS, GS, F, T, L, texts = M, U, HS, GS, F, T, L, texts
+        for k = 1, #all do
+          local its = all[k]
+          if its ~= state then
+            local i, member, ends, held, granted, in_flight, told = unpack(SEEN, its)
+            M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], texts[i] = member, ends, held, granted, in_flight, told, nil, its
+          end
+        end
+      end
+
+      -- The rest of one seat, and of all: of one it costs little.
+      local function load(i)
+        if L[i] then return end
+        L[i], N[i], HG[i], GG[i], S[i], V[i] = unpack(REST, texts[i], REST_FROM)
+      end
+
+      local function load_all()
+        see_all()
+        for i = 1, n do load(i) end
+      end
+
+      -- Puts the seat that speaks among all, as it is now.
+      function lay_down()
+        see_all()
+        M[at], L[at], N[at], HG[at], GG[at], U[at], S[at] = member, life, heard, held_generation, granted_generation, ends, since
+        HS[at], GS[at], T[at], F[at], W[at], V[at] = held, granted, its_told, in_flight, wanted, its_vote
+      end
+
+      -- kernel/coordinator/seat.rs.
+      local function exposure(i)
+        local most, granted, in_flight = HS[i], GS[i], F[i]
+        if most < granted then most = granted end
+        if most < in_flight then most = in_flight end
+        return most
+      end
+
+      local function is_over(i)
+        if now < U[i] then return false end
+        return exposure(i) == 0 or U[i] + max_duration <= now
+      end
+
+      function drop_seats_that_are_over()
+        local now, U, first = now, U, 1
+        for i = 1, n do
+          if now < U[i] or not is_over(i) then first = first + 1 else break end
+        end
+        if n < first then return end
+        load_all()
+        local kept = first - 1
+        for i = first, n do
+          if is_over(i) then
+            if V[i] ~= 0 then votes = votes - 1 end
+          else
+            kept = kept + 1
+            M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] = M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
+            HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
+          end
+        end
+        n, all_changed = kept, true
+      end
+
+      -- Where the seat is or belongs, whether it is there, and SUPERSEDED where a later life was heard.
+      function place()
+        local member, M = member, M
+        local at, is_there = n + 1, false
+        for i = 1, n do
+          if member <= M[i] then at = i break end
+        end
+        while at <= n and M[at] == member do
+          load(at)
+          if life < L[at] then return at, is_there, SUPERSEDED end
+          is_there = L[at] == life
+          if is_there then break end
+          at = at + 1
+        end
+        if is_there and M[at + 1] == member and at < n then return at, is_there, SUPERSEDED end
+        return at, is_there
+      end
+
+      function insert()
+        load_all()
+        for _, run in ipairs({M, L, N, HG, GG, U, S, HS, GS, T, F, W, V}) do
+          for i = n, at, -1 do run[i + 1] = run[i] end
+        end
+        n, all_changed, sums_hold_until = n + 1, true, 0
+      end
+
+      local function is_live(i)
+        return now < U[i] and (i == n or M[i + 1] ~= M[i])
+      end
+
+      -- kernel/coordinator/aggregate.rs.
+      local function within(a)
+        if most * FINE < a then a = most * FINE end
+        if a < least * FINE then a = least * FINE end
+        return a
+      end
+
+      -- A ratio of 65,536 is one; a ceiling goes up to twice itself at a time.
+      local function scaled(a, ratio)
+        if 131072 < ratio then ratio = 131072 end
+        return within(floor(a * ratio / 65536))
+      end
+
+      local function fold(votes)
+        table.sort(votes)
+        if aggregate == 1 or #votes == 0 then return votes[1] end
+        return votes[floor((#votes - 1) / 2) + 1]
+      end
+
+      local function count()
+        lay_down()
+        load_all()
+        local of_the_living = {}
+        for i = 1, n do
+          if V[i] ~= 0 and is_live(i) then of_the_living[#of_the_living + 1] = V[i] - 1 end
+        end
+        local ratio = fold(of_the_living)
+        if not ratio then return end
+        level, counted, votes, its_vote, all_changed = scaled(level, ratio), now, 0, 0, true
+        for i = 1, n do V[i] = 0 end
+      end
+
+      function move_ceiling()
+        local claim = grace and holds == 1 and h_coordinator ~= incarnation and h_ceiling * FINE or nil
+        if level < 0 or claim and recovered == 0 then
+          level = claim or start * FINE
+        elseif claim and claim < level then
+          level = claim
+        end
+        if claim then recovered = 1 end
+        level = within(level)
+        if not grace and counted + heartbeat + heartbeat <= now and votes ~= 0 then count() end
+        whole = (level - level % FINE) / FINE
+      end
+
+      -- The sums of all seats but the one that speaks, from the seats. One that is not live is exposed, and takes part in nothing else.
+      function sum_up()
+        lay_down()
+        sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty = whole, 0, 0, 0, 0, 0, 0
+        next_end, count_ending = ends, 0
+        living, live, me = 0, {}, nil
+        local until_when = ends
+        for i = 1, n do
+          if is_live(i) then
+            living = living + 1
+            live[living] = i
+            if i == at then me = living else put(1, U[i], HS[i], GS[i], F[i], T[i], W[i]) end
+            if U[i] < until_when then until_when = U[i] end
+          elseif i ~= at then
+            local its = exposure(i)
+            sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
+          end
+        end
+        -- Until when a seat that is not live is kept, each heartbeat's own law says.
+        sums_hold_until = living == n and until_when or 0
+      end
+
+      -- kernel/coordinator/split.rs. What each of the living wants, whether it waits for a permit, and since when it does or has one.
+      local wants, waits, turns
+
+      local function class(i, turned)
+        if split == DEMAND and wants[i] == 0 then return 3 end
+        if waits[i] then return 1 end
+        if turned < turns[i] then return 0 end
+        return 2
+      end
+
+      -- How many are before member `me` in the line for a permit, and how many of them wait.
+      local function ahead(turned)
+        local mine, count_ahead, waiting = class(me, turned), 0, 0
+        for i = 1, living do
+          local its = class(i, turned)
+          if its < mine or its == mine and (turns[i] < turns[me] or turns[i] == turns[me] and i < me) then
+            count_ahead = count_ahead + 1
+            if waits[i] then waiting = waiting + 1 end
+          end
+        end
+        return count_ahead, waiting
+      end
+
+      -- The part of the one that speaks, and what is owed to those who wait before it.
+      function take_turns()
+        lay_down()
+        load_all()
+        wants, waits, turns = wants_of_the_living(), {}, {}
+        for i = 1, living do
+          local its = live and live[i] or i
+          waits[i], turns[i] = GS[its] == 0, S[its]
+        end
+        local turned = now - heartbeat * 4
+        if turned < 0 then turned = 0 end
+        local count_ahead, waiting = ahead(turned)
+        return count_ahead < whole and 1 or 0, waiting
+      end
+
+      -- Anew, so that no seat stays that is gone.
+      function write_all()
+        load_all()
+        call('DEL', key)
+        local head = pack(HEAD, n, incarnation, latest, generation, level, recovered, counted, votes, kept, sums_hold_until,
+          next_end, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty, count_ending,
+          filled)
+        local parts, to = {'head', head .. pack('<' .. rep('I', n), spread(W, 1, n))}, 2
+        for i = 1, n do
+          parts[to + 1] = pack(NAME, M[i], L[i])
+          parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], V[i])
+          to = to + 2
+          -- A function of Lua takes 8,000.
+          if to == 2000 then
+            call('HSET', key, spread(parts))
+            parts, to = {}, 0
+          end
+        end
+        if 0 < to then call('HSET', key, spread(parts)) end
+      end
+    end
+
+    local is_there, refused = true, nil
+    if must_see_all then
+      see_all()
+      drop_seats_that_are_over()
+      at, is_there, refused = place()
+    end
+
+    -- `refused`: what is not heard.
+    if refused then
+      code = refused
+    elseif holds == 1 and h_coordinator == incarnation and generation < h_generation then
+      code = LOST
+    elseif is_there and number <= heard then
+      code = LATE
+    elseif not is_there and MOST_SEATS <= n then
+      code = FULL
+    else
+
+      -- `held`: the grant that it held when it said this.
+      local its_held, its_held_generation = 0, 0
+      if holds == 1 and leaves == 0 then
+        if h_coordinator ~= incarnation then
+          if grace then its_held = h_share end
+        elseif is_there and held_generation == h_generation then
+          its_held, its_held_generation = held, held_generation
+        elseif is_there and granted_generation == h_generation then
+          its_held, its_held_generation = granted, granted_generation
+        end
+      end
+
+      -- `vote_that_counts`: what it inferred under another ceiling was about that one.
+      local said_vote = 0
+      if holds == 1 and h_ceiling == whole and 0 < wanted then
+        said_vote = vote
+        if vote == 0 and is_there then said_vote = its_vote end
+      end
+
+      -- `hear`.
+      if not is_there then
+        insert()
+        granted_generation, since, granted, its_told, its_vote = its_held_generation, now, its_held, 0, 0
+      elseif now < sums_hold_until then
+        put(-1, ends, held, granted, was_in_flight, its_told, was_wanted)
+      end
+      heard, held_generation, held = number, its_held_generation, its_held
+      if said_vote ~= its_vote then
+        votes = votes + (said_vote == 0 and 0 or 1) - (its_vote == 0 and 0 or 1)
+        its_vote = said_vote
+      end
+      ends = now
+      if leaves == 1 then granted_generation, granted = 0, 0 else ends = now + term end
+      if ends < sums_hold_until then sums_hold_until = ends end
+
+      if leaves == 1 then
+        code = LEFT
+        lay_down()
+        drop_seats_that_are_over()
+      else
+        if not is_plain then move_ceiling() end
+
+        -- `grant`.
+        if sums_hold_until <= now or whole ~= sum_ceiling then
+          sum_up()
+        else
+          living, live, me = n, nil, at
+        end
+        my_need = 0
+        if me then my_need = wanted < whole and wanted or whole end
+        total_need, hungry, idle = sum_need + my_need, count_hungry, 0
+        if 0 < my_need then hungry = hungry + 1 end
+
+        -- `rule`, kernel/coordinator/split.rs.
+        local by = TURNS
+        if living <= whole then
+          by = ALL
+        elseif split == DEMAND and 0 < hungry and hungry <= whole then
+          by = HUNGRY
+        end
+
+        local any_short = 0 < count_short or by == ALL and 0 < count_empty
+        if by == ALL and hungry < living then
+          -- Each needs one at least.
+          idle = living - hungry
+          total_need, hungry = total_need + idle, living
+          if my_need < 1 then my_need = 1 end
+        end
+
+        -- `part`, kernel/coordinator/split.rs; and what is owed to others first.
+        local owed = 0
+        if not me then
+          fair = 0
+        elseif by == TURNS then
+          fair, owed = take_turns()
+        elseif split == EQUAL then
+          fair = even(whole, living, me - 1)
+        elseif total_need <= whole and hungry == living then
+          fair = my_need + even(whole - total_need, living, me - 1)
+        elseif my_need ~= 0 then
+          if not fill then
+            -- Sets the highest level to which every need can be filled, rounded down, where there is not enough for all; how many
+            -- need more, and what is left over. It is below the ceiling, so that what is wanted beyond that makes no difference
+            -- here. From above the first step leads below, from there each leads up, and only at the level itself one leads
+            -- nowhere: so it may begin where it was, which is near.
+            local function fill_all(wants)
+              local living, level, spare, is_first = living, filled, whole - idle, true
+              while true do
+                local rest, short = spare, 0
+                for i = 1, living do
+                  local its = wants[i]
+                  if level < its then short = short + 1 else rest = rest - its end
+                end
+                local next = short == 0 and 0 or floor(rest / short)
+                -- Below where it was: sums that are not of these wants, which shall not keep the store busy.
+                if next == level or not is_first and next < level then
+                  filled = level
+                  return short, rest - level * short
+                end
+                level, is_first = next, false
+              end
+            end
+
+            function fill()
+              -- Who shares in the rest: those that want more, or everybody who takes part once nobody does.
+              local wants, to, among, rest = wants_of_the_living(), 0, hungry, whole - total_need
+              local mine = my_need
+              if rest < 0 then
+                among, rest = fill_all(wants)
+                to = filled
+                if mine <= to then return mine end
+                mine = to
+              end
+              local before = 0
+              for i = 1, me - 1 do
+                if to < wants[i] then before = before + 1 end
+              end
+              return mine + even(rest, among, before)
+            end
+          end
+          fair = fill()
+        end
+
+        -- `share`; and `left_by_the_lowered`, where others have not heard of a lower ceiling yet.
+        local free, share = whole - sum_exposure, fair
+        if free < held then
+          local left = whole - sum_taken
+          if left < 0 then left = 0 end
+          if held < share then share = held end
+          if left < share then share = left end
+        else
+          if share < held and (grace or split == DEMAND and not any_short) then share = held end
+          local room = held
+          if not grace and held < free - owed then room = free - owed end
+          if room < share then share = room end
+        end
+
+        -- `granted`: what is written down of it.
+        its_generation = held_generation
+        if held ~= share or its_generation == 0 then its_generation = generation + 1 end
+        if generation < its_generation then generation = its_generation end
+        if (share == 0) ~= (granted == 0) then since = now end
+        if said_vote ~= its_vote then
+          votes = votes + (said_vote == 0 and 0 or 1) - (its_vote == 0 and 0 or 1)
+          its_vote = said_vote
+        end
+        granted_generation, granted, its_told, code = its_generation, share, whole, GRANTED
+        put(1, ends, held, granted, in_flight, whole, wanted)
+        if count_ending == 0 and 0 < sums_hold_until then
+          -- Each of the others may end before this one; whichever does not is counted as if it did, and the sums are made anew
+          -- then.
+          if sums_hold_until < next_end then sums_hold_until = next_end end
+          next_end, count_ending = ends, n - 1
+        end
+        if all_changed then lay_down() end
+      end
+    end
+
+    local rests = real + term + max_duration + KEPT
+    local renews = kept < rests
+    if renews then kept = rests + SLACK end
+    if all_changed then
+      write_all()
+    else
+      local is_heard = code == GRANTED or code == LEFT
+      local w = HEAD_BYTES + (is_heard and 4 * at or 0)
+      local wants = sub(state, w + 1)
+      if is_heard then wants = sub(state, HEAD_BYTES + 1, w - 4) .. pack('<I', wanted) .. wants end
+      local head = pack(HEAD .. 'c0', n, incarnation, latest, generation, level, recovered, counted, votes, kept,
+        sums_hold_until, next_end, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty,
+        count_ending, filled, wants)
+      if is_heard then
+        call('HSET', key, 'head', head, name, pack(SEAT, at, member, ends, held, granted, in_flight, its_told, life, heard,
+          held_generation, granted_generation, since, its_vote))
+      else
+        call('HSET', key, 'head', head)
+      end
+    end
+    if renews or all_changed then expire(key, kept) end
+  until true
+
   if code == LOST then
     begin()
     life_changed = true
   end
-  local to = #reply
-  reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = code, 0, its_generation or 0, granted or 0
-  reply[to + 5], reply[to + 6], reply[to + 7], reply[to + 8] = fair or 0, whole or 0, members or 0, 0
+  reply[length + 1] = code
   if code == GRANTED then
-    reply[to + 2], reply[to + 8] = incarnation, grace and 1 or 0
+    reply[length + 2], reply[length + 3], reply[length + 4], reply[length + 5] = incarnation, its_generation, granted, fair
+    reply[length + 6], reply[length + 7], reply[length + 8] = whole, living, grace and 1 or 0
+  else
+    for field = 2, 8 do reply[length + field] = 0 end
   end
+  length = length + 8
 end
 if life_changed then
   call('HSET', KEYS[1], 'life', pack(LIFE, born_as, born, settled, since_when))
 end
-expire(KEYS[1], real + LIFE_KEPT)
+-- Thirty days.
+expire(KEYS[1], real + 2592000000000)
 reply[1] = born_as
-return reply
-
-end
-
-return round()
+return pack('<' .. rep('d', length), spread(reply, 1, length))
