@@ -5,10 +5,11 @@ use std::num::NonZeroU32;
 use serde_json::Value as Json;
 use sluicegate::backend::fleet::{Beat, Fleet, Member};
 use sluicegate::backend::redis::{Batching, Redis, beat};
-use sluicegate::backend::{Backend as _, Cause, Reply};
+use sluicegate::backend::{Backend as _, Cause, Outcome, Reply, Rule};
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
+use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::units::Nanos;
 
 use super::{Store, ask, batch, limits, ready, serve, wait_until_whole};
@@ -176,6 +177,30 @@ fn a_store_without_memory_for_a_replicas_record_drops_nobody_elses() {
     let left = Fleet { members: Vec::new(), before: Some("{}".into()) };
     assert_eq!(speaks(&redis, "me", None), Ok(left));
     assert_eq!(names(), Vec::<String>::new());
+}
+
+/// The user may count, and may not run one command of the script that says who is in the fleet, or such a script at all.
+#[test]
+fn a_script_that_the_user_may_not_run_leaves_the_connection_to_those_who_count() {
+    let store = Store::running();
+    let redis = batch::connected(&store, Batching::On);
+    let made = || {
+        let stats = store.tell(&["INFO", "stats"]).text();
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let before = made();
+    for (denied, why) in [("-pexpire", Cause::Failing), ("-eval", Cause::NotPermitted)] {
+        store.tell(&["ACL", "SETUSER", "default", denied]);
+        assert_eq!(speaks(&redis, "me", Some("{}")), Err(why));
+        assert_eq!(redis.trouble(), None);
+        let charges = batch::charges("one", batch::window(), Rule::Each);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let outcomes = runtime.block_on(batch::ask(&redis, &charges));
+        assert!(matches!(outcomes[0], Outcome::Stepped(Step::Admit(_))), "{outcomes:?}");
+    }
+    // This one's own.
+    assert_eq!(made() - before, 3);
 }
 
 fn seen(nodes: &[&str], before: Option<&str>) -> Fleet {
