@@ -262,7 +262,7 @@ impl Look {
 
     /// Percent of one processor.
     fn since(&self, before: &Self) -> [f64; 4] {
-        let wall = (self.at - before.at).as_nanos() as f64;
+        let wall = self.at.saturating_sub(before.at).as_nanos() as f64;
         let part = |n: usize| (self.spent[n].saturating_sub(before.spent[n])) as f64 * 100.0 / wall;
         [part(0), part(1), part(2), part(3)]
     }

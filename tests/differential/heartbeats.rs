@@ -467,11 +467,11 @@ fn a_state_whose_sums_are_not_of_its_seats_does_not_keep_the_store_busy() {
     speaker.say(&joins(1));
     speaker.say(&joins(2));
     let key = state(&bucket(0), b"test:");
-    let head = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
-    let Value::Text(mut head) = speaker.client.call(&head) else { panic!("no head") };
+    let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
+    let Value::Text(mut sums) = speaker.client.call(&get) else { panic!("no head") };
     // What all but the one that speaks need: more than there is, though each wants one of eight.
-    head[85..93].copy_from_slice(&1e15_f64.to_le_bytes());
-    speaker.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), head]);
+    sums[85..93].copy_from_slice(&1e15_f64.to_le_bytes());
+    speaker.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
     let mut again = joins(1);
     again.beats[0].said.number = 2;
     let heard = speaker.say(&again);
