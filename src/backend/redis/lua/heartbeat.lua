@@ -24,9 +24,10 @@
 -- is in doubt, and when a replica is new.
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
--- Where all seats are live and no vote is to be counted, which is nearly always, one heartbeat reads and writes the seat that
--- speaks and nothing else. That path is written out in the one loop at the end, in locals, and makes no functions: the store
--- makes a script's functions anew at every call. What the rest needs is made when the first ceiling of a call needs it.
+-- Where all seats are live, no vote is to be counted yet and nobody new comes, which is nearly always, one heartbeat reads and writes
+-- the seat that speaks and nothing else. That path is written out in the one loop at the end, in locals: the store makes a
+-- script's functions anew at every call, and goes through all that they share for each of it. What the rest needs is made where
+-- the first ceiling of a call needs it.
 
 local KEYS, ARGV = KEYS, ARGV
 local call, try, spread = redis.call, redis.pcall, _G.unpack
@@ -157,7 +158,7 @@ local living, live, me, hungry, idle, my_need, total_need
 local function put(sign, ends, held, granted, in_flight, told, wanted)
   local ceiling = sum_ceiling
   if ceiling < wanted then wanted = ceiling end
-  -- `exposure`.
+  -- Its exposure.
   if held < granted then held = granted end
   if held < in_flight then held = in_flight end
   sum_exposure, sum_need = sum_exposure + sign * held, sum_need + sign * wanted
@@ -174,9 +175,10 @@ local function even(total, among, place_from_0)
   return (total - rest) / among + (place_from_0 < rest and 1 or 0)
 end
 
--- The wants of all, which stand in the head; of the one that speaks what it wants now.
+-- The formats of so many wants.
 local shares = {}
 
+-- What all want, as the head has it.
 local function load_wants()
   if has_wants then return end
   has_wants = true
@@ -184,7 +186,7 @@ local function load_wants()
   W = {unpack(shares[n], state, HEAD_BYTES + 1)}
 end
 
--- What each of the living wants.
+-- What each of the living wants: the one that speaks what it has just said.
 local function wants_of_the_living()
   load_wants()
   W[at] = wanted
@@ -245,9 +247,11 @@ for i = 2, #KEYS do
     grace = settled == 0 and now < born + term + max_duration
 
     local must_see_all = not at or sums_hold_until <= now or leaves == 1
-    -- The ceiling stays as it is, is enough for one each, and the sums are of it.
-    local is_plain = not must_see_all and not grace and votes + vote == 0 and n <= whole and whole == sum_ceiling
+
+    -- `is_plain`: all seats are live and stay, the ceiling stays as it is and is enough for one each, and the sums are of it.
+    local is_plain = not must_see_all and not grace and n <= whole and whole == sum_ceiling and 0 < term
       and least * FINE <= level and level <= most * FINE
+      and (votes + vote == 0 or now < counted + heartbeat + heartbeat)
     if not is_plain and not see_all then
       function see_all()
         if has_all then return end
@@ -472,6 +476,7 @@ for i = 2, #KEYS do
       end
     end
 
+    -- `see`: all seats, where the one that speaks is not all that matters.
     local is_there, refused = true, nil
     if must_see_all then
       see_all()
@@ -525,6 +530,7 @@ for i = 2, #KEYS do
       if leaves == 1 then granted_generation, granted = 0, 0 else ends = now + term end
       if ends < sums_hold_until then sums_hold_until = ends end
 
+      -- `leave`.
       if leaves == 1 then
         code = LEFT
         lay_down()
@@ -551,9 +557,9 @@ for i = 2, #KEYS do
           by = HUNGRY
         end
 
+        -- `any_short`, and where each needs one at least.
         local any_short = 0 < count_short or by == ALL and 0 < count_empty
         if by == ALL and hungry < living then
-          -- Each needs one at least.
           idle = living - hungry
           total_need, hungry = total_need + idle, living
           if my_need < 1 then my_need = 1 end
@@ -573,8 +579,8 @@ for i = 2, #KEYS do
           if not fill then
             -- Sets the highest level to which every need can be filled, rounded down, where there is not enough for all; how many
             -- need more, and what is left over. It is below the ceiling, so that what is wanted beyond that makes no difference
-            -- here. From above the first step leads below, from there each leads up, and only at the level itself one leads
-            -- nowhere: so it may begin where it was, which is near.
+            -- here. From above the first step leads to it or below, from there each leads up, and only at the level itself one
+            -- leads nowhere: so it may begin where it was, which is near.
             local function fill_all(wants)
               local living, level, spare, is_first = living, filled, whole - idle, true
               while true do
