@@ -217,9 +217,7 @@ impl Seen {
             row("  memory, most", self.memory.1 as f64 / 1e6, "MB", "");
         }
     }
-}
 
-impl Seen {
     /// When answers were late, and what the processors did then.
     fn show_when_late(&self) {
         let late = |from: &Look, to: &Look| {

@@ -176,14 +176,14 @@ local function even(total, among, place_from_0)
 end
 
 -- The formats of so many wants.
-local shares = {}
+local formats = {}
 
 -- What all want, as the head has it.
 local function load_wants()
   if has_wants then return end
   has_wants = true
-  if not shares[n] then shares[n] = '<' .. rep('I', n) end
-  W = {unpack(shares[n], state, HEAD_BYTES + 1)}
+  if not formats[n] then formats[n] = '<' .. rep('I', n) end
+  W = {unpack(formats[n], state, HEAD_BYTES + 1)}
 end
 
 -- What each of the living wants: the one that speaks what it has just said.
