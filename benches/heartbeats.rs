@@ -199,7 +199,8 @@ impl Replica {
     fn round(&mut self, now: Nanos, ceilings: &[u64], changing: bool) {
         let beats = ceilings.iter().map(|at| self.beat(*at, changing)).collect();
         let record = Record { member: self.member, life: Incarnation(1), under: self.life };
-        let round = Round { record, longest: Nanos::from_secs(15), leaves: false, beats };
+        let round =
+            Round { record, answered: None, longest: Nanos::from_secs(15), leaves: false, beats };
         let packed = pack(&round, b"", "store", Some(now));
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];

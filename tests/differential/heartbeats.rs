@@ -109,6 +109,8 @@ struct World {
     lives: Vec<u64>,
     holders: HashMap<(u64, u64, u64), Holder>,
     life: Option<Incarnation>,
+    /// When somebody was answered last.
+    answered: Option<Nanos>,
     /// How much more seldom than elsewhere somebody is late, leaves or changes.
     calm: u64,
 }
@@ -119,8 +121,8 @@ impl World {
         let laws = (0..CEILINGS).map(|_| law(&mut dice)).collect();
         let lives = (1..=REPLICAS).collect();
         let (coordinators, holders) = Default::default();
-        let (now, store, life) = (START, "a", None);
-        Self { dice, now, store, laws, coordinators, lives, holders, life, calm }
+        let (now, store, life, answered) = (START, "a", None, None);
+        Self { dice, now, store, laws, coordinators, lives, holders, life, answered, calm }
     }
 
     fn wait(&mut self) {
@@ -205,8 +207,10 @@ impl World {
         let beats: Vec<Beat> =
             (0..count).map(|at| self.beat((first + at) % CEILINGS, replica, life)).collect();
         let believes = self.life.filter(|_| !self.dice.once_in(10));
+        let earlier = Nanos(self.dice.pick(&[0, 1, 1_000, 4_000, 20_000]) * Nanos::MILLI.0);
         Round {
             record: Record { member: MemberId(replica), life: Incarnation(life), under: believes },
+            answered: self.answered.map(|at| Nanos(at.0 - earlier.0)),
             longest: Nanos::from_secs(self.dice.pick(&[5, 6, 15, 65])),
             leaves: self.dice.once_in(15 * self.calm),
             beats,
@@ -218,7 +222,7 @@ impl World {
         self.change();
         let round = self.round();
         let heard = self.coordinators.hear(self.now, self.store, &round);
-        self.life = Some(heard.life);
+        (self.life, self.answered) = (Some(heard.life), Some(heard.at));
         for (beat, reply) in round.beats.iter().zip(&heard.replies) {
             let name = (beat.said.member.0 - (1 << 52), beat.said.life.0);
             let ceiling = (0..CEILINGS).find(|at| bucket(*at) == beat.bucket).unwrap();
@@ -293,6 +297,7 @@ fn joins(replica: u64) -> Round {
     let law = Law::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
     Round {
         record: Record { member, life, under: None },
+        answered: None,
         longest: terms(10).longest(),
         leaves: false,
         beats: vec![Beat { bucket: bucket(0), law, said }],
@@ -325,6 +330,57 @@ fn who_leaves_vouches_for_nobody() {
             assert!(grant.recovering, "{grant:?}");
         }
     }
+}
+
+/// Whether a store is in doubt 32 s after a replica came that it has heard once more at 16 s, when the store is another one
+/// from 31 s on and the replica was answered last at `answered`, in `life`. The longest terms are 15 s.
+fn doubts_after_its_replica_came_back(answered: Option<Nanos>, life: u64) -> bool {
+    let redis = Redis::start();
+    let (mut speaker, mut coordinators) = (Speaker::new(&redis), Coordinators::default());
+    let (mut at_store, mut before) = (None, None);
+    let mut doubts = false;
+    for (number, (seconds, store)) in
+        [(0, "a"), (16, "a"), (31, "b"), (32, "b")].into_iter().enumerate()
+    {
+        let mut round = joins(1);
+        round.answered = if seconds == 31 { answered } else { before };
+        round.record.under = at_store;
+        round.record.life = Incarnation(if seconds < 31 { 1 } else { life });
+        round.beats[0].said.life = round.record.life;
+        round.beats[0].said.number = number as u64 + 1;
+        let at = START.plus(Nanos::from_secs(seconds));
+        speaker.queue(&round, "test:", store, Some(at));
+        speaker.client.flush();
+        let heard = speaker.heard(&round);
+        assert_eq!(heard, coordinators.hear(at, store, &round), "{seconds} s");
+        let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+        (at_store, before, doubts) = (Some(heard.life), Some(heard.at), grant.recovering);
+    }
+    doubts
+}
+
+/// Who joined since the state that it began again with is missing in its table, and may hold a share.
+#[test]
+fn a_store_whose_replicas_were_answered_later_than_it_knows_does_not_take_its_table_for_the_fleet()
+{
+    let after =
+        |millis: u64| Some(START.plus(Nanos::from_secs(16)).plus(Nanos(millis * 1_000_000)));
+    let doubts = |answered| doubts_after_its_replica_came_back(answered, 1);
+    assert!(!doubts(after(0)), "nothing is missing");
+    assert!(
+        !doubts(after(3_000)),
+        "what was said in the last moment may be missing after a failover"
+    );
+    assert!(doubts(after(3_001)));
+    assert!(doubts(after(14_000)));
+    assert!(!doubts(None), "one that was never answered does not know");
+}
+
+/// The line of the life before stays, so that this is not the first life that is spoken of.
+#[test]
+fn a_store_that_has_no_line_of_one_whom_it_answered_does_not_take_its_table_for_the_fleet() {
+    let answered = Some(START.plus(Nanos::from_secs(16)));
+    assert!(doubts_after_its_replica_came_back(answered, 2));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use super::{Store, metric, serve};
 use crate::service::Service;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::resp::Value;
 use crate::waiting::{now, until};
 
 const REPLICAS: usize = 5;
@@ -176,11 +177,7 @@ impl Scene {
     fn strike(&mut self, fault: Fault) {
         let at = self.one();
         match fault {
-            Fault::Kill => {
-                *self.doors[at].lock() = None;
-                self.fleet[at] = None;
-                self.start(at);
-            }
+            Fault::Kill => self.begin_anew(at),
             Fault::Stop => {
                 let service = self.fleet[at].as_ref().unwrap();
                 service.signal("STOP");
@@ -204,6 +201,7 @@ impl Scene {
                 std::thread::sleep(TERM / 2);
                 self.store.start(&["--port", "0"]);
             }
+            Fault::Snapshot => self.restart_with_what_lacks(at),
             Fault::Rolling => {
                 for at in 0..REPLICAS {
                     let mut old = self.fleet[at].take().unwrap();
@@ -214,6 +212,29 @@ impl Scene {
                 }
             }
         }
+    }
+
+    fn begin_anew(&mut self, at: usize) {
+        *self.doors[at].lock() = None;
+        self.fleet[at] = None;
+        self.start(at);
+    }
+
+    /// A Redis that begins again with a snapshot of before replica `at` began its life. That one has its share and goes on
+    /// with it, and is the last whom the new Redis hears.
+    fn restart_with_what_lacks(&mut self, at: usize) {
+        self.store.tell(&["SAVE"]);
+        self.begin_anew(at);
+        self.full_again();
+        self.proxies[at].refuse(true);
+        self.proxies[at].cut();
+        self.store.kill();
+        self.store.start(&["--port", "0"]);
+        // It listens before it has read it.
+        assert!(matches!(self.store.tell(&["DBSIZE"]), Value::Int(1..)));
+        std::fs::remove_file(self.store.dir.path().join("dump.rdb")).unwrap();
+        std::thread::sleep(TERM / 2);
+        self.proxies[at].refuse(false);
     }
 
     /// Nobody comes any more: nothing is left inside, and no replica holds a place.
@@ -242,17 +263,20 @@ enum Fault {
     Silence,
     Flush,
     Restart,
+    /// A restart with an old state, in which a replica is missing.
+    Snapshot,
     Rolling,
 }
 
 impl Fault {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Kill,
         Self::Stop,
         Self::Cut,
         Self::Silence,
         Self::Flush,
         Self::Restart,
+        Self::Snapshot,
         Self::Rolling,
     ];
 }
@@ -330,7 +354,7 @@ fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_ha
         if Duration::from_secs(60 * minutes) < began.elapsed() {
             break;
         }
-        faults = (0..7).map(|_| scene.dice.pick(&Fault::ALL)).collect();
+        faults = (0..8).map(|_| scene.dice.pick(&Fault::ALL)).collect();
     }
     scene.empties();
     let inside = &scene.inside;

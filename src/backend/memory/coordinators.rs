@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::backend::heartbeat::{Beat, Heard, Name, Round};
-use crate::kernel::coordinator::life::Record;
+use crate::kernel::coordinator::life::{Record, lost_lines};
 use crate::kernel::coordinator::{Coordinator, Life, Reply};
 use crate::kernel::units::{Incarnation, MemberId, Nanos};
 
@@ -19,7 +19,7 @@ pub struct Coordinators {
     life: Option<Life>,
     /// What the store was called when the life began.
     store: String,
-    /// Since when there has been a table.
+    /// Since when the table lists all.
     since: Nanos,
     table: BTreeMap<(MemberId, Incarnation), Line>,
     states: HashMap<Name, Coordinator>,
@@ -66,9 +66,13 @@ impl Coordinators {
     }
 
     fn register(&mut self, now: Nanos, life: &mut Life, round: &Round) {
-        let Round { record: Record { member, life: own, under }, longest, .. } = *round;
+        let Round { record: Record { member, life: own, under }, answered, longest, .. } = *round;
         let said = Line { heard: now, longest, under };
-        let is_new = self.table.insert((member, own), said).is_none();
+        let before = self.table.insert((member, own), said);
+        let is_new = before.is_none();
+        if !life.settled && lost_lines(before.map(|line| line.heard), answered) {
+            self.since = now;
+        }
         if round.leaves {
             self.table.remove(&(member, own));
         }

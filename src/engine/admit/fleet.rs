@@ -324,7 +324,7 @@ impl Admission {
         while !spoken.is_empty() {
             let rest = spoken.split_off(most.min(spoken.len()));
             let (buckets, beats): (Vec<_>, Vec<_>) = spoken.into_iter().unzip();
-            let round = Round { record, longest, leaves: false, beats };
+            let round = Round { record, answered: fleet.answered(), longest, leaves: false, beats };
             let heard = self.say(fleet, backend, &round).await;
             let store = fleet.told.lock().clock;
             for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
@@ -334,8 +334,9 @@ impl Admission {
             }
             spoken = rest;
         }
-        self.keep_the_line(fleet, backend, Round { record, longest, leaves: false, beats: vec![] })
-            .await;
+        let answered = fleet.answered();
+        let last = Round { record, answered, longest, leaves: false, beats: vec![] };
+        self.keep_the_line(fleet, backend, last).await;
     }
 
     /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
@@ -372,6 +373,12 @@ impl Fleet {
         let is_due = told.spoken.is_none_or(|spoken| pause <= now.since(spoken));
         let leaves = is_known && holds_nothing;
         ((is_known || is_new) && is_due || leaves && self.has_left()).then_some(leaves)
+    }
+
+    /// What the last answer called its instant.
+    fn answered(&self) -> Option<Nanos> {
+        let told = self.told.lock();
+        told.at.map(|_| told.clock.there)
     }
 
     fn note(&self, heard: Result<&Heard, &Cause>, sent: Nanos, now: Nanos) {

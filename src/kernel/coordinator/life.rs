@@ -6,6 +6,8 @@
 //! Guarantees: the grace ends only when nobody can hold a share of an earlier life: every member
 //! has said that all it holds is of this one, or the longest time that an old share can be in
 //! use has passed.
+//! A table that a store kept is believed to list all but those of the last [`MOMENT`], unless a member was answered later
+//! than it knows.
 //! Assumes: a member has a record in the fleet's table before its first heartbeat; the table
 //! keeps each life of a member apart, and each for [`Terms::longest`] after it was last heard,
 //! unless it left in order; a heartbeat of a member without a record is not passed on; nothing is settled by one
@@ -13,6 +15,18 @@
 
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos};
+
+/// By how much a line may be older than what its replica was answered last before the table is held to have lost others:
+/// a store that takes over from one that failed may lack what was said in the last moment.
+pub const MOMENT: Nanos = Nanos(3 * Nanos::SECOND.0);
+
+/// Whether a table is not all that it was, by one replica whose last answer was of the instant `answered` and whose line
+/// there is of `heard`: then others that joined since may be missing, and it lists all from now on only.
+#[must_use]
+pub fn lost_lines(heard: Option<Nanos>, answered: Option<Nanos>) -> bool {
+    let is_older = |answered| heard.is_none_or(|heard| heard.plus(MOMENT) < answered);
+    answered.is_some_and(is_older)
+}
 
 /// One life of the coordinator. Flat, and kept beside the ceilings' states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

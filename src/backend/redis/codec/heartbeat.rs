@@ -120,10 +120,8 @@ fn replica(round: &Round) -> Vec<u8> {
     let mut bytes = Bytes::default();
     bytes.double(round.record.member.0);
     bytes.double(round.record.life.0);
-    match round.record.under {
-        Some(under) => bytes.double(under.0),
-        None => bytes.0.extend((-1.0_f64).to_le_bytes()),
-    }
+    bytes.perhaps(round.record.under.map(|under| under.0));
+    bytes.perhaps(round.answered.map(micros));
     bytes.double(micros(round.longest));
     bytes.0.push(u8::from(round.leaves));
     bytes.0
@@ -162,6 +160,14 @@ struct Bytes(Vec<u8>);
 impl Bytes {
     fn double(&mut self, number: u64) {
         self.0.extend(super::double(number));
+    }
+
+    /// -1 where there is none.
+    fn perhaps(&mut self, number: Option<u64>) {
+        match number {
+            Some(number) => self.double(number),
+            None => self.0.extend((-1.0_f64).to_le_bytes()),
+        }
     }
 
     fn share(&mut self, share: Share) {

@@ -7,8 +7,8 @@
 --          seat, by its member and life, a SEAT
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[2]  the name of the store; '' of who may not know it
--- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none),
---          microseconds for which something of it may be in use, or of another that nobody remembers, 1 when it leaves
+-- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none), the instant of the
+--          last answer it had (-1 none), microseconds for which something of it may be in use, or of another that nobody remembers, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
 --          its ratio, and 0 is none
 -- Reply: one text of doubles, little-endian: the life; the instant in microseconds; then for each ceiling eight: a code, and
@@ -48,6 +48,8 @@ local HEAD, HEAD_BYTES = '<IddddBdIdddIdddIIIII', 121
 local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddI', 37, 80
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
+-- kernel/coordinator/life.rs.
+local MOMENT = 3000000
 -- How long a state is kept after what it is about. An expiry is set so much later than it has to be, and stays for as long.
 local KEPT, SLACK = 600000000, 60000000
 
@@ -89,9 +91,17 @@ end
 -- backend/memory/coordinators.rs, `register`: the replica's line, before anything it says is heard.
 do
   local LINE = '<ddd'
-  local replica, replica_life, under, replica_longest, leaves = unpack('<ddddB', ARGV[3])
+  local replica, replica_life, under, answered, replica_longest, leaves = unpack('<dddddB', ARGV[3])
 
   local its_line = pack('<dd', replica, replica_life)
+  -- `lost_lines`, kernel/coordinator/life.rs.
+  if settled == 0 and 0 <= answered then
+    local known = call('HGET', KEYS[1], its_line)
+    if not known or unpack(LINE, known) + MOMENT < answered then
+      since_when, life_changed = told, true
+    end
+  end
+
   local is_new = call('HSET', KEYS[1], its_line, pack(LINE, told, replica_longest, under)) == 1
   if leaves == 1 then call('HDEL', KEYS[1], its_line) end
   if is_new or settled == 0 then
