@@ -376,7 +376,7 @@ fn a_store_whose_replicas_were_answered_later_than_it_knows_does_not_take_its_ta
     assert!(!doubts(None), "one that was never answered does not know");
 }
 
-/// The line of the life before stays, so that this is not the first life that is spoken of.
+/// What the store knows of its own life stays, so that it takes its table for an old one.
 #[test]
 fn a_store_that_has_no_line_of_one_whom_it_answered_does_not_take_its_table_for_the_fleet() {
     let answered = Some(START.plus(Nanos::from_secs(16)));

@@ -6,8 +6,8 @@
 //! Guarantees: the grace ends only when nobody can hold a share of an earlier life: every member
 //! has said that all it holds is of this one, or the longest time that an old share can be in
 //! use has passed.
-//! A table that a store kept is believed to list all but those of the last [`MOMENT`], unless a member was answered later
-//! than it knows.
+//! A table that a store kept is believed to list all but those of the last [`MOMENT`], unless a member shows that it was
+//! answered later than it knows. One that was never answered can show nothing.
 //! Assumes: a member has a record in the fleet's table before its first heartbeat; the table
 //! keeps each life of a member apart, and each for [`Terms::longest`] after it was last heard,
 //! unless it left in order; a heartbeat of a member without a record is not passed on; nothing is settled by one
