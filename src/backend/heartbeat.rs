@@ -33,8 +33,8 @@ pub type Name = Box<[u8]>;
 pub struct Round {
     /// Its line in the fleet's table.
     pub record: Record,
-    /// What the last answer called its instant ([`Heard::at`]); nothing where the store has no line of it. A store whose line
-    /// is older has forgotten what it once knew.
+    /// What the last answer called its instant ([`Heard::at`]), if there was one: a store that remembers less has forgotten
+    /// what it knew then.
     pub answered: Option<Nanos>,
     /// For how long from now something of it may be in use, or of another that nobody remembers.
     pub longest: Nanos,

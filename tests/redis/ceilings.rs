@@ -21,7 +21,6 @@ use super::{Store, metric, serve};
 use crate::service::Service;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
-use crate::support::resp::Value;
 use crate::waiting::{now, until};
 
 const REPLICAS: usize = 5;
@@ -202,6 +201,7 @@ impl Scene {
                 self.store.start(&["--port", "0"]);
             }
             Fault::Snapshot => self.restart_with_what_lacks(at),
+            Fault::Newcomer => self.restart_before_a_newcomer(at),
             Fault::Rolling => {
                 for at in 0..REPLICAS {
                     let mut old = self.fleet[at].take().unwrap();
@@ -226,15 +226,40 @@ impl Scene {
         self.store.tell(&["SAVE"]);
         self.begin_anew(at);
         self.full_again();
-        self.proxies[at].refuse(true);
-        self.proxies[at].cut();
+        self.restart_with_the_snapshot(&[at], |_| {});
+    }
+
+    /// The same, but the first whom the new Redis hears is one that no Redis has ever answered, while all others go on.
+    fn restart_before_a_newcomer(&mut self, at: usize) {
+        self.store.tell(&["SAVE"]);
+        self.full_again();
+        let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != at).collect();
+        self.restart_with_the_snapshot(&others, |scene| scene.begin_anew(at));
+    }
+
+    /// What is done `then`, the new Redis sees before it hears of `unheard`.
+    fn restart_with_the_snapshot(&mut self, unheard: &[usize], then: impl FnOnce(&mut Self)) {
+        for at in unheard {
+            self.proxies[*at].refuse(true);
+            self.proxies[*at].cut();
+        }
         self.store.kill();
         self.store.start(&["--port", "0"]);
         // It listens before it has read it.
-        assert!(matches!(self.store.tell(&["DBSIZE"]), Value::Int(1..)));
+        until("the snapshot is read", || {
+            let info = self.store.tell(&["INFO", "persistence"]).text();
+            let loaded = info.lines().any(|line| {
+                line.strip_prefix("rdb_last_load_keys_loaded:").is_some_and(|keys| keys != "0")
+            });
+            if loaded { Ok(()) } else { Err(info) }
+        })
+        .unwrap();
         std::fs::remove_file(self.store.dir.path().join("dump.rdb")).unwrap();
+        then(self);
         std::thread::sleep(TERM / 2);
-        self.proxies[at].refuse(false);
+        for at in unheard {
+            self.proxies[*at].refuse(false);
+        }
     }
 
     /// Nobody comes any more: nothing is left inside, and no replica holds a place.
@@ -265,11 +290,13 @@ enum Fault {
     Restart,
     /// A restart with an old state, in which a replica is missing.
     Snapshot,
+    /// A restart with an old state, which hears one first that is new.
+    Newcomer,
     Rolling,
 }
 
 impl Fault {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Kill,
         Self::Stop,
         Self::Cut,
@@ -277,6 +304,7 @@ impl Fault {
         Self::Flush,
         Self::Restart,
         Self::Snapshot,
+        Self::Newcomer,
         Self::Rolling,
     ];
 }
@@ -354,7 +382,7 @@ fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_ha
         if Duration::from_secs(60 * minutes) < began.elapsed() {
             break;
         }
-        faults = (0..8).map(|_| scene.dice.pick(&Fault::ALL)).collect();
+        faults = (0..9).map(|_| scene.dice.pick(&Fault::ALL)).collect();
     }
     scene.empties();
     let inside = &scene.inside;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::backend::heartbeat::{Beat, Heard, Name, Round};
-use crate::kernel::coordinator::life::{Record, lost_lines};
+use crate::kernel::coordinator::life::{Record, lists_nobody};
 use crate::kernel::coordinator::{Coordinator, Life, Reply};
 use crate::kernel::units::{Incarnation, MemberId, Nanos};
 
@@ -21,6 +21,9 @@ pub struct Coordinators {
     store: String,
     /// Since when the table lists all.
     since: Nanos,
+    /// When a replica was heard last, and what that was when the life began.
+    heard: Option<Nanos>,
+    knew: Option<Nanos>,
     table: BTreeMap<(MemberId, Incarnation), Line>,
     states: HashMap<Name, Coordinator>,
 }
@@ -45,7 +48,7 @@ impl Coordinators {
     /// Hears `round` at `now`, in the store that is called `store`: another name is another store, or
     /// the same after a restart; an empty one is said by who does not know.
     pub fn hear(&mut self, now: Nanos, store: &str, round: &Round) -> Heard {
-        let mut life = self.life(now, store);
+        let mut life = self.life(now, store, round.longest);
         self.register(now, &mut life, round);
         let replies =
             round.beats.iter().map(|beat| Some(self.answer(now, &mut life, beat))).collect();
@@ -54,25 +57,26 @@ impl Coordinators {
         Heard { life: life.incarnation, at, replies }
     }
 
-    fn life(&mut self, now: Nanos, store: &str) -> Life {
-        let known = self.life.filter(|_| is_same(&self.store, store));
-        if self.life.is_none() {
+    fn life(&mut self, now: Nanos, store: &str, longest: Nanos) -> Life {
+        if let Some(known) = self.life.filter(|_| is_same(&self.store, store)) {
+            return known;
+        }
+        store.clone_into(&mut self.store);
+        self.knew = self.heard;
+        if lists_nobody(self.heard, longest, now) {
             self.since = now;
         }
-        known.unwrap_or_else(|| {
-            store.clone_into(&mut self.store);
-            begin(self.life, now)
-        })
+        begin(self.life, now)
     }
 
     fn register(&mut self, now: Nanos, life: &mut Life, round: &Round) {
         let Round { record: Record { member, life: own, under }, answered, longest, .. } = *round;
         let said = Line { heard: now, longest, under };
-        let before = self.table.insert((member, own), said);
-        let is_new = before.is_none();
-        if !life.settled && lost_lines(before.map(|line| line.heard), answered) {
-            self.since = now;
+        let is_new = self.table.insert((member, own), said).is_none();
+        if !life.settled && life.has_lost(self.knew, answered) {
+            self.since = life.born;
         }
+        self.heard = Some(now);
         if round.leaves {
             self.table.remove(&(member, own));
         }
@@ -97,6 +101,8 @@ impl Coordinators {
         let reply = state.on_heartbeat(now, life, &beat.law, &beat.said);
         if reply == Reply::Lost {
             *life = begin(Some(*life), now);
+            // Its ceiling was lost, and the table was not.
+            self.knew = Some(now);
         }
         reply
     }

@@ -378,7 +378,7 @@ impl Fleet {
     /// What the last answer called its instant.
     fn answered(&self) -> Option<Nanos> {
         let told = self.told.lock();
-        told.at.map(|_| told.clock.there)
+        told.under.map(|_| told.clock.there)
     }
 
     fn note(&self, heard: Result<&Heard, &Cause>, sent: Nanos, now: Nanos) {

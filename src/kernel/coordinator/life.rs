@@ -6,8 +6,8 @@
 //! Guarantees: the grace ends only when nobody can hold a share of an earlier life: every member
 //! has said that all it holds is of this one, or the longest time that an old share can be in
 //! use has passed.
-//! A table that a store kept is believed to list all but those of the last [`MOMENT`], unless a member shows that it was
-//! answered later than it knows. One that was never answered can show nothing.
+//! A table that is older than a life is believed to list all, but where all whom it lists may be dead
+//! ([`lists_nobody`]), or a member was answered later than it knows of ([`Life::has_lost`]).
 //! Assumes: a member has a record in the fleet's table before its first heartbeat; the table
 //! keeps each life of a member apart, and each for [`Terms::longest`] after it was last heard,
 //! unless it left in order; a heartbeat of a member without a record is not passed on; nothing is settled by one
@@ -16,16 +16,15 @@
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos};
 
-/// By how much a line may be older than what its replica was answered last before the table is held to have lost others:
-/// a store that takes over from one that failed may lack what was said in the last moment.
+/// What a store that takes over from another may lack of the last that was said, and by how much lines of members that all
+/// live lie apart.
 pub const MOMENT: Nanos = Nanos(3 * Nanos::SECOND.0);
 
-/// Whether a table is not all that it was, by one replica whose last answer was of the instant `answered` and whose line
-/// there is of `heard`: then others that joined since may be missing, and it lists all from now on only.
+/// Whether the members that a table lists can all be dead by now, so that it says nothing about who lives: the store heard
+/// one last at `heard`, and `longest` is that of the longest terms.
 #[must_use]
-pub fn lost_lines(heard: Option<Nanos>, answered: Option<Nanos>) -> bool {
-    let is_older = |answered| heard.is_none_or(|heard| heard.plus(MOMENT) < answered);
-    answered.is_some_and(is_older)
+pub fn lists_nobody(heard: Option<Nanos>, longest: Nanos, now: Nanos) -> bool {
+    heard.is_none_or(|heard| heard.plus(longest) <= now.plus(MOMENT))
 }
 
 /// One life of the coordinator. Flat, and kept beside the ceilings' states.
@@ -67,6 +66,14 @@ impl Life {
         let complete = since.plus(longest) <= now;
         let under = |record: &Record| record.under == Some(self.incarnation);
         self.settled |= complete && fleet.iter().all(under);
+    }
+
+    /// Whether a member was answered, last at `answered`, by the store before this life and later than that one is remembered:
+    /// up to `knew`. Then others may be missing in its table, too.
+    #[must_use]
+    pub fn has_lost(&self, knew: Option<Nanos>, answered: Option<Nanos>) -> bool {
+        let is_lost = |at| at < self.born && knew.is_none_or(|knew| knew.plus(MOMENT) < at);
+        answered.is_some_and(is_lost)
     }
 
     /// Must it still be assumed that somebody holds a share of an earlier life?

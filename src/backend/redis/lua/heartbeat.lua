@@ -1,14 +1,15 @@
 -- Hears one round of one replica's heartbeats: kernel/coordinator, line for line, in microseconds; but what the
 -- kernel adds up over all seats at each heartbeat is kept as sums, see `put`.
 --
--- KEYS[1]  a hash: 'store' the name of the store it began in, 'life' the coordinator's life, and a line for
---          each life of each replica
+-- KEYS[1]  a hash: 'store' the name of the store it began in, 'life' the coordinator's life, 'heard' when a replica was
+--          heard last, 'knew' what that was when the life began, and a line for each life of each replica
 -- KEYS[n]  from 2 on: the state of one ceiling each, a hash: 'head', the HEAD and what each seat wants; and for each
 --          seat, by its member and life, a SEAT
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
 -- ARGV[2]  the name of the store; '' of who may not know it
--- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none), the instant of the
---          last answer it had (-1 none), microseconds for which something of it may be in use, or of another that nobody remembers, 1 when it leaves
+-- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none), the instant of
+--          the last answer it had (-1 none), microseconds for which something of it may be in use, or of another that
+--          nobody remembers, 1 when it leaves
 -- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
 --          its ratio, and 0 is none
 -- Reply: one text of doubles, little-endian: the life; the instant in microseconds; then for each ceiling eight: a code, and
@@ -48,8 +49,8 @@ local HEAD, HEAD_BYTES = '<IddddBdIdddIdddIIIII', 121
 local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddI', 37, 80
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
--- kernel/coordinator/life.rs.
-local MOMENT = 3000000
+-- kernel/coordinator/life.rs; and an instant that is so long ago that it knows of nobody.
+local MOMENT, NEVER = 3000000, -2 ^ 52
 -- How long a state is kept after what it is about. An expiry is set so much later than it has to be, and stays for as long.
 local KEPT, SLACK = 600000000, 60000000
 
@@ -66,43 +67,41 @@ local function expire(key, at)
   call('PEXPIREAT', key, string.format('%.0f', floor(at / 1000) + 1))
 end
 
--- kernel/coordinator/life.rs.
+-- kernel/coordinator/life.rs. `knew` is until when what is known of the fleet is remembered.
 local born_as, born, settled, since_when
 
-local function begin()
+local function begin(knew)
   local after = born_as and born_as + 1 or 0
   born_as, born, settled = after < told and told or after, told, 0
+  call('HSET', KEYS[1], 'knew', knew)
 end
 
-local life_changed = true
-local known_life = call('HGET', KEYS[1], 'life')
-if known_life then
-  born_as, born, settled, since_when = unpack(LIFE, known_life)
-  life_changed = false
-else
-  since_when = told
-end
-if not known_life or (ARGV[2] ~= '' and call('HGET', KEYS[1], 'store') ~= ARGV[2]) then
-  begin()
-  call('HSET', KEYS[1], 'store', ARGV[2])
-  life_changed = true
-end
-
--- backend/memory/coordinators.rs, `register`: the replica's line, before anything it says is heard.
+-- backend/memory/coordinators.rs, `life` and `register`: the replica's line, before anything it says is heard.
+local life_changed = false
 do
   local LINE = '<ddd'
   local replica, replica_life, under, answered, replica_longest, leaves = unpack('<dddddB', ARGV[3])
+  local known_life, its_store, last_heard = spread(call('HMGET', KEYS[1], 'life', 'store', 'heard'))
+  last_heard = tonumber(last_heard or NEVER)
 
-  local its_line = pack('<dd', replica, replica_life)
-  -- `lost_lines`, kernel/coordinator/life.rs.
-  if settled == 0 and 0 <= answered then
-    local known = call('HGET', KEYS[1], its_line)
-    if not known or unpack(LINE, known) + MOMENT < answered then
-      since_when, life_changed = told, true
-    end
+  if known_life then born_as, born, settled, since_when = unpack(LIFE, known_life) end
+  if not known_life or ARGV[2] ~= '' and its_store ~= ARGV[2] then
+    -- `lists_nobody`, kernel/coordinator/life.rs.
+    if not known_life or last_heard + replica_longest <= told + MOMENT then since_when = told end
+
+    begin(last_heard)
+    call('HSET', KEYS[1], 'store', ARGV[2])
+    life_changed = true
   end
 
-  local is_new = call('HSET', KEYS[1], its_line, pack(LINE, told, replica_longest, under)) == 1
+  -- `has_lost`, kernel/coordinator/life.rs.
+  if settled == 0 and 0 <= answered and answered < born and since_when ~= born
+    and tonumber(call('HGET', KEYS[1], 'knew') or NEVER) + MOMENT < answered then
+    since_when, life_changed = born, true
+  end
+
+  local its_line = pack('<dd', replica, replica_life)
+  local is_new = 0 < call('HSET', KEYS[1], 'heard', told, its_line, pack(LINE, told, replica_longest, under))
   if leaves == 1 then call('HDEL', KEYS[1], its_line) end
   if is_new or settled == 0 then
     local function settle(longest, lines)
@@ -688,7 +687,8 @@ for i = 2, #KEYS do
   until true
 
   if code == LOST then
-    begin()
+    -- Its ceiling was lost, and the table was not.
+    begin(told)
     life_changed = true
   end
   reply[length + 1] = code
