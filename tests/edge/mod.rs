@@ -17,6 +17,7 @@ mod metrics;
 mod permits;
 mod permits_code;
 mod reflection;
+mod silence;
 mod syslog;
 
 use std::sync::Arc;

@@ -16,10 +16,10 @@ use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
+use super::PING_AFTER;
 use super::doors::Doors;
 use super::incoming::{Connection, Incoming};
 use super::rls::RateLimits;
-use super::{PING_AFTER, PONG_WITHIN};
 
 /// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
 const MOST_CALLS: u32 = 10_000;
@@ -80,6 +80,7 @@ fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(MOST_CALLS);
-    http2.keep_alive_interval(PING_AFTER).keep_alive_timeout(PONG_WITHIN);
+    // The silent are let go by the connection: hyper's own time for an answer goes on whatever else comes.
+    http2.keep_alive_interval(PING_AFTER);
     builder
 }

@@ -57,9 +57,9 @@ use tls::Tls;
 
 /// After how long a silent proxy is pinged…
 pub const PING_AFTER: Duration = Duration::from_millis(500);
-/// …and how long it may take to answer. Without it a proxy whose machine died keeps its connection
-/// here for as long as the kernel likes, hours, and with it the permits of its requests: they are free again after
-/// both, two seconds.
+/// …and how long nothing may come after that, the answer or anything else. Without it a proxy whose machine died keeps its
+/// connection here for as long as the kernel likes, hours, and with it the permits of its requests: they are free again
+/// after both, two seconds.
 pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// Most connections at one time: a proxy has one for each of its threads.

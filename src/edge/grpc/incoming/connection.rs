@@ -1,0 +1,170 @@
+//! A connection of the gRPC port, which ends when its time is over or nothing comes any more.
+//!
+//! Guarantees: whoever sent no byte for [`SILENCE`] is let go, whether or not something waits to be written. What came
+//! meanwhile counts, whatever it is, and is read first: neither a proxy that is too busy to answer a ping nor a pause of
+//! this process ends a connection on which something comes.
+//! Leaves out: what makes a client that lives say something within [`SILENCE`], the server's pings.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep};
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use super::super::{PING_AFTER, PONG_WITHIN};
+use super::HANDSHAKE;
+
+/// Length of what every client of HTTP/2 sends first, in bytes (RFC 9113, 3.4).
+const PREFACE: usize = 24;
+/// How long nothing may come of a client that has sent the [`PREFACE`].
+const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
+
+/// TCP or a Unix socket.
+pub(super) type Raw = Either<TcpStream, UnixStream>;
+/// In plain text or TLS.
+pub(super) type Io = Either<Raw, Box<TlsStream<Raw>>>;
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    io: Io,
+    life: Option<Pin<Box<Sleep>>>,
+    silence: Silence,
+    /// Another connection's, once this one is gone.
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// Since when nothing came, and until when that is looked over.
+#[derive(Debug)]
+struct Silence {
+    /// What has not come of the preface.
+    missing: usize,
+    since: Instant,
+    ends: Pin<Box<Sleep>>,
+}
+
+impl Silence {
+    fn new() -> Self {
+        Self { missing: PREFACE, since: Instant::now(), ends: Box::pin(sleep(HANDSHAKE)) }
+    }
+
+    /// Takes it that the client sent `more` bytes.
+    fn hears(&mut self, more: usize) {
+        self.since = Instant::now();
+        if self.missing == 0 {
+            return;
+        }
+        self.missing = self.missing.saturating_sub(more);
+        if self.missing == 0 {
+            self.ends.as_mut().reset(self.since + SILENCE);
+        }
+    }
+
+    /// Whether it is too long; whoever asks is woken when that may be so.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        while self.ends.as_mut().poll(cx).is_ready() {
+            let ends = self.since + SILENCE;
+            if self.missing > 0 || ends <= self.ends.deadline() {
+                return true;
+            }
+            self.ends.as_mut().reset(ends);
+        }
+        false
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        io: Io,
+        life: Option<Pin<Box<Sleep>>>,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        Self { io, life, silence: Silence::new(), _slot: slot }
+    }
+
+    /// What became of reading or writing, or that there was nothing to wait for.
+    fn unless_over<T>(
+        &mut self,
+        done: Poll<io::Result<T>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        let is_dead = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
+        if self.life.as_mut().is_some_and(is_dead) || done.is_pending() && self.silence.is_over(cx)
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        done
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        let raw = match &self.io {
+            Io::Left(raw) => raw,
+            Io::Right(stream) => stream.get_ref().0,
+        };
+        match raw {
+            Raw::Left(stream) => stream.connect_info(),
+            Raw::Right(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        let more = buffer.filled().len().saturating_sub(before);
+        if more > 0 {
+            self.silence.hears(more);
+        }
+        self.unless_over(read, cx)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.unless_over(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bytes);
+        self.unless_over(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.unless_over(flushed, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.unless_over(shut, cx)
+    }
+}

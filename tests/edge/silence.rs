@@ -1,0 +1,70 @@
+//! When a connection of the gRPC port that says nothing is let go, by clients of plain HTTP/2 that answer no ping.
+
+use std::io;
+use std::time::Duration;
+
+use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use super::grpc::limited;
+use crate::waiting::{now, soon};
+
+/// The preface and empty settings (RFC 9113, 3.4).
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// A ping, which is no answer to another one (6.7).
+const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
+/// How long a client may be silent.
+const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
+/// What a client says something after.
+const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
+
+/// What came within a pause; `None` at the end.
+async fn hears(client: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut said = vec![0; 4096];
+    match timeout(PAUSE, client.read(&mut said)).await {
+        Err(_) => Some(Vec::new()),
+        Ok(Ok(0) | Err(_)) => None,
+        Ok(Ok(length)) => Some(said[..length].to_vec()),
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_which_something_comes_is_kept_though_it_answers_no_ping_and_a_silent_one_is_not()
+ {
+    let served = limited().await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    client.write_all(HELLO).await.unwrap();
+    let (began, mut spoke) = (now(), Instant::now());
+    while began.elapsed() < 2 * SILENCE + PAUSE {
+        if PAUSE <= spoke.elapsed() {
+            spoke = Instant::now();
+            client.write_all(&PING).await.unwrap();
+        }
+        assert!(hears(&mut client).await.is_some(), "let go after {:?}", began.elapsed());
+    }
+    let ended = async { while hears(&mut client).await.is_some() {} };
+    soon("the end of who is silent", ended).await;
+    assert!(SILENCE <= spoke.elapsed(), "let go {:?} after its last word", spoke.elapsed());
+    served.left().await.unwrap();
+}
+
+/// What the server has to say to it waits for ever, and with it all that would be read next.
+#[tokio::test]
+async fn a_client_that_reads_nothing_and_then_says_nothing_does_not_hold_the_server_up() {
+    let served = limited().await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut client = socket.connect(served.address).await.unwrap();
+    client.write_all(HELLO).await.unwrap();
+    let (pings, mut said) = (PING.repeat(100), 0);
+    while timeout(PAUSE, client.writable()).await.is_ok() {
+        match client.try_write(&pings[said % PING.len()..]) {
+            Ok(more) => said += more,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+    served.left().await.unwrap();
+    drop(client);
+}
