@@ -3,12 +3,15 @@
 use std::io;
 use std::time::Duration;
 
-use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
+use sluicegate::edge::grpc::{PING_AFTER, PONG_AT_LAST, PONG_WITHIN};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use super::grpc::limited;
+use crate::service::Service;
 use crate::waiting::{now, soon};
 
 /// The preface and empty settings (RFC 9113, 3.4).
@@ -46,7 +49,8 @@ async fn a_client_of_which_something_comes_is_kept_though_it_answers_no_ping_and
     }
     let ended = async { while hears(&mut client).await.is_some() {} };
     soon("the end of who is silent", ended).await;
-    assert!(SILENCE <= spoke.elapsed(), "let go {:?} after its last word", spoke.elapsed());
+    let silent = spoke.elapsed();
+    assert!((SILENCE..PONG_AT_LAST / 2).contains(&silent), "let go {silent:?} after its last word");
     served.left().await.unwrap();
 }
 
@@ -65,6 +69,26 @@ async fn a_client_that_reads_nothing_and_then_says_nothing_does_not_hold_the_ser
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
         }
     }
-    served.left().await.unwrap();
+    // Before the ping that it does not answer would end it.
+    timeout(PONG_AT_LAST / 2, served.left()).await.unwrap().unwrap();
     drop(client);
+}
+
+/// A watch of health, on which nothing comes: whoever has slept has asked nobody for a sign meanwhile.
+#[tokio::test]
+async fn a_service_that_stood_still_lets_nobody_go_for_that() {
+    let limits = tempfile::tempdir().unwrap();
+    let service = Service::start(limits.path(), &[]).unwrap();
+    let channel = service.door().connect().await.unwrap();
+    let watching = HealthClient::new(channel).watch(HealthCheckRequest::default()).await.unwrap();
+    let mut states = watching.into_inner();
+    states.message().await.unwrap().unwrap();
+    for stands_still in [3 * SILENCE / 4, SILENCE, 2 * SILENCE] {
+        service.signal("STOP");
+        let came = timeout(stands_still, states.message()).await;
+        service.signal("CONT");
+        came.expect_err("nothing while it stands still");
+        let came = timeout(SILENCE, states.message()).await;
+        came.expect_err("what goes on says nothing");
+    }
 }

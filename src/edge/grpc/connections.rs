@@ -1,7 +1,7 @@
 //! Connections of the gRPC port, served until they end or all are told to go.
 //!
 //! Guarantees: at most [`MOST_CALLS`] at one time on each; proxies that vanish
-//! are noticed ([`PING_AFTER`](super::PING_AFTER)); a connection that is old enough is told to go (GOAWAY), and at
+//! are noticed ([`PING_AFTER`], [`Connection`]); a connection that is old enough is told to go (GOAWAY), and at
 //! shutdown all are, after the listener has closed; the calls under way are finished.
 //! Leaves out: any limit on how long the finishing may take, but the grace that [`Incoming`] gives the old ones.
 
@@ -16,10 +16,10 @@ use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
-use super::PING_AFTER;
 use super::doors::Doors;
 use super::incoming::{Connection, Incoming};
 use super::rls::RateLimits;
+use super::{PING_AFTER, PONG_AT_LAST};
 
 /// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
 const MOST_CALLS: u32 = 10_000;
@@ -80,7 +80,7 @@ fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(MOST_CALLS);
-    // The silent are let go by the connection: hyper's own time for an answer goes on whatever else comes.
-    http2.keep_alive_interval(PING_AFTER);
+    // The silent are let go by the connection.
+    http2.keep_alive_interval(PING_AFTER).keep_alive_timeout(PONG_AT_LAST);
     builder
 }

@@ -1,9 +1,9 @@
 //! Connections of the gRPC port: TCP or a Unix socket, in plain text or TLS, until their time is over.
 //!
 //! Guarantees: a client that is slow to shake hands, or to say that it speaks HTTP/2, delays nobody else and is
-//! dropped after [`HANDSHAKE`], and one of which nothing comes any more soon after; no more connections at one time than
-//! are allowed, the next wait in the kernel's queue; a connection that was told to go is closed after its grace, calls
-//! or not; with the stream the listener goes.
+//! dropped after [`HANDSHAKE`]; one that falls silent is dropped as [`Connection`] says; no more connections at one time
+//! than are allowed, the next wait in the kernel's queue; a connection that was told to go is closed after its grace,
+//! calls or not; with the stream the listener goes.
 //! Leaves out: asking the silent for a sign and telling a connection to go, which the server does.
 
 mod connection;

@@ -1,6 +1,6 @@
 //! The gRPC port: rate limits, `ext_authz`, requests in flight and their ends, health, reflection.
 //!
-//! Guarantees: proxies that vanish are noticed ([`PING_AFTER`]); at shutdown the listener closes at
+//! Guarantees: proxies that vanish are noticed ([`PING_AFTER`], [`PONG_WITHIN`]); at shutdown the listener closes at
 //! once, every connection is told (GOAWAY) and every call under way is finished.
 //! Leaves out: any limit on how long the finishing may take.
 
@@ -61,6 +61,8 @@ pub const PING_AFTER: Duration = Duration::from_millis(500);
 /// connection here for as long as the kernel likes, hours, and with it the permits of its requests: they are free again
 /// after both, two seconds.
 pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
+/// How long a ping may stay without its own answer, whatever else comes: who sends and never answers is no client.
+pub const PONG_AT_LAST: Duration = Duration::from_secs(20);
 
 /// Most connections at one time: a proxy has one for each of its threads.
 const MOST_CONNECTIONS: usize = 65_536;

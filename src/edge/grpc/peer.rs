@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::PING_AFTER;
 use super::incoming::{Incoming, Listener};
+use super::{PING_AFTER, PONG_AT_LAST};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -63,6 +63,7 @@ pub async fn serve(
     let desk = PeersServer::new(Desk::new(engine, trust)).max_decoding_message_size(LONGEST);
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(PING_AFTER))
+        .http2_keepalive_timeout(Some(PONG_AT_LAST))
         .concurrency_limit_per_connection(AT_ONCE)
         .timeout(PATIENCE)
         .add_service(desk)

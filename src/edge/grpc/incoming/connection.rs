@@ -1,9 +1,10 @@
 //! A connection of the gRPC port, which ends when its time is over or nothing comes any more.
 //!
-//! Guarantees: whoever sent no byte for [`SILENCE`] is let go, whether or not something waits to be written. What came
-//! meanwhile counts, whatever it is, and is read first: neither a proxy that is too busy to answer a ping nor a pause of
-//! this process ends a connection on which something comes.
-//! Leaves out: what makes a client that lives say something within [`SILENCE`], the server's pings.
+//! Guarantees: whoever sends nothing for [`SILENCE`] is let go, whether or not something waits to be written. What comes
+//! counts, whatever it is: a proxy that is too busy to answer a ping keeps its connection. Time that this process slept
+//! through counts against nobody.
+//! Leaves out: what makes a client that lives say something within [`SILENCE`], the server's pings; and those who send
+//! and do not take what is written, of whom nothing more is read: they are let go as the silent are.
 
 use std::io;
 use std::pin::Pin;
@@ -23,8 +24,10 @@ use super::HANDSHAKE;
 
 /// Length of what every client of HTTP/2 sends first, in bytes (RFC 9113, 3.4).
 const PREFACE: usize = 24;
-/// How long nothing may come of a client that has sent the [`PREFACE`].
+/// How long nothing may come of a client that has sent the [`PREFACE`]. In TLS, nothing that can be read.
 const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
+/// How often that is looked over: who comes so much too late slept, and did not hear what there was to hear.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// TCP or a Unix socket.
 pub(super) type Raw = Either<TcpStream, UnixStream>;
@@ -41,18 +44,18 @@ pub struct Connection {
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-/// Since when nothing came, and until when that is looked over.
+/// Since when nothing came, and when that is looked over.
 #[derive(Debug)]
 struct Silence {
     /// What has not come of the preface.
     missing: usize,
     since: Instant,
-    ends: Pin<Box<Sleep>>,
+    look: Pin<Box<Sleep>>,
 }
 
 impl Silence {
     fn new() -> Self {
-        Self { missing: PREFACE, since: Instant::now(), ends: Box::pin(sleep(HANDSHAKE)) }
+        Self { missing: PREFACE, since: Instant::now(), look: Box::pin(sleep(HANDSHAKE)) }
     }
 
     /// Takes it that the client sent `more` bytes.
@@ -63,18 +66,22 @@ impl Silence {
         }
         self.missing = self.missing.saturating_sub(more);
         if self.missing == 0 {
-            self.ends.as_mut().reset(self.since + SILENCE);
+            self.look.as_mut().reset(self.since + LOOK);
         }
     }
 
     /// Whether it is too long; whoever asks is woken when that may be so.
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
-        while self.ends.as_mut().poll(cx).is_ready() {
+        while self.look.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if LOOK <= now - self.look.deadline() {
+                self.since = now;
+            }
             let ends = self.since + SILENCE;
-            if self.missing > 0 || ends <= self.ends.deadline() {
+            if self.missing > 0 || ends <= now {
                 return true;
             }
-            self.ends.as_mut().reset(ends);
+            self.look.as_mut().reset(ends.min(now + LOOK));
         }
         false
     }
