@@ -1,8 +1,8 @@
 //! A connection of the gRPC port, which ends when its time is over or nothing comes any more.
 //!
 //! Guarantees: whoever sends nothing for [`SILENCE`] is let go, whether or not something waits to be written. What comes
-//! counts, whatever it is: a proxy that is too busy to answer a ping keeps its connection. Time that this process slept
-//! through counts against nobody.
+//! counts, whatever it is: a proxy that is too busy to answer a ping keeps its connection. Where this process slept for
+//! half a second or more, the time of those who have sent the preface begins anew.
 //! Leaves out: what makes a client that lives say something within [`SILENCE`], the server's pings; and those who send
 //! and do not take what is written, of whom nothing more is read: they are let go as the silent are.
 

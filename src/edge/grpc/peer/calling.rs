@@ -35,7 +35,7 @@ pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
         .origin(origin)
         .connect_timeout(PATIENCE)
         .http2_keep_alive_interval(PING_AFTER)
-        // Whatever else comes: what a busy replica is taken for dead with is sent again.
+        // For the answer alone, whatever else comes: what goes down with a busy replica's connection is sent again.
         .keep_alive_timeout(PONG_WITHIN)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(Connector { address, trust })
