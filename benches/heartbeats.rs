@@ -2,8 +2,11 @@
 //! twenty. By what the Redis says of itself (`INFO cpu`), so that it is the same whatever else the machine does.
 //!
 //! `cargo bench --bench heartbeats`. Then what others at that Redis feel of them: a script call for one hit of one key, a
-//! millisecond after the answer to the one before, in turns beside heartbeats as a fleet sends them (the replicas spread over
-//! the second, each one round after the other) and beside none. Ratios of one run; the machine's other work is in both.
+//! millisecond after the answer to the one before, in turns beside heartbeats as a fleet sends them and beside none. Ratios of
+//! one run; the machine's other work is in both.
+//!
+//! A fleet sends so: each ceiling has an instant of its own in the second, and each replica looks twenty times a second whose
+//! has come, at instants of its own. What changed of a ceiling is told at the next such look.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::cast_possible_truncation)]
@@ -40,6 +43,8 @@ const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
 const CEILING: Share = Share(400);
 const ROUNDS: u64 = 5;
+/// Of a replica, in a second.
+const LOOKS: u64 = 20;
 /// Seconds of a turn beside heartbeats and of one without, and how many turns.
 const BESIDE: u64 = 3;
 const TURNS: usize = 5;
@@ -114,9 +119,12 @@ impl Fleet {
 
     /// Every replica speaks once, of one in `every` of its ceilings.
     fn second(&mut self, every: u64, changing: bool) {
-        for replica in &mut self.replicas {
-            replica.speak(self.now, every, changing);
-            self.now = self.now.plus(Nanos(Nanos::SECOND.0 / REPLICAS + 1));
+        let turn = self.now.0;
+        for look in 0..LOOKS {
+            for replica in &mut self.replicas {
+                replica.speak(self.now, Due { turn, every, look }, changing);
+                self.now = self.now.plus(Nanos(Nanos::SECOND.0 / REPLICAS / LOOKS + 1));
+            }
         }
     }
 
@@ -125,11 +133,14 @@ impl Fleet {
         let (began, now) = (Instant::now(), self.now);
         std::thread::scope(|scope| {
             for replica in &mut self.replicas {
-                let later =
-                    Duration::from_secs(1) * (replica.member.0 as u32 - 1) / REPLICAS as u32;
                 scope.spawn(move || {
-                    std::thread::sleep(later.saturating_sub(began.elapsed()));
-                    replica.speak(now.plus(Nanos(later.as_nanos() as u64)), every, true);
+                    for look in 0..LOOKS {
+                        let step = look * REPLICAS + replica.member.0 - 1;
+                        let later = Nanos(Nanos::SECOND.0 * step / (REPLICAS * LOOKS));
+                        let wait = Duration::from_nanos(later.0).saturating_sub(began.elapsed());
+                        std::thread::sleep(wait);
+                        replica.speak(now.plus(later), Due { turn: now.0, every, look }, true);
+                    }
                 });
             }
         });
@@ -170,6 +181,22 @@ impl Fleet {
     }
 }
 
+/// Of which ceilings is to be spoken.
+#[derive(Clone, Copy)]
+struct Due {
+    turn: u64,
+    every: u64,
+    look: u64,
+}
+
+impl Due {
+    fn includes(self, ceiling: u64) -> bool {
+        // Any numbers, the same for all replicas.
+        let dice = ceiling.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        dice % LOOKS == self.look && (ceiling + self.turn).is_multiple_of(self.every)
+    }
+}
+
 struct Replica {
     member: MemberId,
     client: resp::Client,
@@ -188,10 +215,10 @@ impl Replica {
         Self { member: MemberId(member), client, sha, number: 0, life: None, holds, dice }
     }
 
-    /// Of one in `every` of its ceilings, in as many rounds as a replica makes of it.
-    fn speak(&mut self, now: Nanos, every: u64, changing: bool) {
-        let all: Vec<u64> = (0..CEILINGS).filter(|at| (at + now.0).is_multiple_of(every)).collect();
-        for some in all.chunks(most_beats(REPLICAS)) {
+    /// Of what is due, in as many rounds as a replica makes of it.
+    fn speak(&mut self, now: Nanos, due: Due, changing: bool) {
+        let all: Vec<u64> = (0..CEILINGS).filter(|at| due.includes(*at)).collect();
+        for some in all.chunks(most_beats(std::iter::repeat(REPLICAS))) {
             self.round(now, some, changing);
         }
     }

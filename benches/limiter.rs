@@ -1,20 +1,29 @@
 //! Acquire and release of a permit: nanoseconds, allocations, and 64 tasks on one bucket.
 //!
 //! `cargo bench --bench limiter`. The bounds: a pair within 300 ns and 0 allocations where nobody
-//! else is; 64 tasks on one bucket exactly at the ceiling, at 2 million pairs a second on 2 cores.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
+//! else is; 64 tasks on one bucket exactly at the ceiling, at 2 million pairs a second on 2 cores; an
+//! acquire of a share of the fleet's 10 ns above one of a ceiling that is this replica's alone.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::cast_precision_loss)]
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
+use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use divan::{AllocProfiler, Bencher, black_box};
 use parking_lot::Mutex;
+use sluicegate::backend::heartbeat::{Heard, Round};
+use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
 use sluicegate::clock::Clock;
-use sluicegate::engine::admit::{Admission, Ask};
+use sluicegate::config::concurrency::OnFailure;
+use sluicegate::engine::Membership;
+use sluicegate::engine::admit::fleet::{Fleet, Pace};
+use sluicegate::engine::admit::{Admission, Ask, Held, Shared};
 use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules};
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
 use sluicegate::kernel::concurrency::{Outcome, Permit};
@@ -32,6 +41,7 @@ const HELD: u32 = 16;
 fn main() {
     divan::main();
     contend();
+    share();
 }
 
 fn pair(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
@@ -125,18 +135,130 @@ fn ask() -> Ask<'static> {
     Ask { bucket: BUCKET, revision: Revision(1), rules: &RULES, keep, patience, shared: None }
 }
 
+/// The same of a ceiling that is the fleet's.
+fn ask_of_fleet() -> Ask<'static> {
+    let (max_duration, on_failure) = (Nanos::from_secs(60), OnFailure::Deny);
+    let (min, start, max) = (CEILING, CEILING, CEILING);
+    Ask { shared: Some(Shared { min, start, max, max_duration, on_failure }), ..ask() }
+}
+
 /// The way that requests take, where nobody else is.
 #[divan::bench]
 fn by_the_door(bencher: Bencher<'_, '_>) {
     let admission = Admission::new(Arc::new(Clock::system()), 10, 0);
-    let pass = || {
-        let mut asked = pin!(admission.acquire(black_box(ask())));
-        let Poll::Ready(held) = asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-            panic!("nobody is in the way");
-        };
-        held.unwrap().release(Outcome::Success, None)
-    };
     // The first makes the bucket.
-    assert!(pass());
-    bencher.bench_local(pass);
+    assert!(pass(&admission, ask()));
+    bencher.bench_local(|| pass(&admission, ask()));
+}
+
+fn pass(admission: &Admission, ask: Ask<'_>) -> bool {
+    acquired(admission, ask).release(Outcome::Success, None)
+}
+
+fn acquired(admission: &Admission, ask: Ask<'_>) -> Held {
+    let mut asked = pin!(admission.acquire(black_box(ask)));
+    let Poll::Ready(held) = asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("nobody is in the way");
+    };
+    held.unwrap()
+}
+
+/// What a share of the fleet's ceiling adds to an acquire and to a pair, and that neither asks the store: both kinds in
+/// turns, the median of many turns. Heartbeats come between turns.
+fn share() {
+    const TURNS: usize = 501;
+    let clock = Arc::new(Clock::system());
+    let store =
+        Counting { memory: Memory::new(1, WhenFull::Deny, [0; 16]), calls: AtomicU32::new(0) };
+    let (alone, of_fleet) = (alone(&clock), of_fleet(&clock, &store));
+    let mut more: [Vec<f64>; 2] = Default::default();
+    let mut alone_took: [Vec<f64>; 2] = Default::default();
+    for _ in 0..TURNS {
+        block_on(of_fleet.speak_once(&store));
+        let before = store.calls.load(SeqCst);
+        let (here, there) = (turn(&alone, ask()), turn(&of_fleet, ask_of_fleet()));
+        assert_eq!(store.calls.load(SeqCst), before, "no call of the store for a request");
+        for at in 0..2 {
+            alone_took[at].push(here[at]);
+            more[at].push(there[at] - here[at]);
+        }
+    }
+    let [acquire, pair] = alone_took.map(median);
+    let [acquire_more, pair_more] = more.map(median);
+    println!(
+        "a share of the fleet's: {acquire_more:.1} ns on top of an acquire's {acquire:.1}, {pair_more:.1} on top of a pair's {pair:.1}; calls for requests: 0"
+    );
+}
+
+fn alone(clock: &Arc<Clock>) -> Admission {
+    let admission = Admission::new(Arc::clone(clock), 10, 0);
+    assert!(pass(&admission, ask()));
+    admission
+}
+
+/// One whose share is in force.
+fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> Admission {
+    let membership = Arc::new(Membership::new("one", 1, NonZeroU32::MIN));
+    let fleet = Fleet::new(membership, clock.now(), Pace::default(), Duration::from_secs(1));
+    let admission = Admission::new(Arc::clone(clock), 10, 0).with_fleet(Arc::new(fleet));
+    let held = block_on(async {
+        let mut asked = pin!(admission.acquire(ask_of_fleet()));
+        tokio::select! {
+            biased;
+            held = &mut asked => held,
+            () = admission.speak_once(store) => asked.await,
+        }
+    });
+    assert!(held.unwrap().release(Outcome::Success, None));
+    admission
+}
+
+/// Nanoseconds of an acquire, and of an acquire and its release, where nobody else is.
+fn turn(admission: &Admission, ask: Ask<'_>) -> [f64; 2] {
+    const ACQUIRES: usize = CEILING as usize;
+    const ROUNDS: usize = 64;
+    let mut held: Vec<Held> = Vec::with_capacity(ACQUIRES);
+    let (mut acquires, began) = (Duration::ZERO, Instant::now());
+    for _ in 0..ROUNDS {
+        let began = Instant::now();
+        held.extend((0..ACQUIRES).map(|_| acquired(admission, ask)));
+        acquires += began.elapsed();
+        for held in held.drain(..) {
+            assert!(held.release(Outcome::Success, None));
+        }
+    }
+    [acquires, began.elapsed()].map(|took| took.as_nanos() as f64 / (ACQUIRES * ROUNDS) as f64)
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+/// A store in memory that knows how often it was called.
+#[derive(Debug)]
+struct Counting {
+    memory: Memory,
+    calls: AtomicU32,
+}
+
+impl Backend for Counting {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        self.calls.fetch_add(1, SeqCst);
+        self.memory.charge(now, charges)
+    }
+
+    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        self.calls.fetch_add(1, SeqCst);
+        self.memory.borrow(now, message)
+    }
+
+    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+        self.calls.fetch_add(1, SeqCst);
+        self.memory.heartbeat(now, round)
+    }
 }

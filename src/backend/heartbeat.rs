@@ -16,13 +16,19 @@ const ROUND_MICROS: u64 = 1_000;
 const CEILING_MICROS: u64 = 10;
 const MEMBER_MICROS: u64 = 3;
 
-/// How many ceilings of so many members a round may have, so that it keeps nobody from the store for longer than a
-/// millisecond, by what heartbeats cost on a slow machine (`benches/heartbeats.rs`). From 1 to [`MOST_BEATS`].
+/// How many of the first ceilings, each of so many `members`, a round may have, so that it keeps nobody from the store for
+/// longer than a millisecond, by what heartbeats cost on a slow machine (`benches/heartbeats.rs`). From 1 to [`MOST_BEATS`]
+/// of those that there are.
 #[must_use]
-pub fn most_beats(members: u64) -> usize {
-    let each = CEILING_MICROS.saturating_add(MEMBER_MICROS.saturating_mul(members));
-    let most = ROUND_MICROS.checked_div(each).unwrap_or(1);
-    usize::try_from(most).unwrap_or(MOST_BEATS).clamp(1, MOST_BEATS)
+pub fn most_beats(members: impl IntoIterator<Item = u64>) -> usize {
+    let mut left = ROUND_MICROS;
+    let fits = |(at, members): &(usize, u64)| {
+        let micros = CEILING_MICROS.saturating_add(MEMBER_MICROS.saturating_mul(*members));
+        let fits = *at == 0 || micros <= left;
+        left = left.saturating_sub(micros);
+        fits
+    };
+    members.into_iter().take(MOST_BEATS).enumerate().take_while(fits).count()
 }
 
 /// The name of a ceiling's bucket: whatever tells two ceilings apart, the same at every replica.
@@ -65,4 +71,24 @@ pub struct Heard {
     pub at: Nanos,
     /// One per heartbeat, in order; none for a ceiling whose state is not understood, which is left as it is.
     pub replies: Vec<Option<coordinator::Reply>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::iter::repeat;
+
+    #[test]
+    fn a_round_takes_a_millisecond_at_most_by_the_members_of_each_ceiling_in_it() {
+        // 70 us each; 13 us each, and no more than there may be.
+        assert_eq!(most_beats(repeat(20)), 14);
+        assert_eq!(most_beats(repeat(1)), MOST_BEATS);
+        assert_eq!(most_beats([]), 0);
+        // 910 us and 70; another 70 would be too many.
+        assert_eq!(most_beats([300, 20, 20]), 2);
+        // 520 us of forty, and six of 70.
+        assert_eq!(most_beats([1; 40].into_iter().chain(repeat(20))), 46);
+        // One too large for any round is not left unsaid.
+        assert_eq!(most_beats([1_000, 1]), 1);
+    }
 }

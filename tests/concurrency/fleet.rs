@@ -36,13 +36,15 @@ struct Store {
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
     calls: AtomicUsize,
+    /// The most ceilings that were spoken of in one.
+    largest: AtomicUsize,
 }
 
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (forgetful, is_cut, is_away, is_another, is_slow, calls) = Default::default();
-        Arc::new(Self { memory, forgetful, is_cut, is_away, is_another, is_slow, calls })
+        let (forgetful, is_cut, is_away, is_another, is_slow, calls, largest) = Default::default();
+        Arc::new(Self { memory, forgetful, is_cut, is_away, is_another, is_slow, calls, largest })
     }
 
     /// One that may be new or have forgotten.
@@ -85,6 +87,7 @@ impl Backend for Store {
 
     fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         self.calls.fetch_add(1, Relaxed);
+        self.largest.fetch_max(round.beats.len(), Relaxed);
         if self.is_cut.load(Relaxed) {
             return Reply::Now(Err(Cause::Unreachable));
         }
@@ -220,6 +223,26 @@ fn the_first_who_asks_waits_for_the_share_and_passes() {
     assert_eq!(store.calls.load(Relaxed), 1);
     assert_eq!(alone.fills(), 3);
     assert_eq!(store.calls.load(Relaxed), 1, "no call for a request");
+}
+
+#[test]
+fn a_newcomer_keeps_nobody_from_the_store_though_it_was_not_told_how_many_share_a_ceiling() {
+    let store = Store::new();
+    let alone = Replica::new(&store, "a", "limit: 4");
+    let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
+    block_on(async {
+        for value in &values {
+            let entries = [("k", value.as_str())].into_iter().collect();
+            let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
+            let descriptors = [descriptor].into_iter().collect();
+            let question = Question { domain: "d", descriptors };
+            assert!(poll_immediate(alone.engine.admit(&question, None)).await.is_none(), "cold");
+        }
+    });
+    alone.beats();
+    assert_eq!(store.calls.load(Relaxed), 3);
+    // There may be four: ten microseconds and three for each, of a thousand.
+    assert_eq!(store.largest.load(Relaxed), 45);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules};
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Looks, Part};
 use sluicegate::kernel::concurrency::{Outcome, Permit};
+use sluicegate::kernel::coordinator::Reading;
 use sluicegate::kernel::coordinator::aggregate::Level;
 use sluicegate::kernel::units::{Nanos, Share};
 
@@ -21,7 +22,7 @@ const fn part(share: u32) -> Part {
 }
 
 const fn looks(here: Nanos, there: Nanos) -> Looks {
-    Looks { here, there, heartbeat: Nanos::SECOND }
+    Looks { clock: Reading { here, there }, heartbeat: Nanos::SECOND }
 }
 
 /// One of five that do all the same, before a backend that serves so many at once.
@@ -86,7 +87,7 @@ fn all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show(
         let next = |here: Nanos, earlier: u64| {
             let looks = looks(here, there.since(Nanos(earlier)));
             let now = here.plus(Nanos(earlier + passed));
-            looks.after(now, looks.every(rtt)).since(now)
+            looks.clock.after(now, looks.every(rtt)).since(now)
         };
         let wanted = next(Nanos(dice.up_to(1 << 60)), 0);
         assert_eq!(next(Nanos(dice.up_to(1 << 60)), dice.up_to(1 << 30)), wanted);

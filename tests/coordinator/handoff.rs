@@ -2,7 +2,7 @@
 
 use sluicegate::kernel::coordinator::member::{Applied, Load};
 use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::{Life, Member, Reply, Terms};
+use sluicegate::kernel::coordinator::{Law, Life, Member, Reading, Reply, Terms};
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
 use super::{Store, fixed, hungry, member, terms, uses};
@@ -154,7 +154,7 @@ fn the_grace_ends_when_every_live_record_is_under_this_life() {
 
 #[test]
 fn a_ceiling_survives_the_loss_as_far_as_members_remember_it() {
-    let law = sluicegate::kernel::coordinator::Law { min: Share(1), max: Share(500), ..fixed(10) };
+    let law = Law { min: Share(1), max: Share(500), ..fixed(10) };
     let mut store = Store::new(law);
     let mut one = member(1, 1);
     store.round(0, &mut one, &hungry(0));
@@ -279,6 +279,29 @@ fn a_heartbeat_is_due_early_when_it_makes_a_share_move_sooner() {
     assert_eq!(one.due(Nanos(12), &hungry(5)), Nanos(12), "drained");
     one.beat(Nanos(12), &hungry(5));
     assert_eq!(one.due(Nanos(13), &hungry(5)), Nanos(22), "its answer is under way");
+}
+
+#[test]
+fn those_who_know_the_coordinators_clock_speak_at_its_multiples_of_a_heartbeat() {
+    let slow = Terms { heartbeat: Nanos(100), term: Nanos(1_000), ..terms() };
+    let mut store = Store::new(Law { terms: slow, ..fixed(10) });
+    let mut one = Member::new(MemberId(1), Incarnation(1), slow);
+    store.round(1_000, &mut one, &hungry(0));
+    assert_eq!(one.due(Nanos(1_000), &hungry(10)), Nanos(1_100), "nobody's clock but its own");
+    // Its 1,020 are the coordinator's 47: that one's 100 are its 1,073.
+    let clock = Reading { here: Nanos(1_020), there: Nanos(47) };
+    one.goes_by(clock);
+    assert_eq!(one.due(Nanos(1_000), &hungry(10)), Nanos(1_073));
+    store.round(1_073, &mut one, &hungry(10));
+    assert_eq!(one.due(Nanos(1_073), &hungry(10)), Nanos(1_173));
+    store.round(1_080, &mut one, &hungry(10));
+    assert_eq!(one.due(Nanos(1_080), &hungry(10)), Nanos(1_173), "an early one puts nothing off");
+    // Read anew, it is three behind: not at once again, and a heartbeat later at the latest.
+    store.round(1_173, &mut one, &hungry(10));
+    one.goes_by(Reading { here: Nanos(1_173), there: Nanos(197) });
+    assert_eq!(one.due(Nanos(1_173), &hungry(10)), Nanos(1_273));
+    one.beat(Nanos(1_250), &hungry(10));
+    assert_eq!(one.due(Nanos(1_250), &hungry(10)), Nanos(1_350), "its answer is under way");
 }
 
 #[test]

@@ -1,3 +1,4 @@
 //! Seeded schedules with faults by name: what a fleet does when everything that can go wrong does.
 
 mod coordinator;
+mod engine;

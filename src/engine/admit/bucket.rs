@@ -16,7 +16,6 @@ use tokio::sync::{oneshot, watch};
 
 use super::fleet::Fleet;
 use super::leased::{Leased, Shared, Shown, Speak};
-use super::usage::Happened;
 use super::{Ask, Load, Look};
 use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
@@ -92,7 +91,7 @@ impl Bucket {
         // Under the lock: the time of one step must not be before that of another.
         let now = clock.now();
         state.reload(now, ask.revision, ask.rules);
-        if let Some(fleet) = fleet.filter(|_| ask.shared.is_some() || state.leased.is_some())
+        if let Some(fleet) = fleet.filter(|_| state.is_to_join(ask))
             && let Some(answers) = state.join(now, ask, fleet, self)
             && !waited
         {
@@ -211,29 +210,27 @@ impl State {
 
     /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
     fn step(&mut self, now: Nanos, event: Event) -> Effects {
-        let mut mine = Effects::new();
         if let Event::Leave { permit, .. } = event {
             self.over(now, permit);
         }
-        let Some(leased) = &mut self.leased else {
-            let todo = self.limiter.step(now, event);
-            self.carry_out(now, todo, &mut mine);
-            return mine;
-        };
-        leased.usage.pass(now, self.limiter.in_flight(), self.limiter.waiting());
-        if leased.fence(now) {
-            let todo = self.limiter.step(now, Event::Fence);
-            self.carry_out(now, todo, &mut mine);
+        if let Some(leased) = &mut self.leased {
+            leased.usage.pass(now, self.limiter.in_flight(), self.limiter.waiting());
+            if leased.fence(now) {
+                let todo = self.limiter.step(now, Event::Fence);
+                // What a fence does is for those who wait.
+                self.carry_out(now, todo);
+            }
         }
         let todo = self.limiter.step(now, event);
         if let Some(leased) = &mut self.leased {
-            leased.usage.note(happened(event, &todo), self.limiter.in_flight());
+            leased.usage.note(event, &todo, self.limiter.in_flight());
         }
-        self.carry_out(now, todo, &mut mine);
-        mine
+        // Nearly always.
+        if todo.iter().all(is_for_the_caller) { todo } else { self.carry_out(now, todo) }
     }
 
-    fn carry_out(&mut self, now: Nanos, mut todo: Effects, mine: &mut Effects) {
+    fn carry_out(&mut self, now: Nanos, mut todo: Effects) -> Effects {
+        let mut mine = Effects::new();
         while !todo.is_empty() {
             let mut refused = Effects::new();
             for effect in todo.drain(..) {
@@ -253,6 +250,7 @@ impl State {
             }
             todo = refused;
         }
+        mine
     }
 
     /// Hands `permit` over; gives it back where nobody takes it.
@@ -264,17 +262,8 @@ impl State {
     }
 }
 
-/// What an event and its effects are to those who count.
-fn happened(event: Event, effects: &Effects) -> Happened {
-    let refused = || effects.iter().any(|effect| matches!(effect, Effect::Deny(_)));
-    match event {
-        Event::Arrive { .. } if refused() => Happened::Refused,
-        Event::Arrive { .. } => Happened::Arrived,
-        Event::Leave { .. } if effects.contains(&Effect::Unknown) => Happened::Nothing,
-        Event::Leave { outcome: Outcome::Ignored, .. } => Happened::Left,
-        Event::Leave { .. } => Happened::Sampled,
-        _ => Happened::Nothing,
-    }
+const fn is_for_the_caller(effect: &Effect) -> bool {
+    !matches!(effect, Effect::Wake(..) | Effect::Late(_) | Effect::Expired(_))
 }
 
 /// What the fleet's voice asks of a bucket.
@@ -319,7 +308,8 @@ impl Bucket {
         // Before the answer is taken: a share whose term is over ends for the limiter, too.
         state.step(now, Event::Expire);
         let State { leased: Some(leased), rules, .. } = &mut *state else { return };
-        let Some(share) = leased.hear(now, said, reply, alone(rules.limit)) else { return };
+        let alone = alone(rules.limit);
+        let Some(share) = leased.hear(now, said, reply, looks.beats(), alone) else { return };
         let number = |share: Share| u32::try_from(share.0).unwrap_or(u32::MAX);
         let event = match reply {
             Some(Reply::Grant(grant)) => {
@@ -373,6 +363,16 @@ impl State {
             return ask.shared;
         }
         self.leased.as_ref().filter(|leased| !leased.local).map(|leased| leased.shared)
+    }
+
+    /// Whether more is to be done for `ask` than to look at the share. Most that ask are not the first.
+    fn is_to_join(&self, ask: &Ask<'_>) -> bool {
+        match &self.leased {
+            Some(leased) => {
+                ask.shared.is_none_or(|shared| leased.shared != shared) || leased.is_cold()
+            }
+            None => ask.shared.is_some(),
+        }
     }
 
     /// Takes or keeps a seat in the fleet, or leaves it, as the ceiling says; where nothing was heard of

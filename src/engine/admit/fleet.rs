@@ -30,7 +30,7 @@ use crate::engine::Membership;
 use crate::kernel::concurrency::policy::Looks;
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::terms::TermsError;
-use crate::kernel::coordinator::{Grant, Heartbeat, Reply as Answer, Terms};
+use crate::kernel::coordinator::{Grant, Reading, Reply as Answer, Terms};
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 /// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
@@ -38,6 +38,15 @@ const DRIFT_PPM: u32 = 1_000;
 
 /// How long one who leaves waits at most for a round that is under way: its calls have deadlines, but may be many.
 const LEAVING: Duration = Duration::from_secs(1);
+
+/// How often in a heartbeat a replica looks which ceilings' are due, at most.
+const LOOKS: u64 = 100;
+
+/// How many ceilings are few.
+const FEW: usize = 64;
+
+/// Where there are more, one look of so many is made: one in the least pause between two heartbeats.
+const FEWER: u64 = 5;
 
 /// Heartbeats after which a replica that holds nothing speaks again: so late at most does the doubt begin of a store that
 /// has forgotten while nobody asked.
@@ -90,24 +99,20 @@ struct Told {
     at: Option<Nanos>,
     /// When it was last spoken to.
     spoken: Option<Nanos>,
-    /// The store's clock, read at an instant of this replica's.
+    /// The store's clock, as far as this replica can tell.
     clock: Reading,
-    /// The most members that a ceiling was seen to have.
-    members: u64,
     failed: bool,
     /// The life of the store of which the log has heard that it does not know yet what is in use.
     doubted: Option<Incarnation>,
 }
 
-/// The store's clock, as far as this replica can tell.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reading {
-    pub(super) here: Nanos,
-    pub(super) there: Nanos,
-}
-
 /// A heartbeat, and whose it is.
-type Spoken = (Arc<Bucket>, Beat);
+struct Spoken {
+    bucket: Arc<Bucket>,
+    beat: Beat,
+    /// How many members the ceiling has; as many as there are replicas, where nobody has said.
+    members: u64,
+}
 
 impl Fleet {
     /// A replica that has said nothing. `life` is larger than that of every earlier one of this name.
@@ -260,11 +265,12 @@ impl Admission {
 
     async fn speak_of_shares(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet() else { return std::future::pending().await };
-        let mut ticks = interval(Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(20).max(1)));
+        let often = Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(LOOKS).max(1));
+        let mut ticks = interval(often);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        for tick in 0_u64.. {
             tokio::select! {
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => if !fleet.looks_at(tick) { continue },
                 () = fleet.wake.notified() => {}
             }
             self.speak_of_due_shares(backend).await;
@@ -315,15 +321,18 @@ impl Admission {
         let mut longest = Nanos(fleet.longest.load(Relaxed));
         for (name, bucket) in active {
             longest = longest.max(bucket.longest());
-            if let Some((law, said)) = bucket.speak(clock, fleet, &name) {
-                spoken.push((bucket, Beat { bucket: name, law, said }));
+            if let Speak::Beat { law, said, members } =
+                bucket.speaks(clock, || fleet.rest(&name, &bucket))
+            {
+                let members = members.unwrap_or(fleet.membership.replicas().get().into());
+                spoken.push(Spoken { bucket, beat: Beat { bucket: name, law, said }, members });
             }
         }
         let record = Record { member: fleet.member, life: fleet.life, under };
-        let most = most_beats(fleet.told.lock().members);
         while !spoken.is_empty() {
-            let rest = spoken.split_off(most.min(spoken.len()));
-            let (buckets, beats): (Vec<_>, Vec<_>) = spoken.into_iter().unzip();
+            let rest = spoken.split_off(most_beats(spoken.iter().map(|spoken| spoken.members)));
+            let (buckets, beats): (Vec<_>, Vec<_>) =
+                spoken.into_iter().map(|spoken| (spoken.bucket, spoken.beat)).unzip();
             let round = Round { record, answered: fleet.answered(), longest, leaves: false, beats };
             let heard = self.say(fleet, backend, &round).await;
             let store = fleet.told.lock().clock;
@@ -362,6 +371,12 @@ impl Admission {
 }
 
 impl Fleet {
+    /// Whether it looks at this tick which heartbeats are due. A look goes through all ceilings, so where there are many
+    /// it is rarer.
+    fn looks_at(&self, tick: u64) -> bool {
+        tick.is_multiple_of(FEWER) || self.active.lock().len() <= FEW
+    }
+
     /// Whether the word that is due about this replica's line takes it out; nothing where none is due.
     fn own_word(&self, now: Nanos, is_away: bool) -> Option<bool> {
         let holds_nothing = self.active.lock().is_empty();
@@ -397,9 +412,8 @@ impl Fleet {
                 // Halfway between question and answer, nobody knows it better.
                 let here = sent.plus(Nanos(now.since(sent).0 / 2));
                 told.clock = Reading { here, there: heard.at };
-                let grants = || heard.replies.iter().flatten().filter_map(granted);
-                told.members = grants().map(|grant| grant.members).max().unwrap_or(told.members);
-                let doubts = grants().any(|grant| grant.recovering);
+                let mut grants = heard.replies.iter().flatten().filter_map(granted);
+                let doubts = grants.any(|grant| grant.recovering);
                 if doubts && told.doubted.replace(heard.life) != Some(heard.life) {
                     tracing::warn!(
                         "the store does not know yet what is in flight: until a ceiling's fleet_term and \
@@ -429,8 +443,7 @@ const fn granted(reply: &Answer) -> Option<&Grant> {
 /// admits does not fall at all of them at once.
 fn looks(store: Reading, beat: &Beat) -> Looks {
     let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
-    let there = store.there.plus(apart);
-    Looks { here: store.here, there, heartbeat: beat.law.terms.heartbeat }
+    Looks { clock: store.ahead(apart), heartbeat: beat.law.terms.heartbeat }
 }
 
 fn all(fleet: &Fleet) -> HashMap<Name, Arc<Bucket>> {
@@ -446,19 +459,4 @@ fn under(fleet: &Fleet, active: &HashMap<Name, Arc<Bucket>>, now: Nanos) -> Opti
         Err(()) => false,
     };
     active.values().all(is_under).then_some(known)
-}
-
-impl Bucket {
-    /// The heartbeat to send, if one is due.
-    fn speak(
-        &self,
-        clock: &Clock,
-        fleet: &Fleet,
-        name: &Name,
-    ) -> Option<(crate::kernel::coordinator::Law, Heartbeat)> {
-        match self.speaks(clock, || fleet.rest(name, self)) {
-            Speak::Beat(law, said) => Some((law, said)),
-            Speak::No | Speak::Cold => None,
-        }
-    }
 }

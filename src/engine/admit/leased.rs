@@ -13,7 +13,7 @@ use super::usage::Usage;
 use crate::config::concurrency::OnFailure;
 use crate::kernel::concurrency::Limiter;
 use crate::kernel::coordinator::member::{Applied, Load};
-use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reply, Terms};
+use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Reply, Terms};
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 use crate::telemetry::event::ShareEvent;
 
@@ -81,7 +81,12 @@ pub(super) enum Speak {
     /// It is cold: nothing, until somebody comes.
     Cold,
     /// Send this.
-    Beat(Law, Heartbeat),
+    Beat {
+        law: Law,
+        said: Heartbeat,
+        /// How many the ceiling has, as last heard.
+        members: Option<u64>,
+    },
 }
 
 /// One ceiling at one instant, for those who look.
@@ -213,11 +218,11 @@ impl Leased {
         }
         let since = self.said.map(|(_, at)| now.since(at));
         let said = if self.stay == Stay::Stays {
-            let usual = since.is_some_and(|since| terms.heartbeat <= since);
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
             let same = self.said.is_some_and(|(said, _)| said == load);
-            if now < member.due(now, &load) || usual && same && fresh {
+            let urgent = member.urgent(now, &load).is_some_and(|urgent| urgent <= now);
+            if now < member.due(now, &load) || !urgent && same && fresh {
                 return Speak::No;
             }
             member.beat(now, &load)
@@ -231,7 +236,7 @@ impl Leased {
         };
         self.said = Some((load, now));
         self.usage.spoke(now, &terms);
-        Speak::Beat(self.law, said)
+        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members) }
     }
 
     /// Takes what became of the heartbeat `said`; the share to put in force, if it is another one.
@@ -240,12 +245,14 @@ impl Leased {
         now: Nanos,
         said: &Heartbeat,
         reply: Option<&Reply>,
+        clock: Reading,
         alone: Share,
     ) -> Option<Share> {
         if said.life != self.life {
             return None;
         }
         let member = self.member.as_mut()?;
+        member.goes_by(clock);
         let share = match reply {
             Some(Reply::Grant(grant)) => match member.on_grant(now, grant) {
                 Applied::From(before) => {

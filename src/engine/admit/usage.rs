@@ -3,6 +3,8 @@
 //! Guarantees: a few additions at each event, in whole numbers.
 //! Leaves out: what the fleet makes of it ([`crate::kernel::coordinator`]).
 
+use crate::kernel::concurrency::Outcome;
+use crate::kernel::concurrency::limiter::{Effect, Event};
 use crate::kernel::coordinator::Terms;
 use crate::kernel::coordinator::aggregate::{FINE, Inference, Level, Ratio, vote};
 use crate::kernel::coordinator::split::{self, wanted};
@@ -28,21 +30,6 @@ pub(super) struct Usage {
     samples: u32,
 }
 
-/// What happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Happened {
-    /// Nothing that is counted.
-    Nothing,
-    /// One came, and passed or waits.
-    Arrived,
-    /// One came and was turned away.
-    Refused,
-    /// One left, and tells nothing of the backend.
-    Left,
-    /// One left, and tells of the backend.
-    Sampled,
-}
-
 impl Usage {
     pub(super) const fn new(now: Nanos) -> Self {
         Self {
@@ -63,19 +50,30 @@ impl Usage {
 
     /// So many were in flight and waited until now.
     pub(super) fn pass(&mut self, now: Nanos, in_flight: u32, waiting: usize) {
-        let passed = u128::from(now.since(self.seen).0);
-        self.in_flight += passed.saturating_mul(in_flight.into());
-        self.waiting += passed.saturating_mul(u128::try_from(waiting).unwrap_or(0));
+        let passed = now.since(self.seen);
+        self.in_flight += area(passed, u64::from(in_flight));
+        if 0 < waiting {
+            self.waiting += area(passed, u64::try_from(waiting).unwrap_or(0));
+        }
         self.seen = self.seen.max(now);
     }
 
-    /// This happened, and now so many are in flight.
-    pub(super) fn note(&mut self, happened: Happened, in_flight: u32) {
-        use Happened::{Arrived, Left, Refused, Sampled};
-        self.arrived += u64::from(matches!(happened, Arrived | Refused));
-        self.refused += u64::from(happened == Refused);
-        self.left += u64::from(matches!(happened, Left | Sampled));
-        self.samples = self.samples.saturating_add(u32::from(happened == Sampled));
+    /// This happened, with these effects, and now so many are in flight.
+    pub(super) fn note(&mut self, event: Event, effects: &[Effect], in_flight: u32) {
+        match event {
+            Event::Arrive { .. } => {
+                self.arrived += 1;
+                let refused = effects.iter().any(|effect| matches!(effect, Effect::Deny(_)));
+                self.refused += u64::from(refused);
+            }
+            Event::Leave { outcome, .. } if !effects.contains(&Effect::Unknown) => {
+                self.left += 1;
+                // One that is ignored tells nothing of the backend.
+                let sampled = u32::from(outcome != Outcome::Ignored);
+                self.samples = self.samples.saturating_add(sampled);
+            }
+            _ => {}
+        }
         self.peak = self.peak.max(in_flight);
     }
 
@@ -98,9 +96,9 @@ impl Usage {
             return self.wanted.max(here);
         }
         let window = now.since(self.since);
-        let passed = u128::from(now.since(self.seen).0);
-        let in_flight = self.in_flight + passed.saturating_mul(in_flight.into());
-        let waiting = self.waiting + passed.saturating_mul(u128::try_from(waiting).unwrap_or(0));
+        let passed = now.since(self.seen);
+        let in_flight = self.in_flight + area(passed, u64::from(in_flight));
+        let waiting = self.waiting + area(passed, u64::try_from(waiting).unwrap_or(0));
         wanted(&split::Usage {
             window,
             mean: Level(mean(in_flight.saturating_add(waiting), window)),
@@ -133,6 +131,11 @@ impl Usage {
         let lasted = in_flight.checked_div(u128::from(self.left));
         lasted.and_then(|lasted| u64::try_from(lasted).ok()).map(Nanos).or(self.lasted)
     }
+}
+
+/// Requests times nanoseconds. Of two numbers of 64 bits it is one of the processor's multiplications.
+fn area(passed: Nanos, many: u64) -> u128 {
+    u128::from(passed.0) * u128::from(many)
 }
 
 /// In 1,024ths.

@@ -29,7 +29,7 @@ use gradient2::Gradient2;
 use level::Level;
 
 use super::Outcome;
-use crate::kernel::coordinator::aggregate;
+use crate::kernel::coordinator::{Reading, aggregate};
 use crate::kernel::units::Nanos;
 
 /// How a ceiling is inferred.
@@ -82,10 +82,8 @@ pub struct Part {
 /// When a fleet looks: at multiples of a few heartbeats on a clock that all its members know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Looks {
-    /// An instant of this replica's clock; not after now.
-    pub here: Nanos,
-    /// What the clock that all members know showed then.
-    pub there: Nanos,
+    /// That clock.
+    pub clock: Reading,
     /// From one heartbeat to the next.
     pub heartbeat: Nanos,
 }
@@ -107,12 +105,11 @@ impl Looks {
         Nanos(least.saturating_mul(times))
     }
 
-    /// The first look after `now`.
+    /// The clock at whose multiples of a heartbeat members speak: as far as can be from any look, which a share that
+    /// moves would disturb.
     #[must_use]
-    pub fn after(&self, now: Nanos, every: Nanos) -> Nanos {
-        let there = self.there.plus(now.since(self.here));
-        let into = there.0.checked_rem(every.0).unwrap_or(0);
-        now.plus(every).since(Nanos(into))
+    pub const fn beats(&self) -> Reading {
+        self.clock.ahead(Nanos(self.heartbeat.0 / 2))
     }
 }
 

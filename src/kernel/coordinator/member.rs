@@ -2,12 +2,14 @@
 //!
 //! Guarantees: a share is in force from its grant until term less margin after the heartbeat that
 //! it answers was sent, not one tick longer; only the answer to the newest heartbeat is applied,
-//! and not after a fence.
+//! and not after a fence. Members that know the coordinator's clock speak at the same instants when nothing is urgent,
+//! so that a joiner waits for the last of them no longer than for one.
 //! Assumes: a clock that never steps and counts while the machine sleeps.
 //! Leaves out: admitting. Requests already admitted go on when the share falls, and count.
 
 use super::aggregate::Ratio;
 use super::message::{Grant, Heartbeat, Holding};
+use super::reading::Reading;
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
@@ -37,6 +39,8 @@ pub struct Member {
     last: Option<Nanos>,
     /// Whether its answer may still be applied.
     awaits: bool,
+    /// At whose multiples of a heartbeat the usual ones are due.
+    clock: Option<Reading>,
     in_force: Option<InForce>,
     /// What the newest heartbeat reported in flight.
     reported: Share,
@@ -74,6 +78,7 @@ impl Member {
             number: 0,
             last: None,
             awaits: false,
+            clock: None,
             in_force: None,
             reported: Share(0),
             owes: false,
@@ -186,25 +191,44 @@ impl Member {
         fenced
     }
 
+    /// Speaks by `clock`, the coordinator's as all members of this ceiling read it, when nothing is urgent.
+    pub const fn goes_by(&mut self, clock: Reading) {
+        self.clock = Some(clock);
+    }
+
     /// When the next heartbeat is due, given the load; in the past means now.
-    ///
-    /// An early heartbeat is only a heartbeat: it loosens nothing, it makes a share move sooner.
     #[must_use]
     pub fn due(&self, now: Nanos, load: &Load) -> Nanos {
-        let Some(last) = self.last else { return now };
-        let usual = last.plus(self.terms.heartbeat);
+        let usual = self.usual().unwrap_or(now);
+        self.urgent(now, load).map_or(usual, |urgent| urgent.min(usual))
+    }
+
+    /// When one is due though nothing is urgent: a heartbeat after the last, or sooner, where all members speak.
+    /// None before the first.
+    fn usual(&self) -> Option<Nanos> {
+        let (last, heartbeat) = (self.last?, self.terms.heartbeat);
+        let latest = last.plus(heartbeat);
+        // Not twice, where the clock was read a little differently.
+        let from = last.plus(self.terms.debounce());
         // Sending now would void the answer that is under way.
-        if self.awaits {
-            return usual;
-        }
+        let together =
+            self.clock.filter(|_| !self.awaits).map(|clock| clock.after(from, heartbeat));
+        Some(together.map_or(latest, |together| together.min(latest)))
+    }
+
+    /// When one is due that makes a share move sooner, if one does.
+    ///
+    /// An early heartbeat is only a heartbeat: it loosens nothing.
+    #[must_use]
+    pub fn urgent(&self, now: Nanos, load: &Load) -> Option<Nanos> {
+        let last = self.last.filter(|_| !self.awaits)?;
         let told = self.owes || self.drained(now, load);
-        let pause = match (told, self.capped(now, load)) {
-            (true, _) => self.terms.debounce(),
+        match (told, self.capped(now, load)) {
+            (true, _) => Some(last.plus(self.terms.debounce())),
             // Longer each time in the end: what it waits for may take a request's whole life.
-            (false, true) => backed_off(self.terms.debounce(), self.fruitless),
-            (false, false) => self.terms.heartbeat,
-        };
-        last.plus(pause).min(usual)
+            (false, true) => Some(last.plus(backed_off(self.terms.debounce(), self.fruitless))),
+            (false, false) => None,
+        }
     }
 
     fn holding(&self, now: Nanos) -> Option<&InForce> {

@@ -1,7 +1,7 @@
 //! A replica: the kernel's member, a clock of its own, and requests that come and go.
 
 use sluicegate::kernel::coordinator::member::{Applied, Load};
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Member, Terms};
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, Member, Reading, Terms};
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 use super::bad::Bad;
@@ -163,6 +163,8 @@ impl Replica {
         if self.bad == Bad::ByValue {
             self.unnumbered = Some((grant.share, self.sent.plus(self.terms.usable())));
         }
+        // As an engine reads the store's clock: whenever it is answered.
+        self.member.goes_by(Reading { here: now, there: Nanos(granted_at) });
         let applied = self.member.on_grant(now, grant);
         if applied != Applied::Late {
             self.granted_at = granted_at;

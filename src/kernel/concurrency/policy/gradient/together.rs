@@ -239,7 +239,7 @@ impl Together {
         let every = self.part.looks.every(self.rtt.unwrap_or_default());
         let began = self.look.as_ref().map(|look| look.began);
         let soon = began.map_or(now, |began| now.max(began.plus(Nanos(every.0 / 2))));
-        self.next_look = self.part.looks.after(soon, every);
+        self.next_look = self.part.looks.clock.after(soon, every);
     }
 
     fn begin_look(&mut self, now: Nanos) {

@@ -1,0 +1,424 @@
+//! The world: engines, their wires, a store, faults, and the oracle that counts requests.
+
+use sluicegate::backend::heartbeat::Round;
+use sluicegate::backend::memory::coordinators::Coordinators;
+use sluicegate::kernel::units::Nanos;
+
+use super::replica::{Replica, Request};
+use super::wire::Said;
+use crate::support::dice::Dice;
+
+/// The keys of the ceilings.
+pub const CEILINGS: [&str; 2] = ["first", "second"];
+pub const HEARTBEAT: Nanos = Nanos::SECOND;
+pub const TERM: Nanos = Nanos::from_secs(4);
+/// How long a request goes on at most.
+pub const LONGEST: Nanos = Nanos::from_secs(2);
+
+/// Twenty in a heartbeat, as often as a replica looks.
+const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
+/// Ticks with faults, and without at the end.
+const WICKED: u64 = 700;
+const QUIET: u64 = 500;
+/// After the last fault: terms and requests are over, and a store that forgot knows again, twice.
+const SETTLES: u64 = 300;
+/// How long a call is waited for, in ticks.
+const PATIENCE: u64 = 3;
+
+/// When what is lost arrives.
+const NEVER: u64 = u64::MAX;
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// One replica's messages are lost, both ways, for a while.
+    Partition,
+    /// What replicas say arrives late, in another order, after they gave the answer up.
+    Swizzle,
+    /// A replica stands still; its clock and its requests in the proxy do not.
+    Pause,
+    /// A replica dies; its requests go on in the proxy. It comes back in a new life.
+    Crash,
+    /// The store loses all it knew.
+    Amnesia,
+    /// Clocks show different times from the start.
+    Skew,
+    /// Clocks run at different speeds.
+    Drift,
+    /// A replica leaves in order, and another comes; what is in flight then goes on.
+    Roll,
+}
+
+impl Fault {
+    pub const ALL: [Self; 8] = [
+        Self::Partition,
+        Self::Swizzle,
+        Self::Pause,
+        Self::Crash,
+        Self::Amnesia,
+        Self::Skew,
+        Self::Drift,
+        Self::Roll,
+    ];
+}
+
+/// What the store is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// As it is: in doubt after a loss.
+    Doubts,
+    /// After a loss it believes that nobody holds anything.
+    Trusts,
+    /// Its clock runs a fifth faster than may be.
+    RunsAhead,
+}
+
+/// How often what happened.
+#[derive(Debug, Default)]
+pub struct Tally {
+    fences: u64,
+    handoffs: u64,
+    late_answers: u64,
+    amnesias_survived: u64,
+    admitted: u64,
+    faults: [u64; Fault::ALL.len()],
+}
+
+impl Tally {
+    pub fn add(&mut self, other: &Self) {
+        self.fences += other.fences;
+        self.handoffs += other.handoffs;
+        self.late_answers += other.late_answers;
+        self.amnesias_survived += other.amnesias_survived;
+        self.admitted += other.admitted;
+        self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
+    }
+
+    pub fn that_must_happen(&self) -> Vec<(String, u64)> {
+        let mut all = vec![
+            ("fence".to_owned(), self.fences),
+            ("handoff".to_owned(), self.handoffs),
+            ("late answer".to_owned(), self.late_answers),
+            ("amnesia survived".to_owned(), self.amnesias_survived),
+            ("request".to_owned(), self.admitted),
+        ];
+        let faults = Fault::ALL.iter().zip(self.faults);
+        all.extend(faults.map(|(fault, count)| (format!("{fault:?}"), count)));
+        all
+    }
+}
+
+/// A heartbeat on its way to the store, whose answer may be waited for.
+struct Parcel {
+    at: u64,
+    /// Which replica, by number and life.
+    who: (u64, u64),
+    said: Option<Said>,
+    /// The same, said a second time: nobody waits for the answer.
+    again: Option<Round>,
+    /// When who waits gives up.
+    until: u64,
+}
+
+impl Parcel {
+    /// Whether it is still to arrive. Whoever has waited long enough gives up, and does not know of that.
+    fn goes_on(&mut self, tick: u64) -> bool {
+        if let Some(said) = self.said.take_if(|_| self.until <= tick) {
+            self.again = Some(said.round);
+        }
+        self.said.is_some() || self.at != NEVER
+    }
+}
+
+/// A place in the fleet, and who is there.
+struct Place {
+    id: u64,
+    life: u64,
+    replica: Option<Replica>,
+    comes_back: u64,
+}
+
+/// A seeded schedule.
+pub struct World {
+    tick: u64,
+    dice: Dice,
+    runtime: tokio::runtime::Runtime,
+    faults: Vec<Fault>,
+    store: Store,
+    coordinators: Coordinators,
+    losses: u64,
+    forgot_at: Option<u64>,
+    ceiling: u64,
+    lives: u64,
+    places: Vec<Place>,
+    orphans: Vec<Request>,
+    parcels: Vec<Parcel>,
+    /// The most that were inside of each ceiling since the faults ended.
+    full: [u64; CEILINGS.len()],
+    tally: Tally,
+}
+
+impl World {
+    pub fn new(seed: u64, store: Store, faults: &[Fault]) -> Self {
+        let mut dice = Dice::new(seed);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let count = 2 + dice.up_to(2);
+        let mut world = Self {
+            tick: 0,
+            runtime,
+            faults: faults.to_vec(),
+            store,
+            coordinators: Coordinators::settled(),
+            losses: 0,
+            forgot_at: None,
+            // As many as there are replicas at least: those of fewer take turns, which the other simulation is about.
+            ceiling: count + dice.up_to(9),
+            lives: 0,
+            places: Vec::new(),
+            orphans: Vec::new(),
+            parcels: Vec::new(),
+            full: Default::default(),
+            tally: Tally::default(),
+            dice,
+        };
+        for id in 0..count {
+            let (life, replica) = world.born(id);
+            world.places.push(Place { id, life, replica: Some(replica), comes_back: 0 });
+        }
+        world
+    }
+
+    /// The whole schedule; what broke, if something did.
+    pub fn play(mut self) -> Result<Tally, String> {
+        while self.tick < WICKED + QUIET {
+            self.tick += 1;
+            if self.tick < WICKED && self.dice.once_in(30) {
+                self.strikes();
+            }
+            self.comes_back();
+            self.delivers();
+            self.lives();
+            self.delivers();
+            self.judges()?;
+        }
+        self.judges_the_end()
+    }
+
+    fn born(&mut self, id: u64) -> (u64, Replica) {
+        self.lives += 1;
+        let (skews, drifts) = (self.dice.up_to(1_000), self.dice.pick(&[0, 500, 999]));
+        let skew = if self.faults.contains(&Fault::Skew) { skews } else { 0 };
+        let slow = if self.faults.contains(&Fault::Drift) { drifts } else { 0 };
+        self.tally.faults[counted(Fault::Skew)] += u64::from(0 < skew);
+        self.tally.faults[counted(Fault::Drift)] += u64::from(0 < slow);
+        let start = Nanos::from_secs(1_000 + skew);
+        let mut replica = Replica::new(id, self.lives, start, slow, self.ceiling);
+        replica.rush = self.dice.up_to(3);
+        (self.lives, replica)
+    }
+
+    fn now(&self) -> Nanos {
+        let ticks = if self.store == Store::RunsAhead { self.tick * 12 / 10 } else { self.tick };
+        Nanos::from_secs(5_000).plus(Nanos(ticks * TICK.0))
+    }
+
+    fn strikes(&mut self) {
+        let fault = self.dice.pick(&self.faults.clone());
+        let at = usize::try_from(self.dice.up_to(self.places.len() as u64 - 1)).unwrap();
+        let lasts = self.dice.pick(&[10, 40, 90, 150]);
+        let until = self.tick + 1 + self.dice.up_to(lasts);
+        let place = &mut self.places[at];
+        let Some(replica) = &mut place.replica else { return };
+        match fault {
+            Fault::Partition => replica.cut_until = until,
+            Fault::Pause => replica.stands_until = until,
+            Fault::Crash => {
+                place.comes_back = until;
+                self.buries(at);
+            }
+            Fault::Roll => replica.leave(),
+            Fault::Swizzle => {
+                for place in &mut self.places {
+                    let until = self.tick + self.dice.up_to(60);
+                    place.replica.iter_mut().for_each(|it| it.clogged_until = until);
+                }
+            }
+            Fault::Amnesia => {
+                self.losses += 1;
+                self.forgot_at = Some(self.tick);
+                let trusts = self.store == Store::Trusts;
+                self.coordinators =
+                    if trusts { Coordinators::settled() } else { Coordinators::default() };
+            }
+            // From birth.
+            Fault::Skew | Fault::Drift => return,
+        }
+        self.tally.faults[counted(fault)] += 1;
+    }
+
+    fn buries(&mut self, at: usize) {
+        let Some(replica) = self.places[at].replica.take() else { return };
+        self.tally.fences += replica.fences;
+        self.tally.handoffs += replica.handoffs;
+        self.orphans.extend(replica.dies());
+    }
+
+    fn comes_back(&mut self) {
+        for at in 0..self.places.len() {
+            if self.places[at].replica.is_none() && self.places[at].comes_back <= self.tick {
+                let (life, replica) = self.born(self.places[at].id);
+                (self.places[at].life, self.places[at].replica) = (life, Some(replica));
+            }
+        }
+        self.orphans.retain(|request| self.tick < request.ends);
+    }
+
+    /// A tick in the life of every replica that is awake.
+    fn lives(&mut self) {
+        for at in 0..self.places.len() {
+            let place = &mut self.places[at];
+            let Some(replica) = &mut place.replica else { continue };
+            replica.passes(TICK);
+            if self.tick < replica.stands_until {
+                continue;
+            }
+            let _time = self.runtime.enter();
+            replica.lives(self.tick);
+            if replica.has_left() {
+                place.comes_back = self.tick + 1 + self.dice.up_to(30);
+                self.buries(at);
+                continue;
+            }
+            if WICKED < self.tick {
+                replica.rush = 3;
+            } else if self.dice.once_in(200) {
+                replica.rush = self.dice.up_to(3);
+            }
+            if !replica.leaving {
+                self.tally.admitted += crowds(replica, self.tick, &mut self.dice);
+            }
+            self.sends(at);
+        }
+    }
+
+    /// Takes what a replica said; some of it is lost, late, or said twice.
+    fn sends(&mut self, at: usize) {
+        let place = &self.places[at];
+        let Some(replica) = &place.replica else { return };
+        let wicked = self.tick < WICKED;
+        for said in replica.wire.take() {
+            let who = (place.id, place.life);
+            let until = self.tick + PATIENCE;
+            if wicked && self.dice.once_in(12) {
+                let (at, again) = (self.tick + self.dice.up_to(60), Some(said.round.clone()));
+                self.parcels.push(Parcel { at, who, said: None, again, until });
+            }
+            let slow = if wicked { self.dice.pick(&[0, 0, 0, 1, 2, 40]) } else { 0 };
+            let lost = wicked && self.dice.once_in(12);
+            let at = if lost { NEVER } else { self.tick + self.dice.up_to(slow) };
+            self.parcels.push(Parcel { at, who, said: Some(said), again: None, until });
+        }
+    }
+
+    /// Until nothing is due: an answer may be followed by the next question at once.
+    fn delivers(&mut self) {
+        self.parcels.retain_mut(|parcel| parcel.goes_on(self.tick));
+        while let Some(due) = self.parcels.iter().position(|parcel| parcel.at <= self.tick) {
+            let parcel = self.parcels.swap_remove(due);
+            self.opens(parcel);
+        }
+        let _time = self.runtime.enter();
+        self.places.iter_mut().flat_map(|place| &mut place.replica).for_each(|replica| {
+            if replica.stands_until <= self.tick {
+                replica.goes_on();
+            }
+        });
+    }
+
+    fn opens(&mut self, parcel: Parcel) {
+        let (tick, now) = (self.tick, self.now());
+        let late = parcel.until <= tick;
+        let at = self.places.iter().position(|it| (it.id, it.life) == parcel.who);
+        let replica = at.and_then(|at| self.places[at].replica.as_ref());
+        if replica.is_some_and(|replica| tick < replica.clogged_until) {
+            return self.parcels.push(Parcel { at: tick + 1, ..parcel });
+        }
+        if replica.is_some_and(|replica| tick < replica.cut_until) {
+            return self.parcels.push(Parcel { at: NEVER, ..parcel });
+        }
+        let (round, answer) = match (parcel.said, parcel.again) {
+            (Some(said), _) => (said.round, Some(said.answer)),
+            (None, Some(round)) => (round, None),
+            (None, None) => return,
+        };
+        // One that trusts does not know either that it is another.
+        let trusts = self.store == Store::Trusts;
+        let name = if trusts { String::new() } else { format!("store {}", self.losses) };
+        let heard = self.coordinators.hear(now, &name, &round);
+        match answer.filter(|_| !late) {
+            Some(answer) => drop(answer.send(heard)),
+            None => self.tally.late_answers += 1,
+        }
+        let _time = self.runtime.enter();
+        if let Some(at) = at
+            && let Some(replica) = &mut self.places[at].replica
+            && replica.stands_until <= tick
+        {
+            replica.goes_on();
+            self.sends(at);
+        }
+    }
+
+    /// What is inside, against what may be.
+    fn judges(&mut self) -> Result<(), String> {
+        let (mut inside, mut shares) = ([0; CEILINGS.len()], [0; CEILINGS.len()]);
+        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
+        for replica in all.clone() {
+            let held = replica.shares();
+            shares.iter_mut().zip(held).for_each(|(sum, share)| *sum += share);
+        }
+        let requests = all.flat_map(|replica| &replica.requests).chain(&self.orphans);
+        for request in requests.filter(|request| self.tick < request.ends) {
+            inside[request.ceiling] += 1;
+        }
+        let (ceiling, tick) = (self.ceiling, self.tick);
+        if shares.iter().chain(&inside).any(|many| ceiling < *many) {
+            return Err(format!(
+                "{inside:?} inside, {shares:?} in force of {ceiling}, tick {tick}"
+            ));
+        }
+        if WICKED + SETTLES < tick {
+            self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
+        }
+        let survived =
+            |forgot: &mut u64| *forgot + (TERM.0 + LONGEST.0) / TICK.0 < tick && 0 < inside[0];
+        self.tally.amnesias_survived += u64::from(self.forgot_at.take_if(survived).is_some());
+        Ok(())
+    }
+
+    /// In the quiet time all of each ceiling came to be used: nothing is kept for nobody.
+    fn judges_the_end(mut self) -> Result<Tally, String> {
+        if self.full != [self.ceiling; CEILINGS.len()] {
+            return Err(format!("{:?} inside at most of {} in the end", self.full, self.ceiling));
+        }
+        (0..self.places.len()).for_each(|at| self.buries(at));
+        Ok(self.tally)
+    }
+}
+
+/// Requests come to both ceilings; how many passed.
+fn crowds(replica: &mut Replica, tick: u64, dice: &mut Dice) -> u64 {
+    let mut passed = 0;
+    for ceiling in 0..CEILINGS.len() {
+        for _ in 0..dice.up_to(replica.rush) {
+            let most = LONGEST.0 / TICK.0;
+            let lasts = if dice.once_in(3) { most } else { 1 + dice.up_to(most - 1) };
+            passed += u64::from(replica.admits(ceiling, tick + lasts));
+        }
+    }
+    passed
+}
+
+fn counted(fault: Fault) -> usize {
+    Fault::ALL.iter().position(|known| *known == fault).unwrap()
+}
