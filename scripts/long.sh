@@ -6,8 +6,9 @@
 #   FUZZ_SECONDS=30 scripts/long.sh fuzz
 #
 # One check's failure does not stop the others; the exit code is 1 when any failed.
+# shellcheck disable=SC2329 # Checks are called by their names.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 
 fuzz_seconds=${FUZZ_SECONDS:-300}
 logs=target/long
@@ -35,6 +36,9 @@ check_ceilings() {
     SLUICEGATE_SCHEDULES=10000 run ceilings cargo test --locked --release --test all -- --nocapture \
         no_schedule_of_faults_brings_the_fleet_above_its_ceiling
 }
+
+# The models of spec/large: pairs of faults that no small one covers.
+check_specs() { run specs scripts/specs.sh large; }
 
 # Two hundred fleets that lease, killed, stopped and woken at random.
 check_leases() {
@@ -67,7 +71,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings leases capacity fleet gateway walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings specs leases capacity fleet gateway walk)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"
