@@ -39,7 +39,7 @@ VARIABLES
     co,     \* the coordinator: its incarnation, whether its grace is over, ticks until it is
     seat,   \* what it knows of each member
     ghost,  \* what it reserves for each member's earlier lives
-    under,  \* the fleet's table: the incarnation under which all is that a member holds
+    under,  \* the fleet's table: the incarnation under which all is that a life of a member holds
     mem,    \* the members
     orphan, \* requests whose replica is gone
     net     \* messages
@@ -58,6 +58,7 @@ Usable == Term - Margin
 NoSeat == [known |-> FALSE, life |-> 0, num |-> 0, hg |-> 0, hs |-> 0, gg |-> 0, gs |-> 0,
            told |-> 0, i |-> 0, left |-> 0]
 NoGhost == [most |-> 0, left |-> 0]
+NoLine == Losses + 2
 
 \* c = 0: holds nothing. left: ticks of the share, pend: of the newest heartbeat. lag, plag: how long
 \* the clock stood still since the heartbeat of the share, since the newest. tail: ticks in which
@@ -74,7 +75,7 @@ Init ==
     /\ co = [inc |-> 1, open |-> TRUE, left |-> 0]
     /\ seat = [m \in Members |-> NoSeat]
     /\ ghost = [m \in Members |-> NoGhost]
-    /\ under = [m \in Members |-> 0]
+    /\ under = [m \in Members |-> [l \in 1..Lives |-> IF l = 1 THEN 0 ELSE NoLine]]
     /\ mem = [m \in Members |-> Cold(1)]
     /\ orphan = [m \in Members |-> [n |-> 0, tail |-> 0]]
     /\ net = {}
@@ -211,7 +212,7 @@ Fits(s, ghosts, m, own, open) ==
         ELSE s <= IF InGrace(open) THEN own ELSE free
 
 \* The grace ends when all in the table are under this life. One that is gone for good has left it.
-Settled(table) == \A k \in Members : table[k] = co.inc
+Settled(table) == \A k \in Members, l \in 1..Lives : table[k][l] \in {co.inc, NoLine}
 
 \* A coordinator that never forgets answers none of these a second time.
 Unheard(b) ==
@@ -223,7 +224,12 @@ Seated(b, own) ==
      gs |-> own.s, told |-> IF seat[b.m].known /\ seat[b.m].life = b.life THEN seat[b.m].told ELSE 0,
      i |-> b.i, left |-> Longest]
 
-Table(b) == [under EXCEPT ![b.m] = IF Variant = "noincarnation" /\ b.c # 0 THEN co.inc ELSE b.c]
+\* A life's line is not another's. Where nothing is ever lost nobody reads it, and one is enough.
+Table(b) ==
+    LET said == IF Variant = "noincarnation" /\ b.c # 0 THEN co.inc ELSE b.c
+        own == IF Losses = 0 THEN 1 ELSE b.life
+        other == IF Variant = "table" THEN [l \in 1..Lives |-> NoLine] ELSE under[b.m]
+    IN  [under EXCEPT ![b.m] = [other EXCEPT ![own] = said]]
 
 \* The answer may be any share up to what the cap allows.
 Hear(b) ==
