@@ -21,8 +21,8 @@ const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "slidin
 
 #[test]
 fn four_processes_admit_exactly_the_limit_of_one_key_between_them() {
-    // Whoever asks ten thousand things at once must not keep its connections from answering: they have a thread of their own.
-    let [wires, asks] = [1, 2].map(|threads| {
+    // Whoever asks ten thousand things at once must not keep its connections from answering: each has a thread of its own.
+    let [wires, asks] = [PROCESSES, 1].map(|threads| {
         Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
     });
     asks.block_on(all_ask(&wires));
