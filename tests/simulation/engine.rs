@@ -2,7 +2,8 @@
 //!
 //! What `coordinator` does to the kernel's member, done to all of a replica: the rounds of its heartbeats, what it leaves unsaid
 //! because nothing changed, seats that it gives up, questions that wait. Messages are lost, late and doubled on a wire that is a
-//! [`Backend`](sluicegate::backend::Backend); clocks are set by hand. The oracle counts requests, and knows nothing of shares.
+//! [`Backend`](sluicegate::backend::Backend); clocks are set by hand. The oracle counts the requests that go
+//! on and adds up the shares in force; of the protocol it knows nothing.
 
 mod replica;
 mod wire;

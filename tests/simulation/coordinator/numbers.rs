@@ -26,6 +26,8 @@ struct Busy {
     member: Member,
     /// When it starts.
     starts: u64,
+    /// When it speaks though nothing is due.
+    speaks_at: u64,
     /// Requests that come in a thousand ticks.
     rate: u64,
     /// Mean duration in ticks.
@@ -47,6 +49,7 @@ impl Busy {
         Self {
             member,
             starts,
+            speaks_at: 0,
             rate,
             lasts,
             ends: Vec::new(),
@@ -77,7 +80,8 @@ impl Busy {
         self.remember([self.in_flight(), came, admitted]);
         let load = self.load();
         let looks = tick % LOOK == self.starts % LOOK;
-        let due = looks && self.member.due(Nanos(tick), &load) <= Nanos(tick);
+        let due =
+            looks && self.member.due(Nanos(tick), &load) <= Nanos(tick) || tick == self.speaks_at;
         due.then(|| self.member.beat(Nanos(tick), &load))
     }
 
@@ -168,6 +172,10 @@ impl Fleet {
     fn ramp(mut self, phase: u64) -> Ramp {
         let members = self.busy.len() - 1;
         let began = 6_000 + phase;
+        // Those who have lived through the same fall in step by that alone: set apart, as what each lives through does.
+        for busy in &mut self.busy {
+            busy.speaks_at = began - 1 - self.dice.up_to(HEARTBEAT - 1);
+        }
         while self.tick < began {
             self.step(members);
         }
