@@ -110,7 +110,9 @@ fn work(
     store: Option<&Store>,
 ) {
     let began = now();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // A thread that answers the server's pings also between calls: who says nothing for two seconds is let go.
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
     loop {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let Some((group, scenario)) = wanted.get(at) else { return };
@@ -215,9 +217,6 @@ impl Page {
         for note in &self.notes {
             let _ = writeln!(text, "note    {note}");
         }
-        for failure in &self.failures {
-            let _ = writeln!(text, "FAILED  {failure}");
-        }
         let _ = writeln!(text, "\n{}", tally::table(&self.tallies));
         let _ = writeln!(text, "not yet: {}", counted(&self.not_yet));
         let _ = writeln!(text, "replayed, but not compared yet: {}", counted(&self.not_compared));
@@ -227,6 +226,10 @@ impl Page {
              (COMPAT_ADVICE=1 lists them)\n",
             self.advice
         );
+        // Last, where who reads the end of a long output finds them.
+        for failure in &self.failures {
+            let _ = writeln!(text, "FAILED  {failure}");
+        }
         text
     }
 

@@ -105,7 +105,8 @@ struct Upstream {
 
 impl Upstream {
     fn of(service: &Service) -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        // A thread that answers the server's pings also while nothing is asked.
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = PermitsClient::new(runtime.block_on(service.door().connect()).unwrap());
         Self { runtime, client, number: 0 }
     }
