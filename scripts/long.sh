@@ -31,9 +31,9 @@ check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 # Ten million live GCRA keys, and what each of them takes.
 check_keys() { run keys cargo bench --locked --bench path -- keys; }
 
-# Ten thousand schedules of faults against the coordinator of ceilings, and a thousand against whole engines.
+# Ten thousand schedules of faults against the coordinator of ceilings, and as many against whole engines.
 check_ceilings() {
-    SLUICEGATE_SCHEDULES=10000 SLUICEGATE_ENGINE_SCHEDULES=1000 run ceilings \
+    SLUICEGATE_SCHEDULES=10000 SLUICEGATE_ENGINE_SCHEDULES=10000 run ceilings \
         cargo test --locked --release --test all -- --nocapture no_schedule_of_faults_brings
 }
 

@@ -13,9 +13,9 @@ use world::{Fault, Store, Tally, World};
 
 use crate::support::dice::seed;
 
-/// Schedules of one run: 40, or as many as `SLUICEGATE_ENGINE_SCHEDULES` says.
+/// Schedules of one run: 300, or as many as `SLUICEGATE_ENGINE_SCHEDULES` says.
 fn schedules() -> u64 {
-    std::env::var("SLUICEGATE_ENGINE_SCHEDULES").map_or(40, |count| count.parse().unwrap())
+    std::env::var("SLUICEGATE_ENGINE_SCHEDULES").map_or(300, |count| count.parse().unwrap())
 }
 
 #[test]

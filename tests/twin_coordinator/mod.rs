@@ -2,7 +2,7 @@
 //!
 //! What `spec/Coordinator.tla` says of a transcription is said here of the code. The worlds are
 //! small: two members, a ceiling of one or two, two or three heartbeats each. Messages stay in the
-//! network, so that each comes late, twice, out of order or never.
+//! network, so that each comes late, twice, out of order or never; where a world says so they come in time or never.
 
 mod world;
 
@@ -49,9 +49,29 @@ fn a_coordinator_that_forgets_all_grants_nobody_more_than_it_holds() {
 }
 
 #[test]
+fn a_coordinator_that_forgets_while_a_member_comes_back_grants_neither_of_its_lives_more() {
+    let twin = Twin { losses: 1, lives: 2, late: false, beats: &[2, 2], ..Twin::one() };
+    walk(twin, 32_829);
+}
+
+#[test]
+fn one_that_leaves_hands_its_share_on_and_is_counted_until_its_requests_have_ended() {
+    let twin = Twin { leaving: true, lives: 2, late: false, beats: &[3, 2], ..Twin::one() };
+    walk(Twin { must: &["a share moves to another"], ..twin }, 115_287);
+}
+
+#[test]
+fn a_ceiling_that_falls_and_rises_is_never_exceeded_by_more_than_was_in_use() {
+    let must: &[&str] = &["more is in use than a lowered ceiling", "a raised ceiling is used"];
+    walk(Twin { moves: &[1, 2], must, late: false, beats: &[3, 2], ..Twin::default() }, 71_527);
+}
+
+#[test]
 fn the_twin_notices_what_is_left_out() {
     let trusting = Twin { losses: 1, trusts: true, requests: false, ..Twin::one() };
     breaks(trusting, "the shares fit");
     let slow = Twin { ticks: 5, lag: 3, late: false, beats: &[1, 1], ..Twin::one() };
     breaks(slow, "what is in flight fits");
+    let silent = Twin { leaving: true, hides: true, late: false, beats: &[3, 2], ..Twin::one() };
+    breaks(silent, "what is in flight fits");
 }

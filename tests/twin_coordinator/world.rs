@@ -1,6 +1,6 @@
 //! The state of such a world, and its steps.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluicegate::kernel::coordinator::life::Record;
 use sluicegate::kernel::coordinator::member::{Applied, Load};
@@ -17,6 +17,8 @@ const START: u64 = 100;
 #[derive(Clone)]
 pub struct Twin {
     pub ceiling: u64,
+    /// What it is set to later, in this order.
+    pub moves: &'static [u64],
     /// Heartbeats of each life of each member.
     pub beats: &'static [u64],
     /// Requests are admitted and end; else it is shares alone that count.
@@ -30,6 +32,10 @@ pub struct Twin {
     /// Lives of the first member.
     pub lives: u64,
     pub losses: u64,
+    /// The first member may leave in order.
+    pub leaving: bool,
+    /// One that leaves does not say what it still has in flight.
+    pub hides: bool,
     /// A coordinator that forgot trusts what it knows.
     pub trusts: bool,
     /// What must be found possible.
@@ -40,6 +46,7 @@ impl Default for Twin {
     fn default() -> Self {
         Self {
             ceiling: 2,
+            moves: &[],
             beats: &[2, 2],
             requests: true,
             late: true,
@@ -47,6 +54,8 @@ impl Default for Twin {
             lag: 0,
             lives: 1,
             losses: 0,
+            leaving: false,
+            hides: false,
             trusts: false,
             must: &[],
         }
@@ -61,10 +70,10 @@ impl Twin {
 
     /// A term of 3 less 1, requests of one tick: enough for a clock that loses 2, since one that is
     /// admitted within a tick ends with the next.
-    fn law(&self) -> Law {
+    fn law(ceiling: u64) -> Law {
         let (heartbeat, term) = (Nanos(1), Nanos(3));
         let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration: Nanos(1) };
-        let ceiling = Share(self.ceiling);
+        let ceiling = Share(ceiling);
         Law::new(terms, ceiling, ceiling, ceiling).unwrap()
     }
 }
@@ -79,6 +88,7 @@ pub struct Replica {
     /// When its requests end at the latest, on its clock.
     ends: Vec<u64>,
     lost_some: bool,
+    left: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,9 +100,15 @@ pub enum Letter {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
     now: u64,
+    ceiling: u64,
+    /// How often it was set.
+    moves: usize,
+    /// What may be in use: the ceiling, or what was in use when it fell.
+    bound: u64,
     coordinator: Coordinator,
     life: Life,
-    under: Vec<(u64, Option<Incarnation>)>,
+    /// The fleet's table: a line for each life of each member.
+    under: BTreeMap<(u64, u64), Option<Incarnation>>,
     replicas: Vec<Replica>,
     /// Ends of requests whose replica is gone, on the store's clock.
     orphans: Vec<u64>,
@@ -108,7 +124,9 @@ pub enum Act {
     OrphanEnds,
     Beat(usize),
     Read(Letter),
+    Leave(usize),
     Crash(usize),
+    Set(u64),
     Forget,
     /// A tick; the member's clock loses it.
     Tick(Option<usize>),
@@ -138,33 +156,50 @@ impl World {
         replica.beats += 1;
         let in_flight = Share(replica.ends.len() as u64);
         let beat = replica.member.beat(now, &Load { in_flight, wanted: Share(9), vote: None });
+        self.post(beat, late);
+    }
+
+    /// It admits nobody any more.
+    fn leave(&mut self, at: usize, twin: &Twin) {
+        let now = self.clock(at);
+        let replica = &mut self.replicas[at];
+        replica.beats += 1;
+        replica.left = true;
+        let in_flight = if twin.hides { 0 } else { replica.ends.len() as u64 };
+        let beat = replica.member.leave(now, Share(in_flight));
+        self.post(beat, twin.late);
+    }
+
+    fn post(&mut self, beat: Heartbeat, late: bool) {
         self.letters.retain(|letter| !letter.is_void(&beat, late));
         self.letters.insert(Letter::Beat(beat));
     }
 
     /// The store hears a heartbeat; whether anything changed.
     fn hear(&mut self, law: &Law, beat: &Heartbeat) -> bool {
-        let at = usize::try_from(beat.member.0).unwrap();
-        let row = &mut self.under[at];
-        if row.0 <= beat.life.0 {
-            *row = (beat.life.0, beat.holds.map(|holds| holds.coordinator));
+        let name = (beat.member.0, beat.life.0);
+        if beat.leaves && beat.in_flight == Share(0) {
+            self.under.remove(&name);
+        } else {
+            self.under.insert(name, beat.holds.map(|holds| holds.coordinator));
         }
         let records: Vec<Record> = self.records();
         self.life.settle(Nanos(self.now), law.terms.longest(), Nanos(0), &records);
         match self.coordinator.on_heartbeat(Nanos(self.now), &self.life, law, beat) {
             Reply::Grant(grant) => self.letters.insert(Letter::Grant(grant)),
+            Reply::Left => true,
             Reply::Late | Reply::Superseded => false,
             other => panic!("{other:?}"),
         }
     }
 
     fn records(&self) -> Vec<Record> {
-        let record = |(id, row): (usize, &(u64, Option<Incarnation>))| Record {
-            member: MemberId(id as u64),
-            life: Incarnation(row.0),
-            under: row.1,
+        let record = |(&(member, life), &under): (&(u64, u64), &Option<Incarnation>)| Record {
+            member: MemberId(member),
+            life: Incarnation(life),
+            under,
         };
-        self.under.iter().enumerate().map(record).collect()
+        self.under.iter().map(record).collect()
     }
 
     /// A member applies a grant; whether anything changed.
@@ -201,15 +236,45 @@ impl World {
         self.orphans.retain(|end| now < *end);
     }
 
+    /// Whether a member holds nothing of before the ceiling fell, and nothing that is under way can give it such.
+    fn is_aware(&self, at: usize) -> bool {
+        let (now, member) = (self.clock(at), &self.replicas[at].member);
+        let is_old = |grant: &Grant| Share(self.ceiling) < grant.ceiling;
+        let may_come = |letter: &Letter| match letter {
+            Letter::Grant(grant) if is_old(grant) => {
+                member.clone().on_grant(now, grant) != Applied::Late
+            }
+            _ => false,
+        };
+        !member.grant(now).is_some_and(is_old) && !self.letters.iter().any(may_come)
+    }
+
+    fn in_use(&self) -> u64 {
+        let of = |at: usize| self.in_force(at).max(self.replicas[at].ends.len() as u64);
+        self.orphans.len() as u64 + (0..self.replicas.len()).map(of).sum::<u64>()
+    }
+
+    /// After a fall: never above what it was; once all know of it, only downwards.
+    fn watch(&mut self) {
+        if self.bound <= self.ceiling {
+            self.bound = self.ceiling;
+        } else if (0..self.replicas.len()).all(|at| self.is_aware(at)) {
+            self.bound = self.ceiling.max(self.bound.min(self.in_use()));
+        }
+    }
+
     /// A member had a share that is over by its clock, and not because it was granted less.
     fn is_fenced(&self, at: usize) -> bool {
         let granted = self.replicas[at].member.grant(Nanos(START)).map(|grant| grant.share);
         granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
     }
 
-    /// A share is in force at one member that another lost by a fence or a crash.
+    /// A share is in force at one member that another lost by a fence or a crash, or left.
     fn was_inherited(&self) -> bool {
-        let lost = |at: usize| self.is_fenced(at) || 1 < self.replicas[at].life;
+        let lost = |at: usize| {
+            let replica = &self.replicas[at];
+            self.is_fenced(at) || replica.left || 1 < replica.life
+        };
         let held = |at: usize| 0 < self.in_force(at);
         let all = 0..self.replicas.len();
         all.clone().any(|at| held(at) && all.clone().any(|other| other != at && lost(other)))
@@ -230,7 +295,7 @@ impl Letter {
 
 fn replica_of(id: u64, life: u64, lag: u64, terms: Terms) -> Replica {
     let member = Member::new(MemberId(id), Incarnation(life), terms);
-    Replica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false }
+    Replica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false, left: false }
 }
 
 impl Model for Twin {
@@ -238,13 +303,17 @@ impl Model for Twin {
     type Action = Act;
 
     fn init_states(&self) -> Vec<World> {
-        let replica = |id| replica_of(id, 1, 0, self.law().terms);
+        let replica = |id| replica_of(id, 1, 0, Self::law(self.ceiling).terms);
+        let members = 0..self.beats.len() as u64;
         vec![World {
             now: START,
+            ceiling: self.ceiling,
+            moves: 0,
+            bound: self.ceiling,
             coordinator: Coordinator::default(),
             life: Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) },
-            under: vec![(1, None); self.beats.len()],
-            replicas: (0..self.beats.len() as u64).map(replica).collect(),
+            under: members.clone().map(|id| ((id, 1), None)).collect(),
+            replicas: members.map(replica).collect(),
             orphans: Vec::new(),
             letters: BTreeSet::new(),
             moved: false,
@@ -261,6 +330,9 @@ impl Model for Twin {
             }
             if replica.beats < self.beats[at] {
                 acts.push(Act::Beat(at));
+            }
+            if at == 0 && self.leaving && !replica.left && replica.beats < self.beats[at] {
+                acts.push(Act::Leave(at));
             }
             if at == 0 && replica.life < self.lives {
                 acts.push(Act::Crash(at));
@@ -279,11 +351,12 @@ impl Model for Twin {
         if world.life.incarnation.0 <= self.losses {
             acts.push(Act::Forget);
         }
+        acts.extend(self.moves.get(world.moves).copied().map(Act::Set));
     }
 
     fn next_state(&self, world: &World, act: Act) -> Option<World> {
         let mut next = world.clone();
-        let law = self.law();
+        let law = Self::law(world.ceiling);
         match act {
             Act::Admit(at) => {
                 let end = next.clock(at).plus(law.terms.max_duration).0;
@@ -302,6 +375,11 @@ impl Model for Twin {
                 };
                 changed.then_some(())?;
             }
+            Act::Leave(at) => next.leave(at, self),
+            Act::Set(ceiling) => {
+                next.ceiling = ceiling;
+                next.moves += 1;
+            }
             Act::Crash(at) => next.crash(at, law.terms),
             Act::Tick(loses) => next.tick(loses),
             Act::Forget => {
@@ -309,19 +387,20 @@ impl Model for Twin {
                 next.life = Life { settled: self.trusts, ..born };
             }
         }
+        next.watch();
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::always("the shares fit", |twin: &Self, world: &World| {
-                world.shares() <= twin.ceiling
+            Property::always("the shares fit", |_: &Self, world: &World| {
+                world.shares() <= world.bound
             }),
-            Property::always("what is in flight fits", |twin: &Self, world: &World| {
-                world.in_flight() <= twin.ceiling
+            Property::always("what is in flight fits", |_: &Self, world: &World| {
+                world.in_flight() <= world.bound
             }),
         ];
-        let possible: [Property<Self>; 4] = [
+        let possible: [Property<Self>; 6] = [
             Property::sometimes("a share moves", |_, world: &World| world.moved),
             Property::sometimes("a share moves to another", |_, world: &World| {
                 world.was_inherited()
@@ -329,9 +408,15 @@ impl Model for Twin {
             Property::sometimes("a fence happens", |_, world: &World| {
                 (0..world.replicas.len()).any(|at| world.is_fenced(at))
             }),
-            Property::sometimes("an amnesia is survived", |twin: &Self, world: &World| {
+            Property::sometimes("an amnesia is survived", |_, world: &World| {
                 let knows = 1 < world.life.incarnation.0 && world.life.settled;
-                knows && world.shares() == twin.ceiling
+                knows && world.shares() == world.ceiling
+            }),
+            Property::sometimes("more is in use than a lowered ceiling", |_, world: &World| {
+                world.ceiling < world.in_use()
+            }),
+            Property::sometimes("a raised ceiling is used", |_, world: &World| {
+                1 < world.moves && world.shares() == world.ceiling
             }),
         ];
         properties.extend(possible.into_iter().filter(|known| self.must.contains(&known.name)));
