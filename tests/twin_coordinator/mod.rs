@@ -7,7 +7,7 @@
 mod world;
 
 use stateright::{Checker, Model};
-use world::Twin;
+use world::{Leaving, Twin};
 
 /// Walks all of it; the number of states is pinned, so that a world that shrank is noticed.
 fn walk(twin: Twin, states: usize) {
@@ -56,7 +56,8 @@ fn a_coordinator_that_forgets_while_a_member_comes_back_grants_neither_of_its_li
 
 #[test]
 fn one_that_leaves_hands_its_share_on_and_is_counted_until_its_requests_have_ended() {
-    let twin = Twin { leaving: true, lives: 2, late: false, beats: &[3, 2], ..Twin::one() };
+    let twin =
+        Twin { leaving: Leaving::InOrder, lives: 2, late: false, beats: &[3, 2], ..Twin::one() };
     walk(Twin { must: &["a share moves to another"], ..twin }, 115_287);
 }
 
@@ -72,6 +73,6 @@ fn the_twin_notices_what_is_left_out() {
     breaks(trusting, "the shares fit");
     let slow = Twin { ticks: 5, lag: 3, late: false, beats: &[1, 1], ..Twin::one() };
     breaks(slow, "what is in flight fits");
-    let silent = Twin { leaving: true, hides: true, late: false, beats: &[3, 2], ..Twin::one() };
+    let silent = Twin { leaving: Leaving::Hiding, late: false, beats: &[3, 2], ..Twin::one() };
     breaks(silent, "what is in flight fits");
 }

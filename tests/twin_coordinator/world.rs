@@ -32,14 +32,22 @@ pub struct Twin {
     /// Lives of the first member.
     pub lives: u64,
     pub losses: u64,
-    /// The first member may leave in order.
-    pub leaving: bool,
-    /// One that leaves does not say what it still has in flight.
-    pub hides: bool,
+    /// Whether the first member may leave in order.
+    pub leaving: Leaving,
     /// A coordinator that forgot trusts what it knows.
     pub trusts: bool,
     /// What must be found possible.
     pub must: &'static [&'static str],
+}
+
+/// How a member leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    Never,
+    /// And says what it still has in flight.
+    InOrder,
+    /// And does not.
+    Hiding,
 }
 
 impl Default for Twin {
@@ -54,8 +62,7 @@ impl Default for Twin {
             lag: 0,
             lives: 1,
             losses: 0,
-            leaving: false,
-            hides: false,
+            leaving: Leaving::Never,
             trusts: false,
             must: &[],
         }
@@ -165,7 +172,8 @@ impl World {
         let replica = &mut self.replicas[at];
         replica.beats += 1;
         replica.left = true;
-        let in_flight = if twin.hides { 0 } else { replica.ends.len() as u64 };
+        let hides = twin.leaving == Leaving::Hiding;
+        let in_flight = if hides { 0 } else { replica.ends.len() as u64 };
         let beat = replica.member.leave(now, Share(in_flight));
         self.post(beat, twin.late);
     }
@@ -331,7 +339,8 @@ impl Model for Twin {
             if replica.beats < self.beats[at] {
                 acts.push(Act::Beat(at));
             }
-            if at == 0 && self.leaving && !replica.left && replica.beats < self.beats[at] {
+            let may_leave = self.leaving != Leaving::Never && !replica.left;
+            if at == 0 && may_leave && replica.beats < self.beats[at] {
                 acts.push(Act::Leave(at));
             }
             if at == 0 && replica.life < self.lives {
