@@ -1,14 +1,20 @@
 //! The only reader of time.
 //!
-//! Guarantees: [`Clock::now`] never runs backwards. The system clock follows the monotonic clock,
-//! which the operating system slews together with the wall clock; a wall clock stepped forward, or
-//! a resume from suspend, is adopted within a second, one stepped back is not: a window that has
-//! begun stays begun until the process restarts.
-//! Leaves out: the store's clock, which rules shared counters.
-//! Cost: one clock read; once a second a second one.
+//! Guarantees: neither [`Clock::now`] nor [`Clock::steady`] runs backwards, and both begin at the wall
+//! clock's time. They follow the boot clock, which the operating system slews together with the wall clock and which counts
+//! while the machine sleeps; where there is none (not Linux) the monotonic one, which may not.
+//! `now` is for windows and calendars: a wall clock stepped forward is adopted within a second, one stepped back is not; a
+//! window that has begun stays begun until the process restarts. `steady` takes no step of the wall clock: it is for
+//! how long something lasts, as a request in flight or a share, which are not over because somebody set the clock.
+//! An instant of one is nothing to the other.
+//! Leaves out: the store's clock, which rules shared counters; a machine that was stopped from outside together with all its
+//! clocks.
+//! Cost: one clock read; of `now` once a second a second one.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+#[cfg(not(target_os = "linux"))]
+use std::time::Instant;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::kernel::units::Nanos;
 
@@ -35,15 +41,24 @@ impl Clock {
     /// A clock that stands at `now` until it is told otherwise.
     #[must_use]
     pub fn manual(now: Nanos) -> Self {
-        Self::Manual(Manual(AtomicU64::new(now.0)))
+        Self::Manual(Manual { steady: AtomicU64::new(now.0), steps: AtomicU64::new(0) })
     }
 
-    /// The present instant.
+    /// The present instant, nanoseconds since the Unix epoch.
     #[must_use]
     pub fn now(&self) -> Nanos {
         match self {
             Self::System(system) => system.now(),
-            Self::Manual(manual) => Nanos(manual.0.load(Relaxed)),
+            Self::Manual(manual) => manual.steady().plus(Nanos(manual.steps.load(Relaxed))),
+        }
+    }
+
+    /// The present instant by what has passed since the start, in nanoseconds.
+    #[must_use]
+    pub fn steady(&self) -> Nanos {
+        match self {
+            Self::System(system) => system.steady(),
+            Self::Manual(manual) => manual.steady(),
         }
     }
 }
@@ -51,23 +66,26 @@ impl Clock {
 /// The machine's clock.
 #[derive(Debug)]
 pub struct System {
-    started: Instant,
+    started: Boot,
     /// How wrong it is made, in nanoseconds.
     shift: i64,
-    /// What to add to the monotonic time; only grows.
+    /// What the wall clock showed at the start.
+    origin: u64,
+    /// What to add to the time since the start; only grows.
     offset: AtomicU64,
-    /// When the wall clock was last looked at, in monotonic nanoseconds.
+    /// When the wall clock was last looked at, in nanoseconds since the start.
     looked: AtomicU64,
 }
 
 impl System {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn start() -> Self {
-        let (started, wall) = (Instant::now(), SystemTime::now());
+        let (started, wall) = (Boot::now(), SystemTime::now());
         let shift = std::env::var(SHIFT).ok().and_then(|text| text.parse::<i64>().ok());
         let shift = shift.unwrap_or(0).saturating_mul(1_000_000);
-        let offset = AtomicU64::new(unix(wall).saturating_add_signed(shift));
-        Self { started, shift, offset, looked: AtomicU64::new(0) }
+        let origin = unix(wall).saturating_add_signed(shift);
+        let (offset, looked) = (AtomicU64::new(origin), AtomicU64::new(0));
+        Self { started, shift, origin, offset, looked }
     }
 
     fn now(&self) -> Nanos {
@@ -76,6 +94,10 @@ impl System {
             self.follow_wall_clock();
         }
         Nanos(self.offset.load(Relaxed).saturating_add(elapsed))
+    }
+
+    fn steady(&self) -> Nanos {
+        Nanos(self.origin.saturating_add(self.elapsed()))
     }
 
     fn elapsed(&self) -> u64 {
@@ -96,14 +118,62 @@ impl System {
     }
 }
 
+/// A reading of the clock that counts since the machine was started.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+struct Boot(rustix::time::Timespec);
+
+#[cfg(target_os = "linux")]
+impl Boot {
+    fn now() -> Self {
+        Self(rustix::time::clock_gettime(rustix::time::ClockId::Boottime))
+    }
+
+    fn elapsed(&self) -> Duration {
+        let passed = Self::now().0 - self.0;
+        let (seconds, nanos) = (u64::try_from(passed.tv_sec), u32::try_from(passed.tv_nsec));
+        Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
+    }
+}
+
+/// A reading of the clock that counts while the process runs.
+#[cfg(not(target_os = "linux"))]
+#[derive(Debug)]
+struct Boot(Instant);
+
+#[cfg(not(target_os = "linux"))]
+impl Boot {
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
+    fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
 /// A clock set by hand.
 #[derive(Debug)]
-pub struct Manual(AtomicU64);
+pub struct Manual {
+    steady: AtomicU64,
+    /// By how much the wall clock was set forward.
+    steps: AtomicU64,
+}
 
 impl Manual {
-    /// Moves the clock forward.
+    /// Lets so much time pass.
     pub fn advance(&self, by: Nanos) {
-        self.0.fetch_add(by.0, Relaxed);
+        self.steady.fetch_add(by.0, Relaxed);
+    }
+
+    /// Sets the wall clock forward; no time passes.
+    pub fn step(&self, by: Nanos) {
+        self.steps.fetch_add(by.0, Relaxed);
+    }
+
+    fn steady(&self) -> Nanos {
+        Nanos(self.steady.load(Relaxed))
     }
 }
 

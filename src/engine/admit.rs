@@ -164,7 +164,7 @@ impl Admission {
     /// Takes back what is over its deadline and drops what has been idle for long.
     pub fn sweep(&self) {
         // For ages alone: each bucket is swept at an instant of its own.
-        let now = self.clock.now();
+        let now = self.clock.steady();
         let all: Vec<_> = self.buckets.read().values().cloned().collect();
         let is_idle = |bucket: &&Arc<Bucket>| bucket.sweep(&self.clock).is_some_and(is_old(now));
         let idle = all.iter().filter(is_idle).count();
@@ -222,7 +222,7 @@ impl Admission {
                 }
             }
         }
-        let now = self.clock.now();
+        let now = self.clock.steady();
         let age = |(since, name): (Nanos, Name)| (name, now.since(since));
         oldest.into_sorted_vec().into_iter().map(age).collect()
     }

@@ -193,7 +193,7 @@ impl Engine {
         keep: Keep,
     ) -> Result<Admitted, Refusal> {
         check(question)?;
-        let begun = self.clock().now();
+        let begun = self.clock().steady();
         let end = patience.map(|patience| begun.plus(patience));
         let mut until = end;
         let permits = loop {
@@ -204,7 +204,7 @@ impl Engine {
                 Err(rejection) => return Ok(Admitted::Rejected(rejection)),
             }
         };
-        let left = end.map(|end| end.since(self.clock().now()));
+        let left = end.map(|end| end.since(self.clock().steady()));
         let answer = self.decide_within(question, left).await?;
         let held = if answer.verdict == Verdict::Admit { permits } else { Permits::default() };
         Ok(Admitted::Decided(answer, held))
@@ -249,7 +249,7 @@ impl Engine {
     ) -> Result<Taken, Rejection> {
         let last = begun.plus(longest(asked));
         let last = end.map_or(last, |end| end.min(last));
-        if last <= self.clock().now() {
+        if last <= self.clock().steady() {
             return Err(turned_away(ceiling, Reason::QueueTimeout));
         }
         Ok(Taken::Lost(last))
@@ -350,7 +350,7 @@ impl Engine {
         let shadow = self.is_shadow(ceiling);
         let patience = match end {
             _ if shadow => Nanos(0),
-            Some(end) => end.since(self.clock().now()),
+            Some(end) => end.since(self.clock().steady()),
             None => Nanos(u64::MAX),
         };
         let (shared, rules) = (self.shared(ceiling), self.rules(ceiling));

@@ -119,7 +119,7 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
         // First of all: whom it is refused to has moved no counter.
-        let Some(claim) = self.ids.claim(self.clock().now(), id) else {
+        let Some(claim) = self.ids.claim(self.clock().steady(), id) else {
             IdSeen(IdEvent::Taken).emit();
             let why = "this id is in flight already: one id is for one request";
             return Err(Refusal::BadId { descriptor, why });
@@ -130,7 +130,7 @@ impl Engine {
 
     /// Puts what was given in the hands of the id, or notes that nothing was.
     fn settle_id(&self, claim: &Claim<'_>, admitted: Admitted) -> Admitted {
-        let now = self.clock().now();
+        let now = self.clock().steady();
         match admitted {
             Admitted::Decided(answer, permits) if !permits.is_empty() => {
                 self.hold(claim, now, permits);
@@ -167,7 +167,7 @@ impl Engine {
         outcome: Outcome,
         rtt: Option<Nanos>,
     ) -> bool {
-        let released = self.ids.0.lock().release(self.clock().now(), &id.into(), &source);
+        let released = self.ids.0.lock().release(self.clock().steady(), &id.into(), &source);
         IdSeen(match &released {
             Released::Held(permits) if permits.is_empty() => IdEvent::HeldNothing,
             Released::Held(_) => IdEvent::Released,
@@ -186,7 +186,7 @@ impl Engine {
             if ids.held(&id).is_none() {
                 return Found::Unknown;
             }
-            ids.release(self.clock().now(), &id, &None)
+            ids.release(self.clock().steady(), &id, &None)
         };
         match released {
             Released::Held(permits) if permits.is_empty() => {
@@ -216,7 +216,7 @@ impl Engine {
         let is_left = is_whole || permits.since().is_some();
         let keep = permits.longest_keep().filter(|_| is_left);
         // Read under the lock, as whoever else moves the deadline of an id does.
-        let renewed = keep.is_some_and(|keep| ids.renew(&id, self.clock().now().plus(keep)));
+        let renewed = keep.is_some_and(|keep| ids.renew(&id, self.clock().steady().plus(keep)));
         if renewed {
             IdSeen(IdEvent::Renewed).emit();
         }
@@ -227,7 +227,7 @@ impl Engine {
     #[must_use]
     pub fn held_for(&self, id: &str) -> Option<Nanos> {
         let since = self.ids.0.lock().held(&id.into()).and_then(|permits| permits.since())?;
-        Some(self.clock().now().since(since))
+        Some(self.clock().steady().since(since))
     }
 
     /// How many early releases are remembered, and how many may be.
@@ -253,7 +253,9 @@ impl Engine {
 
     /// Takes back what the next id over its deadline holds, if there is one.
     fn forget_id(&self) -> bool {
-        let Some((_, permits)) = self.ids.0.lock().expire(self.clock().now()) else { return false };
+        let Some((_, permits)) = self.ids.0.lock().expire(self.clock().steady()) else {
+            return false;
+        };
         if !permits.is_empty() {
             IdSeen(IdEvent::Expired).emit();
         }

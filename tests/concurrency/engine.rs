@@ -555,6 +555,23 @@ fn a_place_whose_release_never_comes_is_free_after_max_duration() {
 }
 
 #[test]
+fn a_wall_clock_that_is_set_forward_ends_no_request() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
+    assert!(is_admitted(&acquire(&engine, ID)));
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.step(Nanos::from_secs(3_600));
+    engine.ceilings().sweep();
+    assert_eq!(in_flight(&engine), 1);
+    assert_eq!(engine.held_for(ID), Some(Nanos(0)));
+    assert!(is_refused(&acquire(&engine, ID)), "it holds its place");
+    clock.advance(Nanos(Nanos::from_secs(3).0 - 1));
+    assert!(engine.renew(ID));
+    clock.advance(Nanos::from_secs(3));
+    engine.ceilings().sweep();
+    assert_eq!(in_flight(&engine), 0, "what has passed does end it");
+}
+
+#[test]
 fn a_place_that_is_renewed_is_kept_for_max_duration_from_then() {
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
     assert!(!engine.renew(ID), "nothing is held");

@@ -110,11 +110,15 @@ struct Replica {
 
 impl Replica {
     fn new(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
+        Self::of_life(store, name, ceiling, Nanos::from_secs(1_000))
+    }
+
+    fn of_life(store: &Arc<Store>, name: &str, ceiling: &str, life: Nanos) -> Self {
         let clock = Clock::manual(Nanos::from_secs(1_000));
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = Pace { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) };
         let patience = Duration::from_millis(1);
-        let fleet = Arc::new(Fleet::new(membership, clock.now(), pace, patience));
+        let fleet = Arc::new(Fleet::new(membership, life, pace, patience));
         let engine = Engine::new(clock, store.clone(), Policy::default());
         let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
         replica.publish(ceiling);
@@ -345,6 +349,18 @@ fn without_an_answer_the_share_ends_before_its_term_and_what_is_in_flight_still_
 }
 
 #[test]
+fn a_wall_clock_that_is_set_forward_ends_no_share() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert!(alone.asks());
+    let Clock::Manual(clock) = alone.engine.clock() else { panic!() };
+    clock.step(Nanos::from_secs(3_600));
+    store.is_cut.store(true, Relaxed);
+    assert_eq!(alone.fills(), 3);
+    assert_eq!((alone.shown().share, alone.shown().fences), (Share(4), 0));
+}
+
+#[test]
 fn after_an_outage_each_ceiling_says_what_one_may_have_in_flight() {
     for (word, wanted) in [("deny", 0), ("local", 2), ("allow", 4)] {
         let store = Store::new();
@@ -363,6 +379,27 @@ fn after_an_outage_each_ceiling_says_what_one_may_have_in_flight() {
         assert_eq!(found, [wanted; 2], "{word}");
         assert!(fleet[0].shown().outage);
     }
+}
+
+#[test]
+fn what_an_outage_leaves_to_one_is_over_when_the_store_answers_though_another_of_its_name_has_its_seat()
+ {
+    let store = Store::new();
+    let mut older = Replica::new(&store, "a", "limit: 4, on_backend_failure: allow");
+    assert!(older.asks());
+    store.is_cut.store(true, Relaxed);
+    older.passes(Nanos::from_secs(6));
+    older.beats();
+    assert!(older.asks(), "in an outage all is allowed");
+    store.is_cut.store(false, Relaxed);
+    let life = Nanos::from_secs(1_001);
+    let mut younger = Replica::of_life(&store, "a", "limit: 4", life);
+    younger.passes(Nanos::from_secs(6));
+    younger.asks();
+    older.passes(Nanos::SECOND);
+    older.beats();
+    assert!(!older.asks());
+    assert_eq!((older.shown().share, older.shown().in_flight), (Share(0), 2));
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Bucket {
             return None;
         }
         // Under the lock: the time of one step must not be before that of another.
-        let now = clock.now();
+        let now = clock.steady();
         state.reload(now, ask.revision, ask.rules);
         if let Some(fleet) = fleet.filter(|_| state.is_to_join(ask))
             && let Some(answers) = state.join(now, ask, fleet, self)
@@ -110,7 +110,7 @@ impl Bucket {
     /// Steps, and gives what is left for the caller to do.
     pub(super) fn step(&self, clock: &Clock, event: Event) -> Effects {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.time(now, event);
         state.step(now, event)
     }
@@ -118,7 +118,7 @@ impl Bucket {
     /// Works by `rules` of `revision` from now on, and alone unless the ceiling is `shared`.
     pub(super) fn reload(&self, clock: &Clock, revision: Revision, rules: &Rules, shared: bool) {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.reload(now, revision, rules);
         if !shared {
             state.go_alone(now);
@@ -131,7 +131,7 @@ impl Bucket {
     /// When `permit` was admitted, unless it is over by now.
     pub(super) fn since(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.step(now, Event::Expire);
         state.limiter.since(permit)
     }
@@ -139,7 +139,7 @@ impl Bucket {
     /// Takes back what is over; since when the bucket has been idle, if it is.
     pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.step(now, Event::Expire);
         state.limiter.idle_since()
     }
@@ -271,7 +271,7 @@ impl Bucket {
     /// What is to be said. `rests` is called, under the lock, where the bucket is cold.
     pub(super) fn speaks(&self, clock: &Clock, rests: impl FnOnce()) -> Speak {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.step(now, Event::Expire);
         if state.retired {
             // Nothing is in flight here and no share is held: the seat ends by its own term.
@@ -304,7 +304,7 @@ impl Bucket {
         alone: impl FnOnce(u32) -> Share,
     ) {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         // Before the answer is taken: a share whose term is over ends for the limiter, too.
         state.step(now, Event::Expire);
         let State { leased: Some(leased), rules, .. } = &mut *state else { return };
@@ -327,7 +327,7 @@ impl Bucket {
         let Some(leased) = &mut state.leased else { return };
         leased.part();
         if !leased.local {
-            state.step(clock.now(), Event::Fence);
+            state.step(clock.steady(), Event::Fence);
         }
     }
 
@@ -343,7 +343,7 @@ impl Bucket {
 
     pub(super) fn shown(&self, clock: &Clock) -> Option<Shown> {
         let state = self.0.lock();
-        state.leased.as_ref().map(|leased| leased.shown(clock.now(), &state.limiter))
+        state.leased.as_ref().map(|leased| leased.shown(clock.steady(), &state.limiter))
     }
 }
 
@@ -422,7 +422,7 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let mut state = self.bucket.0.lock();
-        let now = self.clock.now();
+        let now = self.clock.steady();
         if state.waiters.remove(&self.ticket).is_some() {
             state.step(now, Event::Cancel(self.ticket));
         } else if let Ok(permit) = self.permit.try_recv() {

@@ -316,7 +316,7 @@ impl Admission {
     async fn round(&self, fleet: &Fleet, backend: &dyn Backend) {
         let clock = &*self.clock;
         let active = all(fleet);
-        let under = under(fleet, &active, clock.now());
+        let under = under(fleet, &active, clock.steady());
         let mut spoken: Vec<Spoken> = Vec::new();
         let mut longest = Nanos(fleet.longest.load(Relaxed));
         for (name, bucket) in active {
@@ -352,7 +352,7 @@ impl Admission {
     /// out where it holds nothing.
     async fn keep_the_line(&self, fleet: &Fleet, backend: &dyn Backend, round: Round) {
         let is_away = backend.trouble().is_some();
-        let Some(leaves) = fleet.own_word(self.clock.now(), is_away) else { return };
+        let Some(leaves) = fleet.own_word(self.clock.steady(), is_away) else { return };
         let heard = self.say(fleet, backend, &Round { leaves, ..round }).await;
         if leaves && heard.is_some() {
             fleet.told.lock().at = None;
@@ -360,12 +360,12 @@ impl Admission {
     }
 
     async fn say(&self, fleet: &Fleet, backend: &dyn Backend, round: &Round) -> Option<Heard> {
-        let sent = self.clock.now();
+        let sent = self.clock.steady();
         let heard = match backend.heartbeat(sent, round) {
             Reply::Now(heard) => heard,
             Reply::Later(heard) => heard.await,
         };
-        fleet.note(heard.as_ref(), sent, self.clock.now());
+        fleet.note(heard.as_ref(), sent, self.clock.steady());
         heard.ok()
     }
 }

@@ -175,7 +175,7 @@ impl Admission {
         let times = fleet.teller().times(strictly.max_duration);
         let wanted = Wanted { id, limit, keep, times };
         let asked = Acquire { bucket: ask.bucket.into(), ask: wanted };
-        let sent = self.clock.now();
+        let sent = self.clock.steady();
         let answer = match backend.acquire(sent, &asked) {
             Reply::Now(answer) => answer.map_or(Spoken::No, Spoken::Answered),
             Reply::Later(answer) => answer.await.map_or(Spoken::Unanswered, Spoken::Answered),

@@ -237,7 +237,7 @@ impl Admission {
         let Some(fleet) = self.fleet() else { return };
         let teller = fleet.teller();
         let _turn = teller.turn.lock().await;
-        let now = self.clock.now();
+        let now = self.clock.steady();
         let is_beat = teller.begins_a_beat(now);
         let mut said = Said::default();
         if is_beat {
@@ -318,7 +318,7 @@ fn pieces(told: Told) -> Vec<Told> {
 
 impl Teller {
     fn hear(&self, clock: &Clock, said: &mut Said, round: Round, heard: AllHeard) {
-        let now = clock.now();
+        let now = clock.steady();
         self.note(now, &heard);
         for (told, heard) in round.told.into_iter().zip(heard) {
             if let Some(bucket) = said.buckets.get(&told.bucket) {

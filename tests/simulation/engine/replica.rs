@@ -82,6 +82,12 @@ impl Replica {
         clock.advance(Nanos(tick.0 - tick.0 * self.slow / 1_000_000));
     }
 
+    /// Somebody sets its wall clock forward.
+    pub fn steps(&self, by: Nanos) {
+        let Clock::Manual(clock) = self.engine.clock() else { panic!("a clock set by hand") };
+        clock.step(by);
+    }
+
     /// Sees what has ended, and speaks where it is time to.
     pub fn lives(&mut self, tick: u64) {
         for request in self.requests.extract_if(.., |request| request.ends <= tick) {

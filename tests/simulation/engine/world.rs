@@ -47,10 +47,12 @@ pub enum Fault {
     Drift,
     /// A replica leaves in order, and another comes; what is in flight then goes on.
     Roll,
+    /// A wall clock is set forward.
+    Step,
 }
 
 impl Fault {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Partition,
         Self::Swizzle,
         Self::Pause,
@@ -59,6 +61,7 @@ impl Fault {
         Self::Skew,
         Self::Drift,
         Self::Roll,
+        Self::Step,
     ];
 }
 
@@ -237,6 +240,7 @@ impl World {
                 self.buries(at);
             }
             Fault::Roll => replica.leave(),
+            Fault::Step => replica.steps(Nanos::from_secs(self.dice.up_to(3_600))),
             Fault::Swizzle => {
                 for place in &mut self.places {
                     let until = self.tick + self.dice.up_to(60);

@@ -98,7 +98,7 @@ impl Courier {
         if post.owner.is_none() {
             return self.search(post);
         }
-        let until = self.from.engine.clock().now().plus(KEEP);
+        let until = self.from.engine.clock().steady().plus(KEEP);
         let Some(post) = self.hand_in(until, post) else { return };
         if self.waiting.len() < MOST {
             self.waiting.push_back((until, post));
@@ -112,7 +112,7 @@ impl Courier {
         let owner = post.owner.as_deref()?;
         if let Some(peer) = self.foreign.get(owner) {
             LetterEvent::Foreign.emit();
-            tell_foreign(&mut self.told_at, self.from.engine.clock().now(), peer);
+            tell_foreign(&mut self.told_at, self.from.engine.clock().steady(), peer);
             return None;
         }
         let Some(route) = self.routes.get(owner) else { return Some(post) };
@@ -124,7 +124,7 @@ impl Courier {
     /// Tries those whose owners were not seen.
     fn look_again(&mut self) {
         self.follow();
-        let now = self.from.engine.clock().now();
+        let now = self.from.engine.clock().steady();
         for (until, post) in std::mem::take(&mut self.waiting) {
             if until <= now {
                 LetterEvent::Late.emit();
@@ -144,7 +144,7 @@ impl Courier {
             return;
         }
         LetterEvent::Searched.emit();
-        let until = self.from.engine.clock().now().plus(SEARCH);
+        let until = self.from.engine.clock().steady().plus(SEARCH);
         let asked: FuturesUnordered<_> =
             self.routes.values().map(|route| ask(route, &post, until)).collect();
         let search = async move {
@@ -165,7 +165,7 @@ impl Courier {
             found = self.from.engine.hear(&told);
             if found == Found::Unknown {
                 LetterEvent::KnownNowhere.emit();
-                let until = self.from.engine.clock().now().plus(KEEP);
+                let until = self.from.engine.clock().steady().plus(KEEP);
                 for route in self.routes.values() {
                     let (told, way) = (told.clone(), Arc::clone(&way));
                     let answer = Answer::Nobody;

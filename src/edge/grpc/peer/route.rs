@@ -160,7 +160,7 @@ impl Carrier {
     }
 
     fn forget_the_late(&self, waiting: &mut VecDeque<Item>) {
-        let (now, before) = (self.from.engine.clock().now(), waiting.len());
+        let (now, before) = (self.from.engine.clock().steady(), waiting.len());
         waiting.retain(|item| now < item.until);
         let late = u64::try_from(before.saturating_sub(waiting.len())).unwrap_or(u64::MAX);
         Counted { event: LetterEvent::Late, letters: late }.emit();
@@ -188,7 +188,7 @@ impl Carrier {
 
     /// Says once a minute that parcels are not received.
     fn tell(&mut self, error: &Status) {
-        let now = self.from.engine.clock().now();
+        let now = self.from.engine.clock().steady();
         if self.told_at.is_some_and(|told| now.since(told) < TELL) {
             return;
         }

@@ -67,7 +67,7 @@ impl Bucket {
         if state.retired {
             return None;
         }
-        let now = clock.now();
+        let now = clock.steady();
         state.reload(now, ask.revision, ask.rules);
         if state.revision <= ask.revision {
             state.go_alone(now);
@@ -88,7 +88,7 @@ impl Bucket {
         kept: Nanos,
     ) -> Result<(Permit, Id, Share), Refusal> {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         let arrives = Event::Arrive { keep, patience: Nanos(0) };
         let permit = match state.step(now, arrives).pop() {
             Some(Effect::Admit(permit)) => permit,
@@ -114,7 +114,7 @@ impl Bucket {
         strictly: &Strictly,
     ) -> bool {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.step(now, Event::Expire);
         let in_flight = state.limiter.in_flight();
         let Some(strict) = &mut state.strict else { return false };
@@ -126,7 +126,7 @@ impl Bucket {
     /// and then the teller's list has it no more.
     pub(in crate::engine::admit) fn tells(&self, clock: &Clock) -> Vec<(Id, Nanos)> {
         let mut state = self.0.lock();
-        let now = clock.now();
+        let now = clock.steady();
         state.step(now, Event::Expire);
         let State { strict: Some(strict), limiter, .. } = &mut *state else { return Vec::new() };
         if strict.permits.is_empty() {
