@@ -161,21 +161,22 @@ impl Block<'_, '_, '_> {
         found.unwrap_or_default()
     }
 
-    /// The part of a replica that is gone is kept for `max_duration`, because its requests go on.
+    /// The part of a replica that is gone is kept for `max_duration`, because its requests go on. A ceiling without a
+    /// `mode` is a fleet's where there is one: there only what somebody said is found fault with.
     fn long_exposure(&mut self, mode: Option<Mode>, max_duration: Option<Nanos>) {
         let word = self.raw.max_duration.as_ref();
-        let is_long = word.is_none() || max_duration.is_some_and(|it| LONG < it);
-        let Some(said) = self.raw.mode.as_ref().filter(|_| mode == Some(Mode::Leased) && is_long)
-        else {
-            return;
-        };
-        let message = match word {
-            None => "a fleet's ceiling without `max_duration`".to_owned(),
-            Some(word) => format!("a fleet's ceiling with `max_duration: {}`", word.value),
+        let is_long = max_duration.is_some_and(|it| LONG < it);
+        let (span, message) = match (word, &self.raw.mode) {
+            (Some(word), _) if is_long && matches!(mode, None | Some(Mode::Leased)) => {
+                (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
+            }
+            (None, Some(said)) if mode == Some(Mode::Leased) => {
+                (said.span, "a fleet's ceiling without `max_duration`".to_owned())
+            }
+            _ => return,
         };
         let cure = "the part of a replica that is lost is kept so long: say the proxy's route \
                     timeout, at most 5m";
-        let span = word.map_or(said.span, |word| word.span);
         self.error(Code::LongExposure, span, message, cure);
     }
 

@@ -268,9 +268,10 @@ impl Leased {
                 }
                 None
             }
+            // The store answers, so an outage's share is over, though there is none in its place.
             Some(_) => {
                 member.void();
-                None
+                std::mem::take(&mut self.outage).then_some(Share(0))
             }
             None => {
                 member.void();
