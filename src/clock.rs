@@ -130,9 +130,7 @@ impl Boot {
     }
 
     fn elapsed(&self) -> Duration {
-        let passed = Self::now().0 - self.0;
-        let (seconds, nanos) = (u64::try_from(passed.tv_sec), u32::try_from(passed.tv_nsec));
-        Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
+        Duration::try_from(Self::now().0 - self.0).unwrap_or_default()
     }
 }
 

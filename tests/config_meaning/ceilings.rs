@@ -76,6 +76,7 @@ fn what_cannot_be_held_is_refused_with_its_place() {
     refused("limit: 64, mode: leased", &["W30 a fleet's ceiling without `max_duration`"]);
     refused("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
     refused("limit: 64, max_duration: 301s", &["W30 a fleet's ceiling with `max_duration: 301s`"]);
+    refused("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
     refused("limit: 64, mode: leased, max_duration: 5m", &[]);
     refused("limit: 4, mode: strict, adaptive: {}", &["E32 `adaptive` beside `mode: strict`"]);
     refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);

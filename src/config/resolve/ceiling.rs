@@ -167,7 +167,7 @@ impl Block<'_, '_, '_> {
         let word = self.raw.max_duration.as_ref();
         let is_long = max_duration.is_some_and(|it| LONG < it);
         let (span, message) = match (word, &self.raw.mode) {
-            (Some(word), _) if is_long && matches!(mode, None | Some(Mode::Leased)) => {
+            (Some(word), said) if is_long && (said.is_none() || mode == Some(Mode::Leased)) => {
                 (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
             }
             (None, Some(said)) if mode == Some(Mode::Leased) => {
