@@ -18,10 +18,43 @@ use crate::waiting::{now, soon};
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// A ping, which is no answer to another one (6.7).
 const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
-/// How long a client may be silent.
+/// How long a client may be silent that has a stream of requests in flight.
 const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
 /// What a client says something after.
 const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
+
+/// The headers of a stream of requests in flight (RFC 7541, appendix A), which is open then.
+fn holds() -> Vec<u8> {
+    const PATH: &[u8] = b"/sluicegate.v1.Permits/Hold";
+    const CONTENT: &[u8] = b"application/grpc";
+    let text = |text: &[u8]| [&[u8::try_from(text.len()).unwrap()], text].concat();
+    let method_and_scheme = [0x83, 0x86];
+    let headers = [&method_and_scheme[..], &[0x04], &text(PATH), &[0x0f, 0x10], &text(CONTENT)];
+    let headers = headers.concat();
+    let length = u8::try_from(headers.len()).unwrap();
+    [&[0, 0, length, 0x01, 0x04, 0, 0, 0, 1], &*headers].concat()
+}
+
+/// How long after its last word the server lets a client go that says `hello`, after as long a time as `kept`, in which
+/// it sends pings.
+async fn let_go_after(hello: &[u8], kept: Duration) -> Duration {
+    let served = limited().await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    client.write_all(hello).await.unwrap();
+    let (began, mut spoke) = (now(), Instant::now());
+    while began.elapsed() < kept {
+        if PAUSE <= spoke.elapsed() {
+            spoke = Instant::now();
+            client.write_all(&PING).await.unwrap();
+        }
+        assert!(hears(&mut client).await.is_some(), "let go after {:?}", began.elapsed());
+    }
+    let ended = async { while hears(&mut client).await.is_some() {} };
+    timeout(2 * PONG_AT_LAST, ended).await.expect("the end of who is silent");
+    let silent = spoke.elapsed();
+    served.left().await.unwrap();
+    silent
+}
 
 /// What came within a pause; `None` at the end.
 async fn hears(client: &mut TcpStream) -> Option<Vec<u8>> {
@@ -36,22 +69,15 @@ async fn hears(client: &mut TcpStream) -> Option<Vec<u8>> {
 #[tokio::test]
 async fn a_client_of_which_something_comes_is_kept_though_it_answers_no_ping_and_a_silent_one_is_not()
  {
-    let served = limited().await;
-    let mut client = TcpStream::connect(served.address).await.unwrap();
-    client.write_all(HELLO).await.unwrap();
-    let (began, mut spoke) = (now(), Instant::now());
-    while began.elapsed() < 2 * SILENCE + PAUSE {
-        if PAUSE <= spoke.elapsed() {
-            spoke = Instant::now();
-            client.write_all(&PING).await.unwrap();
-        }
-        assert!(hears(&mut client).await.is_some(), "let go after {:?}", began.elapsed());
-    }
-    let ended = async { while hears(&mut client).await.is_some() {} };
-    soon("the end of who is silent", ended).await;
-    let silent = spoke.elapsed();
+    let silent = let_go_after(&[HELLO, &holds()].concat(), 2 * SILENCE + PAUSE).await;
     assert!((SILENCE..PONG_AT_LAST / 2).contains(&silent), "let go {silent:?} after its last word");
-    served.left().await.unwrap();
+}
+
+/// A machine that stood still asks on, and only places of requests in flight are waited for by others.
+#[tokio::test]
+async fn a_silent_client_that_holds_nothing_has_as_long_as_for_a_ping() {
+    let silent = let_go_after(HELLO, Duration::ZERO).await;
+    assert!(PONG_AT_LAST <= silent, "let go {silent:?} after its last word");
 }
 
 /// What the server has to say to it waits for ever, and with it all that would be read next.

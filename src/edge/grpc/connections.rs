@@ -17,7 +17,7 @@ use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
 use super::doors::Doors;
-use super::incoming::{Connection, Incoming};
+use super::incoming::{Connection, Holding, Incoming};
 use super::rls::RateLimits;
 use super::{PING_AFTER, PONG_AT_LAST};
 
@@ -42,8 +42,9 @@ pub(super) async fn serve(
         // Without whoever accepts, what was accepted is finished, and the process ends with its port.
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
-        let doors = Doors::new(&limits, &others, connection.connect_info());
-        tokio::spawn(attend(connection, doors, most, leaving.clone()));
+        let holding = connection.holding();
+        let doors = Doors::new(&limits, &others, (connection.connect_info(), holding.clone()));
+        tokio::spawn(attend((connection, holding), doors, most, leaving.clone()));
     }
     drop(incoming);
     leave.send_replace(());
@@ -53,7 +54,7 @@ pub(super) async fn serve(
 
 /// Serves one connection to its end; it is told to go when it is older than `most`, or all are `leaving`.
 async fn attend(
-    connection: Connection,
+    (connection, holding): (Connection, Holding),
     doors: Doors,
     most: Option<Duration>,
     mut leaving: watch::Receiver<()>,
@@ -72,6 +73,8 @@ async fn attend(
         _ = leaving.changed() => {}
         () = is_old => {}
     }
+    // Who vanished keeps nobody waiting who goes.
+    let _held = holding.hold();
     calls.as_mut().graceful_shutdown();
     drop(calls.await);
 }

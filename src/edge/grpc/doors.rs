@@ -18,19 +18,20 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
 use super::arrival::Limits;
+use super::incoming::Holding;
 use super::prompt::{MOST, Prompt};
 use super::rls::RateLimits;
 use super::surface::{Recoded, Surface};
 use crate::telemetry::event::Protocol;
 
-/// Where a client may be silent between its messages, and the most bytes of one.
-const STREAMS: [(&str, usize); 5] = [
-    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MOST),
+/// Where a client may be silent between its messages, the most bytes of one, and whether places end with the stream.
+const STREAMS: [(&str, usize, bool); 5] = [
+    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MOST, true),
     // Made into entries one at a time, so that it may have as many as tonic takes.
-    ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX),
-    ("/sluicegate.v1.Permits/Hold", MOST),
-    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MOST),
-    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MOST),
+    ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
+    ("/sluicegate.v1.Permits/Hold", MOST, true),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MOST, false),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MOST, false),
 ];
 
 /// The services of one connection.
@@ -39,20 +40,29 @@ pub(super) struct Doors {
     limits: Surface<Limits>,
     others: Routes,
     peer: TcpConnectInfo,
+    holding: Holding,
 }
 
 impl Doors {
-    /// Those that a client at `peer` finds.
-    pub(super) fn new(limits: &RateLimits, others: &Routes, peer: TcpConnectInfo) -> Self {
+    /// Those that a client at `peer` finds, whose connection is `holding` what ends with it.
+    pub(super) fn new(
+        limits: &RateLimits,
+        others: &Routes,
+        (peer, holding): (TcpConnectInfo, Holding),
+    ) -> Self {
         let limits = limits.asked_by(peer.remote_addr().map(|address| address.ip()));
-        Self { limits: Surface(Limits::new(limits), Protocol::Grpc), others: others.clone(), peer }
+        let limits = Surface(Limits::new(limits), Protocol::Grpc);
+        Self { limits, others: others.clone(), peer, holding }
     }
 
     fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
         request.extensions_mut().insert(self.peer.clone());
-        let stream = STREAMS.into_iter().find(|(path, _)| *path == request.uri().path());
+        let stream = STREAMS.into_iter().find(|(path, ..)| *path == request.uri().path());
         let request = request.map(|body| match stream {
-            Some((_, most)) => Prompt::stream(body, most),
+            Some((_, most, holds)) => {
+                let held = holds.then(|| self.holding.hold()).flatten();
+                Prompt::stream(body, most, held)
+            }
             None => Prompt::whole(body),
         });
         Box::pin(self.others.clone().call(request))

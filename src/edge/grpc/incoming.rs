@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::Stream;
 
 use super::tls::Tls;
-pub use connection::Connection;
+pub use connection::{Connection, Held, Holding};
 use connection::{Io, Raw};
 
 /// How long a client may take to shake hands, and after that to say that it speaks HTTP/2.

@@ -57,11 +57,12 @@ use tls::Tls;
 
 /// After how long a silent proxy is pinged…
 pub const PING_AFTER: Duration = Duration::from_millis(500);
-/// …and how long nothing may come after that, the answer or anything else. Without it a proxy whose machine died keeps its
-/// connection here for as long as the kernel likes, hours, and with it the permits of its requests: they are free again
-/// after both, two seconds.
+/// …and how long nothing may come after that, the answer or anything else, of a proxy with a stream of requests in flight.
+/// Without it one whose machine died keeps its connection here for as long as the kernel likes, hours, and with it the
+/// permits of its requests: they are free again after both, two seconds.
 pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
-/// How long a ping may stay without its own answer, whatever else comes: who sends and never answers is no client.
+/// How long a ping may stay without its own answer, whatever else comes: who sends and never answers is no client. As long
+/// may nothing come of who holds no stream of requests in flight: a proxy that stands still for seconds asks on.
 pub const PONG_AT_LAST: Duration = Duration::from_secs(20);
 
 /// Most connections at one time: a proxy has one for each of its threads.

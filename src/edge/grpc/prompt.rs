@@ -17,6 +17,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::codegen::StdError;
 use tonic::{Code, Status};
 
+use super::incoming::Held;
 use crate::telemetry::event::{Asked, Outcome, Protocol};
 
 /// How long a message may be on its way: that of a client which has thousands to send at one time takes seconds.
@@ -36,6 +37,7 @@ pub(super) struct Prompt {
     way: Way,
     /// Begins when there is something to wait for.
     end: Option<Pin<Box<Sleep>>>,
+    _held: Option<Held>,
 }
 
 /// How what comes is handed on.
@@ -52,17 +54,18 @@ enum Way {
 impl Prompt {
     /// A message, for whoever looks at it before it is decoded.
     pub(super) const fn message(body: Incoming) -> Self {
-        Self { body, way: Way::Pieces, end: None }
+        Self { body, way: Way::Pieces, end: None, _held: None }
     }
 
     /// A message of at most [`MOST`] bytes, which comes when all has come.
     pub(super) const fn whole(body: Incoming) -> Self {
-        Self { body, way: Way::Whole(Vec::new()), end: None }
+        Self { body, way: Way::Whole(Vec::new()), end: None, _held: None }
     }
 
-    /// A stream of messages of at most `most` bytes each.
-    pub(super) const fn stream(body: Incoming, most: usize) -> Self {
-        Self { body, way: Way::Stream(Place { most, seen: 0, left: 0 }), end: None }
+    /// A stream of messages of at most `most` bytes each, with which what is `held` ends.
+    pub(super) const fn stream(body: Incoming, most: usize, held: Option<Held>) -> Self {
+        let way = Way::Stream(Place { most, seen: 0, left: 0 });
+        Self { body, way, end: None, _held: held }
     }
 
     /// What is handed on now that `frame` has come, if anything.

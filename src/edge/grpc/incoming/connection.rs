@@ -1,13 +1,15 @@
 //! A connection of the gRPC port, which ends when its time is over or nothing comes any more.
 //!
-//! Guarantees: whoever sends nothing for [`SILENCE`] is let go, whether or not something waits to be written. What comes
+//! Guarantees: whoever sends nothing for [`SILENCE`] is let go where something ends with the connection ([`Held`]), and
+//! after [`PONG_AT_LAST`] where nothing does, whether or not something waits to be written. What comes
 //! counts, whatever it is: a proxy that is too busy to answer a ping keeps its connection. Where this process slept for
 //! half a second or more, the time of those who have sent the preface begins anew.
-//! Leaves out: what makes a client that lives say something within [`SILENCE`], the server's pings; and those who send
+//! Leaves out: what makes a client that lives say something meanwhile, the server's pings; and those who send
 //! and do not take what is written, of whom nothing more is read: they are let go as the silent are.
 
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,12 +21,13 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::super::{PING_AFTER, PONG_WITHIN};
+use super::super::{PING_AFTER, PONG_AT_LAST, PONG_WITHIN};
 use super::HANDSHAKE;
 
 /// Length of what every client of HTTP/2 sends first, in bytes (RFC 9113, 3.4).
 const PREFACE: usize = 24;
-/// How long nothing may come of a client that has sent the [`PREFACE`]. In TLS, nothing that can be read.
+/// How long nothing may come of a client that has sent the [`PREFACE`] and holds something. In TLS, nothing that can be
+/// read.
 const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
 /// How often that is looked over: who comes so much too late slept, and did not hear what there was to hear.
 const LOOK: Duration = Duration::from_millis(250);
@@ -34,12 +37,29 @@ pub(super) type Raw = Either<TcpStream, UnixStream>;
 /// In plain text or TLS.
 pub(super) type Io = Either<Raw, Box<TlsStream<Raw>>>;
 
+/// What keeps others waiting for as long as its connection lasts: places of requests in flight, or a shutdown. Those who
+/// vanish while there is any are let go soon. For all others haste would only end the calls of who stood still.
+#[derive(Debug)]
+pub struct Held(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
+
+/// Makes what is [`Held`] of one connection.
+#[derive(Clone, Debug)]
+pub struct Holding(Weak<()>);
+
+impl Holding {
+    /// One more; none of a connection that is gone.
+    pub fn hold(&self) -> Option<Held> {
+        self.0.upgrade().map(Held)
+    }
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
     io: Io,
     life: Option<Pin<Box<Sleep>>>,
     silence: Silence,
+    held: Arc<()>,
     /// Another connection's, once this one is gone.
     _slot: Option<OwnedSemaphorePermit>,
 }
@@ -71,13 +91,14 @@ impl Silence {
     }
 
     /// Whether it is too long; whoever asks is woken when that may be so.
-    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+    fn is_over(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
         while self.look.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if LOOK <= now - self.look.deadline() {
                 self.since = now;
             }
-            let ends = self.since + SILENCE;
+            let holds = Arc::strong_count(held) > 1;
+            let ends = self.since + if holds { SILENCE } else { PONG_AT_LAST };
             if self.missing > 0 || ends <= now {
                 return true;
             }
@@ -93,7 +114,12 @@ impl Connection {
         life: Option<Pin<Box<Sleep>>>,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Self { io, life, silence: Silence::new(), _slot: slot }
+        Self { io, life, silence: Silence::new(), held: Arc::default(), _slot: slot }
+    }
+
+    /// For what ends with this connection.
+    pub fn holding(&self) -> Holding {
+        Holding(Arc::downgrade(&self.held))
     }
 
     /// What became of reading or writing, or that there was nothing to wait for.
@@ -103,8 +129,8 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         let is_dead = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
-        if self.life.as_mut().is_some_and(is_dead) || done.is_pending() && self.silence.is_over(cx)
-        {
+        let is_dead = self.life.as_mut().is_some_and(is_dead);
+        if is_dead || done.is_pending() && self.silence.is_over(&self.held, cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         done
