@@ -294,7 +294,7 @@ codes! {
     UnknownReplaces = W27 "`replaces` names a rule that the domain does not have",
     DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
     UnknownColocate = W29 "`colocate` names a key that the domain does not have",
-    LongExposure = W30 "a fleet's ceiling whose requests may last long, or nobody said how long",
+    LongExposure = W30 "a ceiling that a fleet may hold, whose requests may last long, or nobody said how long",
     SmallShares = W31 "a ceiling too small to be held in shares",
     CostlyStrict = W32 "a large ceiling whose every request asks the store",
 

@@ -8,14 +8,24 @@ use sluicegate::kernel::units::Nanos;
 
 use super::{find, said, sound};
 
+/// With a `max_duration`, where none is said: without one W30 is told, which most of this is not about.
+fn lasting(words: &str) -> String {
+    let said = words.contains("max_duration") || words.contains("mode: ");
+    if said { words.to_owned() } else { format!("{words}, max_duration: 60s") }
+}
+
 /// The ceiling of a node `k` that says this.
 fn ceiling(words: &str) -> Ceiling {
-    let config = sound(&format!("- key: k\n  concurrency: {{{words}}}\n"));
+    let config = sound(&format!("- key: k\n  concurrency: {{{}}}\n", lasting(words)));
     config.domains["d"].tree.ceiling([("k", "v")]).unwrap().ceiling.clone()
 }
 
 /// What was said of a node that says this begins so.
 fn refused(words: &str, expected: &[&str]) {
+    refused_as_it_is(&lasting(words), expected);
+}
+
+fn refused_as_it_is(words: &str, expected: &[&str]) {
     let said = said(&format!("- key: k\n  concurrency: {{{words}}}\n"));
     let told: Vec<_> = said.iter().map(|said| said.split_once(' ').unwrap().1).collect();
     assert_eq!(told.len(), expected.len(), "{words}: {said:#?}");
@@ -28,7 +38,7 @@ fn refused(words: &str, expected: &[&str]) {
 fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
     assert_eq!(ceiling("limit: 64").rules, Rules::fixed(64));
     assert_eq!(ceiling("limit: 64, mode: local").reject, Reject::default());
-    assert_eq!(ceiling("limit: 64").max_duration, Nanos::from_secs(60));
+    assert_eq!(ceiling("limit: 64, mode: local").max_duration, Nanos::from_secs(60));
     assert_eq!(ceiling("limit: 64, max_duration: 5m").max_duration, Nanos::from_secs(300));
     let all = ceiling(
         "limit: 64, adaptive: {policy: aimd, min: 8, max: 512}, \
@@ -50,8 +60,8 @@ fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
 fn a_node_with_nothing_but_a_ceiling_limits_no_rate_and_does_not_exempt_from_one_above() {
     let config = sound(
         "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n\
-         - key: k\n  value: v\n  concurrency: {limit: 2}\n\
-         - key: both\n  concurrency: {limit: 3}\n  \
+         - key: k\n  value: v\n  concurrency: {limit: 2, max_duration: 60s}\n\
+         - key: both\n  concurrency: {limit: 3, max_duration: 60s}\n  \
          rate_limit: {unit: day, requests_per_unit: 1}\n",
     );
     let of = |key, value| {
@@ -73,7 +83,10 @@ fn what_cannot_be_held_is_refused_with_its_place() {
         &["E32 `on_backend_failure` beside `mode: local`"],
     );
     refused("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
-    refused("limit: 64, mode: leased", &["W30 a fleet's ceiling without `max_duration`"]);
+    refused("limit: 64, mode: leased", &["W30 a ceiling without `max_duration`"]);
+    refused_as_it_is("limit: 64", &["W30 a ceiling without `max_duration`, which is 60s then"]);
+    refused("limit: 64, mode: local", &[]);
+    refused("limit: 64, mode: strict", &[]);
     refused("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
     refused("limit: 64, max_duration: 301s", &["W30 a fleet's ceiling with `max_duration: 301s`"]);
     refused("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
@@ -126,7 +139,8 @@ fn words_of_a_ceiling_are_refused_elsewhere() {
 
 #[test]
 fn shadow_mode_counts_for_a_ceiling() {
-    let config = sound("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1}\n");
+    let config =
+        sound("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
     assert!(config.domains["d"].tree.ceiling([("k", "")]).unwrap().ceiling.shadow);
 }
 
@@ -134,7 +148,9 @@ fn shadow_mode_counts_for_a_ceiling() {
 fn a_changed_ceiling_is_a_change_and_an_unchanged_one_is_none() {
     let file = |limit: u32| {
         let limits = "rate_limit: {unit: day, requests_per_unit: 1}";
-        sound(&format!("- key: k\n  {limits}\n  concurrency: {{limit: {limit}}}\n"))
+        sound(&format!(
+            "- key: k\n  {limits}\n  concurrency: {{limit: {limit}, max_duration: 60s}}\n"
+        ))
     };
     assert!(diff(&file(1), &file(1)).is_empty());
     let found = diff(&file(1), &file(2));

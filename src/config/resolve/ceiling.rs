@@ -162,7 +162,7 @@ impl Block<'_, '_, '_> {
     }
 
     /// The part of a replica that is gone is kept for `max_duration`, because its requests go on. A ceiling without a
-    /// `mode` is a fleet's where there is one: there only what somebody said is found fault with.
+    /// `mode` is a fleet's where there is one.
     fn long_exposure(&mut self, mode: Option<Mode>, max_duration: Option<Nanos>) {
         let word = self.raw.max_duration.as_ref();
         let is_long = max_duration.is_some_and(|it| LONG < it);
@@ -170,12 +170,13 @@ impl Block<'_, '_, '_> {
             (Some(word), said) if is_long && (said.is_none() || mode == Some(Mode::Leased)) => {
                 (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
             }
-            (None, Some(said)) if mode == Some(Mode::Leased) => {
-                (said.span, "a fleet's ceiling without `max_duration`".to_owned())
+            (None, said) if said.is_none() || mode == Some(Mode::Leased) => {
+                let span = said.as_ref().map_or(self.raw.span, |said| said.span);
+                (span, "a ceiling without `max_duration`, which is 60s then".to_owned())
             }
             _ => return,
         };
-        let cure = "the part of a replica that is lost is kept so long: say the proxy's route \
+        let cure = "a fleet keeps the part of a replica that is lost so long: say the proxy's route \
                     timeout, at most 5m";
         self.error(Code::LongExposure, span, message, cure);
     }
