@@ -71,6 +71,12 @@ pub struct Seat {
     pub share: u64,
     /// How much it has.
     pub in_flight: u64,
+    /// The number of the grant.
+    pub generation: u64,
+    /// How often the share ended with its term.
+    pub fences: u64,
+    /// How often it grew by what others let go.
+    pub handoffs: u64,
 }
 
 /// Most seats in a record, and the longest name of a ceiling there, in bytes: all records are read once a second.
@@ -301,8 +307,14 @@ fn seat(name: &Name, shown: &Shown) -> Seat {
     let mut ceiling = CounterKey::words(name);
     let end = (0..=LONGEST_NAME).rev().find(|at| ceiling.is_char_boundary(*at)).unwrap_or(0);
     ceiling.truncate(end);
-    let (share, in_flight) = (shown.share.0, shown.in_flight.into());
-    Seat { ceiling: ceiling.into(), share, in_flight }
+    Seat {
+        ceiling: ceiling.into(),
+        share: shown.share.0,
+        in_flight: shown.in_flight.into(),
+        generation: shown.grant.map_or(0, |grant| grant.generation.0),
+        fences: shown.fences,
+        handoffs: shown.handoffs,
+    }
 }
 
 async fn say(backend: &dyn Backend, beat: &Beat) -> Result<Fleet, Cause> {

@@ -252,7 +252,11 @@ fn each_replica_shows_the_others_seats_at_the_ceilings_that_they_hold_together()
         let number = |name: &str| seat[name].as_u64().unwrap_or(0);
         let is_held = seat["ceiling"] == "edge_upstream_all" && 0 < number("in_flight");
         let share = number("share");
-        if is_held && 0 < share && share <= 100 { Ok(()) } else { Err(seen.to_string()) }
+        let own = &shown(&holds)["shares"]["ceilings"][0];
+        let is_told = 0 < number("generation")
+            && ["generation", "fences", "handoffs"].iter().all(|name| seat[name] == own[name]);
+        let is_seen = is_held && is_told && 0 < share && share <= 100;
+        if is_seen { Ok(()) } else { Err(format!("{seen}, itself {own}")) }
     })
     .unwrap();
     assert_eq!(shown(&looks)["members"][1]["seats"], Json::Array(Vec::new()));
