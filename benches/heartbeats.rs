@@ -1,12 +1,13 @@
-//! What heartbeats of ceilings cost the Redis: 1,000 ceilings of 20 replicas, all of whose reports change each second, or one in
-//! twenty. By what the Redis says of itself (`INFO cpu`), so that it is the same whatever else the machine does.
+//! What heartbeats of ceilings cost the Redis: 1,000 ceilings of 20 replicas, all of whose reports change each heartbeat, or one in
+//! twenty; and all of them in use with reports that stay as they were, which are renewed. By what the Redis says of itself (`INFO cpu`), so that it is the same whatever else the machine does.
 //!
 //! `cargo bench --bench heartbeats`. Then what others at that Redis feel of them: a script call for one hit of one key, a
 //! millisecond after the answer to the one before, in turns beside heartbeats as a fleet sends them and beside none. Ratios of
 //! one run; the machine's other work is in both.
 //!
-//! A fleet sends so: each ceiling has an instant of its own in the second, and each replica looks twenty times a second whose
-//! has come, at instants of its own. What changed of a ceiling is told at the next such look.
+//! A fleet sends so: each ceiling has an instant of its own in the time from one heartbeat to the next ([`Terms::period`], 0.9 s), and
+//! each replica looks twenty times in it whose has come, at instants of its own. What changed of a ceiling is told at the next
+//! such look.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::cast_possible_truncation)]
@@ -43,10 +44,12 @@ const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
 const CEILING: Share = Share(400);
 const ROUNDS: u64 = 5;
-/// Of a replica, in a second.
+/// Of a replica, from one heartbeat to the next.
 const LOOKS: u64 = 20;
-/// Seconds of a turn beside heartbeats and of one without, and how many turns.
-const BESIDE: u64 = 3;
+/// A seat whose report stays as it was is renewed when half its term is over.
+const RENEWED: Duration = Duration::from_millis(2_500);
+/// Heartbeats of a turn beside them, as long a turn without, and how many turns.
+const BESIDE: u32 = 4;
 const TURNS: usize = 5;
 /// From one answer to the next charge.
 const REST: Duration = Duration::from_millis(1);
@@ -54,17 +57,19 @@ const REST: Duration = Duration::from_millis(1);
 fn main() {
     let mut fleet = Fleet::start();
     for _ in 0..20 {
-        fleet.second(1, false);
+        fleet.heartbeat(1, false);
     }
+    let (seats, period) = ((CEILINGS * REPLICAS) as f64, period().as_secs_f64());
     for (what, every, bound) in [("all changing", 1, 400.0), ("5 % changing", 20, 40.0)] {
-        let (before, beats) = (fleet.cpu(), CEILINGS / every * REPLICAS * ROUNDS);
-        for _ in 0..ROUNDS {
-            fleet.second(every, true);
-        }
-        let (took, beats) = (fleet.cpu() - before, beats as f64);
-        let (millis, each) = (took * 1e3 / ROUNDS as f64, took * 1e6 / beats);
+        let each = fleet.cost(every, true);
+        let millis = each * 1e3 * seats / every as f64 / period;
+        let each = each * 1e6;
         println!("{what}: {millis:.0} ms a second (bound {bound}), {each:.1} us a heartbeat");
     }
+    fleet.heartbeat(1, false);
+    let each = fleet.cost(1, false);
+    let (millis, each) = (each * 1e3 * seats / RENEWED.as_secs_f64(), each * 1e6);
+    println!("all in use as before: {millis:.0} ms a second (no bound), {each:.1} us a heartbeat");
     for (what, every) in [("5 % changing", 20), ("all changing", 1)] {
         beside(&mut fleet, what, every);
     }
@@ -75,10 +80,10 @@ fn beside(fleet: &mut Fleet, what: &str, every: u64) {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {
         without.push(p99(&fleet.charges_while(|_| {
-            std::thread::sleep(Duration::from_secs(BESIDE));
+            std::thread::sleep(period() * BESIDE);
         })));
         with.push(p99(&fleet.charges_while(|fleet| {
-            (0..BESIDE).for_each(|_| fleet.paced_second(every));
+            (0..BESIDE).for_each(|_| fleet.paced_heartbeat(every));
         })));
     }
     with.sort_by(f64::total_cmp);
@@ -88,6 +93,16 @@ fn beside(fleet: &mut Fleet, what: &str, every: u64) {
     println!(
         "p99 of a charge beside {what}: {with:.2} ms, without {without:.2} ms: {rise:.2} more (bound 1)"
     );
+}
+
+fn terms() -> Terms {
+    let [heartbeat, term, max_duration] = [1, 5, 10].map(Nanos::from_secs);
+    Terms::new(heartbeat, term, max_duration, 1_000).unwrap()
+}
+
+/// From one heartbeat to the next.
+fn period() -> Duration {
+    Duration::from_nanos(terms().period().0)
 }
 
 /// Milliseconds.
@@ -117,26 +132,33 @@ impl Fleet {
         Self { redis, dir, replicas, now: Nanos(1_763_632_345_000_000_000) }
     }
 
+    /// Seconds of a heartbeat, where one in `every` ceilings is spoken of.
+    fn cost(&mut self, every: u64, changing: bool) -> f64 {
+        let before = self.cpu();
+        (0..ROUNDS).for_each(|_| self.heartbeat(every, changing));
+        (self.cpu() - before) / (CEILINGS / every * REPLICAS * ROUNDS) as f64
+    }
+
     /// Every replica speaks once, of one in `every` of its ceilings.
-    fn second(&mut self, every: u64, changing: bool) {
+    fn heartbeat(&mut self, every: u64, changing: bool) {
         let turn = self.now.0;
         for look in 0..LOOKS {
             for replica in &mut self.replicas {
                 replica.speak(self.now, Due { turn, every, look }, changing);
-                self.now = self.now.plus(Nanos(Nanos::SECOND.0 / REPLICAS / LOOKS + 1));
+                self.now = self.now.plus(Nanos(terms().period().0 / REPLICAS / LOOKS + 1));
             }
         }
     }
 
-    /// The same in a second of the real clock, each replica over a connection of its own.
-    fn paced_second(&mut self, every: u64) {
+    /// The same in as much of the real clock, each replica over a connection of its own.
+    fn paced_heartbeat(&mut self, every: u64) {
         let (began, now) = (Instant::now(), self.now);
         std::thread::scope(|scope| {
             for replica in &mut self.replicas {
                 scope.spawn(move || {
                     for look in 0..LOOKS {
                         let step = look * REPLICAS + replica.member.0 - 1;
-                        let later = Nanos(Nanos::SECOND.0 * step / (REPLICAS * LOOKS));
+                        let later = Nanos(terms().period().0 * step / (REPLICAS * LOOKS));
                         let wait = Duration::from_nanos(later.0).saturating_sub(began.elapsed());
                         std::thread::sleep(wait);
                         replica.speak(now.plus(later), Due { turn: now.0, every, look }, true);
@@ -144,8 +166,8 @@ impl Fleet {
                 });
             }
         });
-        std::thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));
-        self.now = now.plus(Nanos::SECOND);
+        std::thread::sleep(period().saturating_sub(began.elapsed()));
+        self.now = now.plus(terms().period());
     }
 
     /// How long charges took, one after the other, while `what` was done.
@@ -242,8 +264,6 @@ impl Replica {
     }
 
     fn beat(&mut self, ceiling: u64, changing: bool) -> Beat {
-        let [heartbeat, term, max_duration] = [1, 5, 10].map(Nanos::from_secs);
-        let terms = Terms::new(heartbeat, term, max_duration, 1_000).unwrap();
         self.number += 1;
         let (in_flight, wanted) = if changing { (self.roll(20), self.roll(40)) } else { (3, 3) };
         let said = Heartbeat {
@@ -256,7 +276,7 @@ impl Replica {
             vote: None,
             leaves: false,
         };
-        let law = Law::new(terms, Share(1), CEILING, CEILING).unwrap();
+        let law = Law::new(terms(), Share(1), CEILING, CEILING).unwrap();
         Beat { bucket: ceiling.to_string().into_bytes().into(), law, said }
     }
 

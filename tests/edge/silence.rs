@@ -12,7 +12,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::grpc::limited;
 use crate::service::Service;
-use crate::waiting::{now, soon};
+use crate::waiting::now;
 
 /// The preface and empty settings (RFC 9113, 3.4).
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";

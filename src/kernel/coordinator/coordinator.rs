@@ -173,9 +173,7 @@ impl Coordinator {
         };
         self.recovered |= claim.is_some();
         self.level = Some(level.within(law.min, law.max));
-        // Twice a heartbeat: one to tell all of the new ceiling, one to hear what they make of it.
-        let due = self.counted.plus(law.terms.heartbeat).plus(law.terms.heartbeat);
-        if !grace && due <= now {
+        if !grace && law.terms.two_periods() <= now.since(self.counted) {
             self.count(now, law);
         }
     }

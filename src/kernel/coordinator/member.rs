@@ -13,8 +13,8 @@ use super::reading::Reading;
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-/// Heartbeats in vain before the pauses grow: two usual ones' time, in which a live member lets go.
-const PROMPT: u32 = 40;
+/// Heartbeats in vain before the pauses grow: two usual ones' time, in which a live member lets go, where all speak together.
+const PROMPT: u32 = 64;
 
 /// What a heartbeat reports, taken in one instant, the one in which it is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -206,14 +206,13 @@ impl Member {
     /// When one is due though nothing is urgent: a heartbeat after the last, or sooner, where all members speak.
     /// None before the first.
     fn usual(&self) -> Option<Nanos> {
-        let (last, heartbeat) = (self.last?, self.terms.heartbeat);
-        let latest = last.plus(heartbeat);
+        let last = self.last?;
         // Not twice, where the clock was read a little differently.
-        let from = last.plus(self.terms.debounce());
+        let from = last.plus(self.terms.moment());
         // Sending now would void the answer that is under way.
-        let together =
-            self.clock.filter(|_| !self.awaits).map(|clock| clock.after(from, heartbeat));
-        Some(together.map_or(latest, |together| together.min(latest)))
+        let clock = self.clock.filter(|_| !self.awaits);
+        let period = self.terms.period();
+        Some(clock.map_or(last.plus(self.terms.heartbeat), |clock| clock.after(from, period)))
     }
 
     /// When one is due that makes a share move sooner, if one does.
@@ -222,13 +221,27 @@ impl Member {
     #[must_use]
     pub fn urgent(&self, now: Nanos, load: &Load) -> Option<Nanos> {
         let last = self.last.filter(|_| !self.awaits)?;
-        let told = self.owes || self.drained(now, load);
-        match (told, self.capped(now, load)) {
-            (true, _) => Some(last.plus(self.terms.debounce())),
-            // Longer each time in the end: what it waits for may take a request's whole life.
-            (false, true) => Some(last.plus(backed_off(self.terms.debounce(), self.fruitless))),
-            (false, false) => None,
+        let share = self.in_force(now);
+        let is_below = load.in_flight <= share;
+        // Others wait for what it has given up, or has ceased to use.
+        if is_below && (self.owes || share < self.reported) {
+            return Some(last);
         }
+        if self.owes {
+            return Some(last.plus(self.terms.debounce()));
+        }
+        // Longer each time in the end: what it waits for may take a request's whole life.
+        let pause = || backed_off(self.patience(last), self.fruitless);
+        self.capped(now, load).then(|| last.plus(pause()))
+    }
+
+    /// How long one that waits for others' shares lets pass: they hear of it when all speak, and answer soon after. An eighth of
+    /// what has passed since, so that it comes to know not much later than it could.
+    fn patience(&self, last: Nanos) -> Nanos {
+        let (least, most) = (self.terms.moment(), self.terms.debounce());
+        let period = self.terms.period();
+        let passed = self.clock.map(|clock| period.since(clock.after(last, period).since(last)));
+        passed.map_or(most, |passed| Nanos(passed.0 / 8).clamp(least, most))
     }
 
     fn holding(&self, now: Nanos) -> Option<&InForce> {
@@ -244,12 +257,6 @@ impl Member {
         let gained = before.is_some_and(|before| before.share < grant.share);
         let waits = grant.share < grant.fair && !gained;
         self.fruitless = if waits { self.fruitless.saturating_add(1) } else { 0 };
-    }
-
-    /// In flight was above the share when last reported, and is not any more.
-    fn drained(&self, now: Nanos, load: &Load) -> bool {
-        let share = self.in_force(now);
-        share < self.reported && load.in_flight <= share
     }
 
     /// Others still hold what would be fair, and it is wanted here.

@@ -120,6 +120,27 @@ impl Terms {
         Nanos(self.heartbeat.0.div_ceil(20))
     }
 
+    /// From one of the instants at which all members speak to the next: a tenth less than a heartbeat, so that half of it
+    /// and what a joiner waits for besides the others' requests, some looks and messages, are half a heartbeat together.
+    #[must_use]
+    pub const fn period(&self) -> Nanos {
+        self.heartbeat.since(self.debounce()).since(self.debounce())
+    }
+
+    /// The pause between two heartbeats of one who waits for something that is about to come, and by how much two members may
+    /// differ in what they take for an instant at which all speak: a hundredth of the usual.
+    #[must_use]
+    pub const fn moment(&self) -> Nanos {
+        Nanos(self.heartbeat.0.div_ceil(100))
+    }
+
+    /// How long after the votes were counted they are again: one period to tell all of the new ceiling, one to hear what they make
+    /// of it. Less than both, as each speaks a little sooner or later.
+    #[must_use]
+    pub const fn two_periods(&self) -> Nanos {
+        Nanos(self.heartbeat.0.saturating_mul(7).div_ceil(4))
+    }
+
     /// How long a member keeps its turn where the ceiling is smaller than the fleet.
     #[must_use]
     pub const fn stint(&self) -> Nanos {

@@ -260,7 +260,7 @@ for i = 2, #KEYS do
     -- `is_plain`: all seats are live and stay, the ceiling stays as it is and is enough for one each, and the sums are of it.
     local is_plain = not must_see_all and not grace and n <= whole and whole == sum_ceiling and 0 < term
       and least * FINE <= level and level <= most * FINE
-      and (votes + vote == 0 or now < counted + heartbeat + heartbeat)
+      and (votes + vote == 0 or 4 * (now - counted) < 7 * heartbeat)
     if not is_plain and not see_all then
       function see_all()
         if has_all then return end
@@ -399,7 +399,7 @@ for i = 2, #KEYS do
         end
         if claim then recovered = 1 end
         level = within(level)
-        if not grace and counted + heartbeat + heartbeat <= now and votes ~= 0 then count() end
+        if not grace and 7 * heartbeat <= 4 * (now - counted) and votes ~= 0 then count() end
         whole = (level - level % FINE) / FINE
       end
 
