@@ -640,6 +640,29 @@ fn a_reload_moves_the_ceiling_and_the_mode() {
     assert_eq!(alone.fills(), 0, "shared again");
 }
 
+/// Whether the ceiling is spoken of a second after somebody came and went.
+fn speaks_of_one_who_came_and_went(store: &Store, alone: &mut Replica) -> bool {
+    assert!(alone.asks());
+    alone.ends(1);
+    store.largest.store(0, Relaxed);
+    later(&[alone], Nanos::SECOND);
+    store.largest.load(Relaxed) == 1
+}
+
+#[test]
+fn how_long_requests_take_from_now_on_is_said_with_the_next_heartbeat_though_nothing_else_changed()
+{
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4, max_duration: 10s");
+    let speaks = |alone: &mut Replica| speaks_of_one_who_came_and_went(&store, alone);
+    let mut twice = || speaks(&mut alone) && !speaks(&mut alone);
+    assert!((0..20).any(|_| twice()), "what was said is not said again at once");
+    let mut once = || speaks(&mut alone);
+    assert!((0..20).any(|_| once()), "but now and then");
+    alone.publish("limit: 4, max_duration: 11s");
+    assert!(speaks(&mut alone));
+}
+
 #[test]
 fn the_same_words_without_a_fleet_are_one_replica_s_own() {
     let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));

@@ -79,8 +79,12 @@ fn terms_of(term: u64, max_duration: u64) -> Terms {
     Terms::new(heartbeat, term, max_duration, 1_000).unwrap()
 }
 
+fn any_terms(dice: &mut Dice) -> Terms {
+    terms_of(dice.pick(&[3, 5, 5, 5, 9]), dice.pick(&[0, 1, 10, 60]))
+}
+
 fn law(dice: &mut Dice) -> Law {
-    let terms = terms_of(dice.pick(&[3, 5, 5, 5, 9]), dice.pick(&[0, 1, 10, 60]));
+    let terms = any_terms(dice);
     let max = dice.pick(&[1, 2, 4, 7, 64, 1_000, 1 << 24]);
     let min = 1 + dice.up_to(max - 1) / dice.pick(&[1, 4, max]);
     let start = min + dice.up_to(max - min);
@@ -149,6 +153,11 @@ impl World {
         if self.dice.once_in(60 * self.calm) {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
             self.laws[at] = law(&mut self.dice);
+        }
+        // More often than the rest: what was admitted under those of before goes on.
+        if self.dice.once_in(20 * self.calm) {
+            let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
+            self.laws[at].terms = any_terms(&mut self.dice);
         }
         if self.dice.once_in(40 * self.calm) {
             let at = usize::try_from(self.dice.up_to(REPLICAS - 1)).unwrap();
@@ -513,11 +522,14 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
     let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
     // A string, such as a ceiling's state was before it was a hash; and hashes that are no state.
     let one_string = [0; 56 + 80];
-    let short = [0; 120];
-    let (mut long, mut seats) = ([0; 121 + 4], [0; 121]);
+    let short = [0; 121];
+    let (mut long, mut seats) = ([0; 122 + 4], [0; 122]);
     long[0] = 2;
     seats[0] = 1;
-    let foreign: [&[&[u8]]; 7] = [
+    // A head and a seat from before a seat had an end of its own.
+    let mut earlier = [0; 121 + 4];
+    earlier[0] = 1;
+    let foreign: [&[&[u8]]; 8] = [
         &[b"SET", &key, b"x"],
         &[b"SET", &key, &one_string],
         &[b"RPUSH", &key, b"x"],
@@ -525,6 +537,7 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
         &[b"HSET", &key, b"head", &short],
         &[b"HSET", &key, b"head", &long],
         &[b"HSET", &key, b"head", &seats],
+        &[b"HSET", &key, b"head", &earlier, &[1; 16], &[0; 80]],
     ];
     for (number, put) in foreign.into_iter().enumerate() {
         speaker.client.call(&words(&[b"DEL", &key]));
@@ -549,7 +562,7 @@ fn a_state_whose_sums_are_not_of_its_seats_does_not_keep_the_store_busy() {
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
     let Value::Text(mut sums) = speaker.client.call(&get) else { panic!("no head") };
     // What all but the one that speaks need: more than there is, though each wants one of eight.
-    sums[85..93].copy_from_slice(&1e15_f64.to_le_bytes());
+    sums[86..94].copy_from_slice(&1e15_f64.to_le_bytes());
     speaker.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
     let mut again = joins(1);
     again.beats[0].said.number = 2;

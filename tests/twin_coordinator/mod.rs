@@ -68,6 +68,12 @@ fn a_ceiling_that_falls_and_rises_is_never_exceeded_by_more_than_was_in_use() {
 }
 
 #[test]
+fn requests_of_a_member_that_crashed_are_waited_for_though_others_are_shorter_by_now() {
+    let twin = Twin { lasts: &[3, 0], lives: 2, ticks: 4, late: false, ..Twin::one() };
+    walk(Twin { beats: &[1, 1], must: &["a share moves to another"], ..twin }, 82_743);
+}
+
+#[test]
 fn the_twin_notices_what_is_left_out() {
     let trusting = Twin { losses: 1, trusts: true, requests: false, ..Twin::one() };
     breaks(trusting, "the shares fit");

@@ -19,6 +19,8 @@ pub struct Twin {
     pub ceiling: u64,
     /// What it is set to later, in this order.
     pub moves: &'static [u64],
+    /// For how long requests go on at most, at first and after each reload.
+    pub lasts: &'static [u64],
     /// Heartbeats of each life of each member.
     pub beats: &'static [u64],
     /// Requests are admitted and end; else it is shares alone that count.
@@ -55,6 +57,7 @@ impl Default for Twin {
         Self {
             ceiling: 2,
             moves: &[],
+            lasts: &[1],
             beats: &[2, 2],
             requests: true,
             late: true,
@@ -75,11 +78,11 @@ impl Twin {
         Self { ceiling: 1, ..Self::default() }
     }
 
-    /// A term of 3 less 1, requests of one tick: enough for a clock that loses 2, since one that is
+    /// A term of 3 less 1, requests of one tick unless it says so: enough for a clock that loses 2, since one that is
     /// admitted within a tick ends with the next.
-    fn law(ceiling: u64) -> Law {
-        let (heartbeat, term) = (Nanos(1), Nanos(3));
-        let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration: Nanos(1) };
+    fn law(&self, ceiling: u64, reloads: usize) -> Law {
+        let (heartbeat, term, max_duration) = (Nanos(1), Nanos(3), Nanos(self.lasts[reloads]));
+        let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration };
         let ceiling = Share(ceiling);
         Law::new(terms, ceiling, ceiling, ceiling).unwrap()
     }
@@ -110,6 +113,7 @@ pub struct World {
     ceiling: u64,
     /// How often it was set.
     moves: usize,
+    reloads: usize,
     /// What may be in use: the ceiling, or what was in use when it fell.
     bound: u64,
     coordinator: Coordinator,
@@ -134,6 +138,8 @@ pub enum Act {
     Leave(usize),
     Crash(usize),
     Set(u64),
+    /// All go on under another law.
+    Reload,
     Forget,
     /// A tick; the member's clock loses it.
     Tick(Option<usize>),
@@ -311,12 +317,13 @@ impl Model for Twin {
     type Action = Act;
 
     fn init_states(&self) -> Vec<World> {
-        let replica = |id| replica_of(id, 1, 0, Self::law(self.ceiling).terms);
+        let replica = |id| replica_of(id, 1, 0, self.law(self.ceiling, 0).terms);
         let members = 0..self.beats.len() as u64;
         vec![World {
             now: START,
             ceiling: self.ceiling,
             moves: 0,
+            reloads: 0,
             bound: self.ceiling,
             coordinator: Coordinator::default(),
             life: Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) },
@@ -361,11 +368,14 @@ impl Model for Twin {
             acts.push(Act::Forget);
         }
         acts.extend(self.moves.get(world.moves).copied().map(Act::Set));
+        if world.reloads + 1 < self.lasts.len() {
+            acts.push(Act::Reload);
+        }
     }
 
     fn next_state(&self, world: &World, act: Act) -> Option<World> {
         let mut next = world.clone();
-        let law = Self::law(world.ceiling);
+        let law = self.law(world.ceiling, world.reloads);
         match act {
             Act::Admit(at) => {
                 let end = next.clock(at).plus(law.terms.max_duration).0;
@@ -388,6 +398,11 @@ impl Model for Twin {
             Act::Set(ceiling) => {
                 next.ceiling = ceiling;
                 next.moves += 1;
+            }
+            Act::Reload => {
+                next.reloads += 1;
+                let terms = self.law(next.ceiling, next.reloads).terms;
+                next.replicas.iter_mut().for_each(|replica| replica.member.reload(terms));
             }
             Act::Crash(at) => next.crash(at, law.terms),
             Act::Tick(loses) => next.tick(loses),

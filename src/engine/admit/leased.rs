@@ -50,8 +50,8 @@ pub(super) struct Leased {
     /// It is held by this replica alone from now on, and only its seat is left to be given up.
     pub(super) local: bool,
     pub(super) usage: Usage,
-    /// What was last said, and when.
-    said: Option<(Load, Nanos)>,
+    /// What was last said, under which law, and when.
+    said: Option<(Load, Law, Nanos)>,
     last: Option<Grant>,
     outage: bool,
     /// Those who came while it was cold.
@@ -216,11 +216,12 @@ impl Leased {
         {
             self.stay = Stay::Leaves;
         }
-        let since = self.said.map(|(_, at)| now.since(at));
+        let since = self.said.map(|(_, _, at)| now.since(at));
         let said = if self.stay == Stay::Stays {
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
-            let same = self.said.is_some_and(|(said, _)| said == load);
+            // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
+            let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
             let urgent = member.urgent(now, &load).is_some_and(|urgent| urgent <= now);
             if now < member.due(now, &load) || !urgent && same && fresh {
                 return Speak::No;
@@ -234,7 +235,7 @@ impl Leased {
             }
             member.leave(now, load.in_flight)
         };
-        self.said = Some((load, now));
+        self.said = Some((load, self.law, now));
         self.usage.spoke(now, &terms);
         Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members) }
     }
@@ -328,7 +329,7 @@ impl Leased {
             share: grant.map_or(Share(0), |grant| grant.share),
             left: member.and_then(Member::ends_at).map_or(Nanos(0), |ends_at| ends_at.since(now)),
             in_flight: limiter.in_flight(),
-            wanted: self.said.map_or(Share(0), |(load, _)| load.wanted),
+            wanted: self.said.map_or(Share(0), |(load, ..)| load.wanted),
             fences: self.fences,
             handoffs: self.handoffs,
             handoff_took: self.handoff_took,

@@ -93,7 +93,7 @@ impl Coordinator {
     /// When nobody can hold anything of this ceiling any more, if nobody is heard until then.
     #[must_use]
     pub fn rests_at(&self, law: &Law) -> Nanos {
-        let ends = self.seats.iter().map(|seat| seat.until.plus(law.terms.max_duration));
+        let ends = self.seats.iter().map(|seat| seat.rests_at(&law.terms));
         ends.max().unwrap_or(self.latest)
     }
 
@@ -120,6 +120,8 @@ impl Coordinator {
     fn hear(&mut self, at: usize, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) -> Seat {
         let before = self.seats.get(at).filter(|seat| seat.name() == beat.name()).copied();
         let held = if beat.leaves { Granted::default() } else { self.held(before, beat, grace) };
+        let until = if beat.leaves { now } else { now.plus(law.terms.term) };
+        let rests = until.plus(law.terms.max_duration);
         let seat = Seat {
             member: beat.member,
             life: beat.life,
@@ -131,7 +133,8 @@ impl Coordinator {
             in_flight: beat.in_flight,
             wanted: beat.wanted,
             vote: self.vote(before, beat),
-            until: if beat.leaves { now } else { now.plus(law.terms.term) },
+            until,
+            rests: before.map_or(rests, |seat| seat.rests.max(rests)),
             since: before.map_or(now, |seat| seat.since),
         };
         match self.seats.get_mut(at).filter(|_| before.is_some()) {

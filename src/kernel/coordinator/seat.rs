@@ -42,6 +42,10 @@ pub struct Seat {
     pub vote: Option<Ratio>,
     /// When its term ends, on the store's clock.
     pub until: Nanos,
+    /// When all that it may admit in its term has ended: the latest that any heartbeat of it came to, by its own
+    /// `max_duration`. What it admitted while requests might take longer goes on until then, although it speaks
+    /// of shorter ones by now, or has left.
+    pub rests: Nanos,
     /// Since when its share has been zero, or has not been.
     pub since: Nanos,
 }
@@ -59,8 +63,15 @@ impl Seat {
     /// report was sent, and those go on in the proxy although the member is gone.
     #[must_use]
     pub fn is_over(&self, now: Nanos, terms: &Terms) -> bool {
-        let after = if self.exposure() == Share(0) { Nanos(0) } else { terms.max_duration };
-        self.until.plus(after) <= now
+        let end = if self.exposure() == Share(0) { self.until } else { self.rests_at(terms) };
+        end <= now
+    }
+
+    /// When nothing of it can be left, whatever it had. By `terms` as well, which are those of now: it may have
+    /// been told the longer `max_duration` of them, admitted under it, and been lost before it spoke of it.
+    #[must_use]
+    pub fn rests_at(&self, terms: &Terms) -> Nanos {
+        self.rests.max(self.until.plus(terms.max_duration))
     }
 
     /// What this seat and others are ordered by.

@@ -44,9 +44,10 @@ local ALL, HUNGRY, TURNS = 0, 1, 2
 local SAID = '<dddIIIBBdddBddIIIIIB'
 -- Where the member and its life stand in it: the name of a seat.
 local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
-local HEAD, HEAD_BYTES = '<IddddBdIdddIdddIIIII', 121
+-- Its length tells a layout from every other, and that of the seats with it: whether the ceiling was recovered would fit in one byte.
+local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
 -- What is read of all seats, and the rest of one. Shorter than any head.
-local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddI', 37, 80
+local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<ddddddI', 37, 88
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
 -- kernel/coordinator/life.rs; and an instant that is so long ago that it knows of nobody.
@@ -147,11 +148,11 @@ local next_end, count_ending
 -- The level to which needs were filled when there last was not enough for all.
 local filled
 -- The seat that speaks: where it is, if it is there, and its fields, the same as in the lists below.
-local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, its_vote
+local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, rests, its_vote
 -- Its key, the head as it was read, and the seat that speaks.
 local key, state, own
 -- All seats, a list for each field, once they were read; of the one that speaks as `lay_down` puts it there.
-local M, L, N, HG, GG, U, S, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+local M, L, N, HG, GG, U, S, R, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 -- The texts that seats were read from.
 local texts = {}
 -- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
@@ -236,8 +237,8 @@ for i = 2, #KEYS do
     end
     local was_in_flight, was_wanted, _
     if own then
-      at, _, ends, held, granted, was_in_flight, its_told, _, heard, held_generation, granted_generation, since, its_vote =
-        unpack(SEAT, own)
+      at, _, ends, held, granted, was_in_flight, its_told, _, heard, held_generation, granted_generation, since, rests,
+        its_vote = unpack(SEAT, own)
       was_wanted = unpack('<I', state, HEAD_BYTES + 4 * at - 3)
     end
 
@@ -280,7 +281,7 @@ for i = 2, #KEYS do
       -- The rest of one seat, and of all: of one it costs little.
       local function load(i)
         if L[i] then return end
-        L[i], N[i], HG[i], GG[i], S[i], V[i] = unpack(REST, texts[i], REST_FROM)
+        L[i], N[i], HG[i], GG[i], S[i], R[i], V[i] = unpack(REST, texts[i], REST_FROM)
       end
 
       local function load_all()
@@ -292,7 +293,7 @@ for i = 2, #KEYS do
       function lay_down()
         see_all()
         M[at], L[at], N[at], HG[at], GG[at], U[at], S[at] = member, life, heard, held_generation, granted_generation, ends, since
-        HS[at], GS[at], T[at], F[at], W[at], V[at] = held, granted, its_told, in_flight, wanted, its_vote
+        HS[at], GS[at], T[at], F[at], W[at], V[at], R[at] = held, granted, its_told, in_flight, wanted, its_vote, rests
       end
 
       -- kernel/coordinator/seat.rs.
@@ -305,7 +306,10 @@ for i = 2, #KEYS do
 
       local function is_over(i)
         if now < U[i] then return false end
-        return exposure(i) == 0 or U[i] + max_duration <= now
+        if exposure(i) == 0 then return true end
+        load(i)
+        -- `rests_at`: by its own end, and by the law of now.
+        return R[i] <= now and U[i] + max_duration <= now
       end
 
       function drop_seats_that_are_over()
@@ -322,7 +326,7 @@ for i = 2, #KEYS do
           else
             kept = kept + 1
             M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] = M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
-            HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
+            HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept], R[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i], R[i]
           end
         end
         n, all_changed = kept, true
@@ -348,7 +352,7 @@ for i = 2, #KEYS do
 
       function insert()
         load_all()
-        for _, run in ipairs({M, L, N, HG, GG, U, S, HS, GS, T, F, W, V}) do
+        for _, run in ipairs({M, L, N, HG, GG, U, S, R, HS, GS, T, F, W, V}) do
           for i = n, at, -1 do run[i + 1] = run[i] end
         end
         n, all_changed, sums_hold_until = n + 1, true, 0
@@ -421,7 +425,7 @@ for i = 2, #KEYS do
             sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
           end
         end
-        -- Until when a seat that is not live is kept, each heartbeat's own law says.
+        -- Until when a seat that is not live is kept, each heartbeat's own law says as well.
         sums_hold_until = living == n and until_when or 0
       end
 
@@ -473,7 +477,7 @@ for i = 2, #KEYS do
         local parts, to = {'head', head .. pack('<' .. rep('I', n), spread(W, 1, n))}, 2
         for i = 1, n do
           parts[to + 1] = pack(NAME, M[i], L[i])
-          parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], V[i])
+          parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], R[i], V[i])
           to = to + 2
           -- A function of Lua takes 8,000.
           if to == 2000 then
@@ -526,7 +530,7 @@ for i = 2, #KEYS do
       -- `hear`.
       if not is_there then
         insert()
-        granted_generation, since, granted, its_told, its_vote = its_held_generation, now, its_held, 0, 0
+        granted_generation, since, rests, granted, its_told, its_vote = its_held_generation, now, 0, its_held, 0, 0
       elseif now < sums_hold_until then
         put(-1, ends, held, granted, was_in_flight, its_told, was_wanted)
       end
@@ -537,6 +541,7 @@ for i = 2, #KEYS do
       end
       ends = now
       if leaves == 1 then granted_generation, granted = 0, 0 else ends = now + term end
+      if rests < ends + max_duration then rests = ends + max_duration end
       if ends < sums_hold_until then sums_hold_until = ends end
 
       -- `leave`.
@@ -663,9 +668,9 @@ for i = 2, #KEYS do
       end
     end
 
-    local rests = real + term + max_duration + KEPT
-    local renews = kept < rests
-    if renews then kept = rests + SLACK end
+    local least_kept = real + term + max_duration + KEPT
+    local renews = kept < least_kept
+    if renews then kept = least_kept + SLACK end
     if all_changed then
       write_all()
     else
@@ -678,7 +683,7 @@ for i = 2, #KEYS do
         count_ending, filled, wants)
       if is_heard then
         call('HSET', key, 'head', head, name, pack(SEAT, at, member, ends, held, granted, in_flight, its_told, life, heard,
-          held_generation, granted_generation, since, its_vote))
+          held_generation, granted_generation, since, rests, its_vote))
       else
         call('HSET', key, 'head', head)
       end
