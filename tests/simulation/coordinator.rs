@@ -4,17 +4,16 @@
 //! counts what is really in flight and what could really be admitted, at every tick. The same
 //! world with one rule of the protocol left out must break it: then the world is wicked enough.
 
-mod bad;
 mod faults;
 mod numbers;
 mod replica;
 mod store;
 mod world;
 
-use bad::Bad;
 use faults::Fault;
 use world::{Tally, World};
 
+use super::bad::Bad;
 use crate::support::dice::seed;
 
 /// Schedules of one run: 300, or as many as `SLUICEGATE_SCHEDULES` says.
@@ -45,7 +44,8 @@ fn the_same_world_breaks_the_protocol_where_a_rule_is_left_out() {
     let first = seed();
     for bad in Bad::ALL {
         let mut tries = (0..2_000_u64).map(|schedule| first.wrapping_add(schedule));
-        let found = tries.find_map(|seed| World::new(seed, bad, bad.faults()).play().err());
+        let found =
+            tries.find_map(|seed| World::new(seed, bad, Fault::that_show(bad)).play().err());
         let Some(broken) = found else { panic!("{bad:?} was not caught from seed {first}") };
         println!("{bad:?}: {broken}");
     }

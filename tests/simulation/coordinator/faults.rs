@@ -1,5 +1,7 @@
 //! What goes wrong, by name.
 
+use crate::simulation::bad::Bad;
+
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -36,4 +38,12 @@ impl Fault {
         Self::Move,
         Self::Roll,
     ];
+
+    /// Those under which a rule's lack shows: the narrower ones only for speed.
+    pub const fn that_show(bad: Bad) -> &'static [Self] {
+        match bad {
+            Bad::ShortMargin => &[Self::Partition, Self::Drift],
+            _ => &Self::ALL,
+        }
+    }
 }

@@ -11,8 +11,8 @@ use sluicegate::kernel::coordinator::split::{Split, Usage, wanted};
 use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Terms};
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-use super::bad::Bad;
 use super::store::Store;
+use crate::simulation::bad::Bad;
 use crate::support::dice::{Dice, seed};
 
 const HEARTBEAT: u64 = 1_000;

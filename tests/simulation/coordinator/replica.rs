@@ -4,7 +4,7 @@ use sluicegate::kernel::coordinator::member::{Applied, Load};
 use sluicegate::kernel::coordinator::{Grant, Heartbeat, Member, Reading, Terms};
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-use super::bad::Bad;
+use crate::simulation::bad::Bad;
 use crate::support::dice::Dice;
 
 /// A clock that started somewhere and runs at `speed`/110 of the store's.

@@ -7,7 +7,7 @@ use sluicegate::kernel::coordinator::message::Holding;
 use sluicegate::kernel::coordinator::{Coordinator, Grant, Heartbeat, Law, Life, Reply};
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos};
 
-use super::bad::Bad;
+use crate::simulation::bad::Bad;
 
 pub struct Store {
     pub coordinator: Coordinator,

@@ -5,10 +5,10 @@ use sluicegate::kernel::coordinator::split::Split;
 use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Terms};
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::bad::Bad;
 use super::faults::Fault;
 use super::replica::{Clock, Replica};
 use super::store::Store;
+use crate::simulation::bad::Bad;
 use crate::support::dice::Dice;
 
 /// Ticks with faults, and without at the end.

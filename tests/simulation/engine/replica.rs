@@ -15,10 +15,19 @@ use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::wire::Wire;
-use super::world::{CEILINGS, HEARTBEAT, LONGEST, TERM};
+use super::world::{CEILINGS, HEARTBEAT, TERM};
+use crate::simulation::bad::Bad;
 
 /// What it is doing that takes time.
 type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A ceiling, for how long requests go on at most, and of which revision of the configuration that is.
+#[derive(Clone, Copy)]
+pub struct Limit {
+    pub ceiling: u64,
+    pub longest: Nanos,
+    pub revision: u64,
+}
 
 /// A request that is going on, and what the replica holds for it; that is nothing once the replica is gone.
 pub struct Request {
@@ -40,6 +49,12 @@ pub struct Replica {
     pub cut_until: u64,
     pub clogged_until: u64,
     pub leaving: bool,
+    /// What it was configured with last, and what it goes by at each ceiling: the same, once somebody has asked there since.
+    /// Until then it speaks by the one before, and keeps what it was granted of that.
+    configured: u64,
+    pub goes_by: [u64; CEILINGS.len()],
+    /// When it is configured anew, and how.
+    pub news: Option<(u64, Limit)>,
     /// Of each ceiling, as last seen.
     seen: [(u64, u64); CEILINGS.len()],
     pub fences: u64,
@@ -48,13 +63,18 @@ pub struct Replica {
 
 impl Replica {
     /// `life` is larger than that of every one before.
-    pub fn new(id: u64, life: u64, start: Nanos, slow: u64, limit: u64) -> Self {
+    pub fn new(
+        (id, life): (u64, u64),
+        (start, slow): (Nanos, u64),
+        limit: Limit,
+        bad: Bad,
+    ) -> Self {
         let clock = Clock::manual(start);
         let membership = Membership::new(&format!("replica-{id}"), life, NonZeroU32::MIN);
         let pace = Pace { heartbeat: HEARTBEAT, term: TERM };
         let life = Nanos(life * Nanos::SECOND.0);
         let fleet = Fleet::new(Arc::new(membership), life, pace, Duration::from_secs(1));
-        let wire = Wire::new();
+        let wire = Wire::new(bad);
         let engine = Engine::new(clock, wire.clone(), Policy::default());
         let engine = Arc::new(engine.with_fleet(Arc::new(fleet)));
         engine.publish(Arc::new(configuration(limit)));
@@ -70,10 +90,19 @@ impl Replica {
             cut_until: 0,
             clogged_until: 0,
             leaving: false,
+            configured: limit.ceiling,
+            goes_by: [limit.ceiling; CEILINGS.len()],
+            news: None,
             seen: Default::default(),
             fences: 0,
             handoffs: 0,
         }
+    }
+
+    /// Is configured anew.
+    fn reloads(&mut self, limit: Limit) {
+        self.configured = limit.ceiling;
+        self.engine.publish(Arc::new(configuration(limit)));
     }
 
     /// Its clock goes on, whatever else stands still.
@@ -90,6 +119,9 @@ impl Replica {
 
     /// Sees what has ended, and speaks where it is time to.
     pub fn lives(&mut self, tick: u64) {
+        if let Some((_, limit)) = self.news.take_if(|(at, _)| *at <= tick) {
+            self.reloads(limit);
+        }
         for request in self.requests.extract_if(.., |request| request.ends <= tick) {
             request.permits.unwrap().finish(Outcome::Success, None);
         }
@@ -121,6 +153,7 @@ impl Replica {
 
     /// One comes; whether it passes at once, to end then.
     pub fn admits(&mut self, ceiling: usize, ends: u64) -> bool {
+        self.goes_by[ceiling] = self.configured;
         let question = question(ceiling);
         let mut asked = pin!(self.engine.admit(&question, None));
         // One that would have to wait goes away.
@@ -168,8 +201,8 @@ impl Replica {
     }
 }
 
-fn configuration(limit: u64) -> config::Config {
-    let longest = LONGEST.0 / Nanos::MILLI.0;
+fn configuration(Limit { ceiling: limit, longest, revision }: Limit) -> config::Config {
+    let longest = longest.0 / Nanos::MILLI.0;
     let ceiling = |key| {
         format!(
             "  - {{key: {key}, concurrency: {{limit: {limit}, max_duration: {longest}ms, \
@@ -177,7 +210,7 @@ fn configuration(limit: u64) -> config::Config {
         )
     };
     let text = format!("domain: d\ndescriptors:\n{}", CEILINGS.map(ceiling).concat());
-    config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap().0
+    config::load([("a.yaml", text.as_bytes())], Revision(revision), false).unwrap().0
 }
 
 fn question(ceiling: usize) -> Question<'static> {

@@ -1,22 +1,32 @@
 //! The world: engines, their wires, a store, faults, and the oracle that counts requests.
 
-use sluicegate::backend::heartbeat::Round;
-use sluicegate::backend::memory::coordinators::Coordinators;
+use sluicegate::backend::heartbeat::{Heard, Round};
 use sluicegate::kernel::units::Nanos;
 
-use super::replica::{Replica, Request};
+use super::bound::Bound;
+use super::faults::Fault;
+use super::replica::{Limit, Replica, Request};
+use super::store::{Store, misplaced};
 use super::wire::Said;
+use crate::simulation::bad::Bad;
 use crate::support::dice::Dice;
 
 /// The keys of the ceilings.
 pub const CEILINGS: [&str; 2] = ["first", "second"];
 pub const HEARTBEAT: Nanos = Nanos::SECOND;
-pub const TERM: Nanos = Nanos::from_secs(4);
+/// With the shortest requests whole ticks, so that a share that is kept for a tick too long is seen.
+pub const TERM: Nanos = Nanos(4 * Nanos::SECOND.0 - SHORTEST.0);
 /// How long a request goes on at most.
 pub const LONGEST: Nanos = Nanos::from_secs(2);
+/// Or where they are too short to be seen, so that it is the shares that count.
+const SHORTEST: Nanos = Nanos::MILLI;
 
 /// Twenty in a heartbeat, as often as a replica looks.
-const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
+pub const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
+/// So long before the end of a tick come those who come in the nick of time: longer than the margin of a term.
+const NICK: Nanos = Nanos(10 * Nanos::MILLI.0);
+/// Ticks until the last replica has heard of another ceiling, where it is awake.
+const SPREADS: u64 = 60;
 /// Ticks with faults, and without at the end.
 const WICKED: u64 = 700;
 const QUIET: u64 = 500;
@@ -28,54 +38,6 @@ const PATIENCE: u64 = 3;
 /// When what is lost arrives.
 const NEVER: u64 = u64::MAX;
 
-/// One kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// One replica's messages are lost, both ways, for a while.
-    Partition,
-    /// What replicas say arrives late, in another order, after they gave the answer up.
-    Swizzle,
-    /// A replica stands still; its clock and its requests in the proxy do not.
-    Pause,
-    /// A replica dies; its requests go on in the proxy. It comes back in a new life.
-    Crash,
-    /// The store loses all it knew.
-    Amnesia,
-    /// Clocks show different times from the start.
-    Skew,
-    /// Clocks run at different speeds.
-    Drift,
-    /// A replica leaves in order, and another comes; what is in flight then goes on.
-    Roll,
-    /// A wall clock is set forward.
-    Step,
-}
-
-impl Fault {
-    pub const ALL: [Self; 9] = [
-        Self::Partition,
-        Self::Swizzle,
-        Self::Pause,
-        Self::Crash,
-        Self::Amnesia,
-        Self::Skew,
-        Self::Drift,
-        Self::Roll,
-        Self::Step,
-    ];
-}
-
-/// What the store is like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// As it is: in doubt after a loss.
-    Doubts,
-    /// After a loss it believes that nobody holds anything.
-    Trusts,
-    /// Its clock runs a fifth faster than may be.
-    RunsAhead,
-}
-
 /// How often what happened.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -84,6 +46,8 @@ pub struct Tally {
     late_answers: u64,
     amnesias_survived: u64,
     admitted: u64,
+    /// Ticks in which more was in use than anybody went by any more.
+    lowered: u64,
     faults: [u64; Fault::ALL.len()],
 }
 
@@ -94,6 +58,7 @@ impl Tally {
         self.late_answers += other.late_answers;
         self.amnesias_survived += other.amnesias_survived;
         self.admitted += other.admitted;
+        self.lowered += other.lowered;
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
     }
 
@@ -104,6 +69,7 @@ impl Tally {
             ("late answer".to_owned(), self.late_answers),
             ("amnesia survived".to_owned(), self.amnesias_survived),
             ("request".to_owned(), self.admitted),
+            ("use above a ceiling that fell".to_owned(), self.lowered),
         ];
         let faults = Fault::ALL.iter().zip(self.faults);
         all.extend(faults.map(|(fault, count)| (format!("{fault:?}"), count)));
@@ -147,11 +113,12 @@ pub struct World {
     dice: Dice,
     runtime: tokio::runtime::Runtime,
     faults: Vec<Fault>,
+    bad: Bad,
     store: Store,
-    coordinators: Coordinators,
-    losses: u64,
     forgot_at: Option<u64>,
-    ceiling: u64,
+    /// As last configured.
+    limit: Limit,
+    bounds: [Bound; CEILINGS.len()],
     lives: u64,
     places: Vec<Place>,
     orphans: Vec<Request>,
@@ -162,20 +129,22 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, store: Store, faults: &[Fault]) -> Self {
+    pub fn new(seed: u64, bad: Bad, faults: &[Fault]) -> Self {
         let mut dice = Dice::new(seed);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let count = 2 + dice.up_to(2);
+        // As many as there are replicas at least: those of fewer take turns, which the other simulation is about.
+        let ceiling = count + dice.up_to(9);
+        let longest = dice.pick(&[SHORTEST, LONGEST, LONGEST]);
         let mut world = Self {
             tick: 0,
             runtime,
             faults: faults.to_vec(),
-            store,
-            coordinators: Coordinators::settled(),
-            losses: 0,
+            bad,
+            store: Store::new(bad),
             forgot_at: None,
-            // As many as there are replicas at least: those of fewer take turns, which the other simulation is about.
-            ceiling: count + dice.up_to(9),
+            limit: Limit { ceiling, longest, revision: 1 },
+            bounds: [Bound::new(ceiling); CEILINGS.len()],
             lives: 0,
             places: Vec::new(),
             orphans: Vec::new(),
@@ -215,14 +184,13 @@ impl World {
         self.tally.faults[counted(Fault::Skew)] += u64::from(0 < skew);
         self.tally.faults[counted(Fault::Drift)] += u64::from(0 < slow);
         let start = Nanos::from_secs(1_000 + skew);
-        let mut replica = Replica::new(id, self.lives, start, slow, self.ceiling);
+        let mut replica = Replica::new((id, self.lives), (start, slow), self.limit, self.bad);
         replica.rush = self.dice.up_to(3);
         (self.lives, replica)
     }
 
     fn now(&self) -> Nanos {
-        let ticks = if self.store == Store::RunsAhead { self.tick * 12 / 10 } else { self.tick };
-        Nanos::from_secs(5_000).plus(Nanos(ticks * TICK.0))
+        Nanos::from_secs(5_000).plus(Nanos(self.tick * TICK.0))
     }
 
     fn strikes(&mut self) {
@@ -248,16 +216,25 @@ impl World {
                 }
             }
             Fault::Amnesia => {
-                self.losses += 1;
+                let table_too = self.dice.once_in(2);
+                self.store.forgets(self.now(), table_too);
                 self.forgot_at = Some(self.tick);
-                let trusts = self.store == Store::Trusts;
-                self.coordinators =
-                    if trusts { Coordinators::settled() } else { Coordinators::default() };
             }
+            Fault::Move => self.moves(),
             // From birth.
             Fault::Skew | Fault::Drift => return,
         }
         self.tally.faults[counted(fault)] += 1;
+    }
+
+    /// Another ceiling is configured; each replica is told of it at another time.
+    fn moves(&mut self) {
+        self.limit.ceiling = self.places.len() as u64 + self.dice.up_to(9);
+        self.limit.revision += 1;
+        for replica in self.places.iter_mut().flat_map(|place| &mut place.replica) {
+            let at = self.tick + self.dice.up_to(SPREADS);
+            replica.news = Some((at, self.limit));
+        }
     }
 
     fn buries(&mut self, at: usize) {
@@ -280,28 +257,46 @@ impl World {
     /// A tick in the life of every replica that is awake.
     fn lives(&mut self) {
         for at in 0..self.places.len() {
-            let place = &mut self.places[at];
-            let Some(replica) = &mut place.replica else { continue };
-            replica.passes(TICK);
-            if self.tick < replica.stands_until {
-                continue;
-            }
             let _time = self.runtime.enter();
-            replica.lives(self.tick);
-            if replica.has_left() {
-                place.comes_back = self.tick + 1 + self.dice.up_to(30);
-                self.buries(at);
-                continue;
+            let in_time = self.dice.once_in(2);
+            self.passes(at, TICK.since(NICK));
+            if in_time {
+                self.crowds(at);
             }
-            if WICKED < self.tick {
-                replica.rush = 3;
-            } else if self.dice.once_in(200) {
-                replica.rush = self.dice.up_to(3);
-            }
-            if !replica.leaving {
-                self.tally.admitted += crowds(replica, self.tick, &mut self.dice);
+            self.passes(at, NICK);
+            self.does(at);
+            if !in_time {
+                self.crowds(at);
             }
             self.sends(at);
+        }
+    }
+
+    fn passes(&self, at: usize, time: Nanos) {
+        self.places[at].replica.iter().for_each(|replica| replica.passes(time));
+    }
+
+    /// What a replica does by itself.
+    fn does(&mut self, at: usize) {
+        let place = &mut self.places[at];
+        let Some(replica) = place.replica.as_mut().filter(|it| it.stands_until <= self.tick) else {
+            return;
+        };
+        replica.lives(self.tick);
+        if replica.has_left() {
+            place.comes_back = self.tick + 1 + self.dice.up_to(30);
+            self.buries(at);
+        } else if WICKED < self.tick {
+            replica.rush = 3;
+        } else if self.dice.once_in(200) {
+            replica.rush = self.dice.up_to(3);
+        }
+    }
+
+    fn crowds(&mut self, at: usize) {
+        let Some(replica) = &mut self.places[at].replica else { return };
+        if replica.stands_until <= self.tick && !replica.leaving {
+            self.tally.admitted += crowds(replica, (self.tick, self.limit.longest), &mut self.dice);
         }
     }
 
@@ -355,13 +350,12 @@ impl World {
             (None, Some(round)) => (round, None),
             (None, None) => return,
         };
-        // One that trusts does not know either that it is another.
-        let trusts = self.store == Store::Trusts;
-        let name = if trusts { String::new() } else { format!("store {}", self.losses) };
-        let heard = self.coordinators.hear(now, &name, &round);
-        match answer.filter(|_| !late) {
-            Some(answer) => drop(answer.send(heard)),
-            None => self.tally.late_answers += 1,
+        let heard = self.store.hears(now, &round);
+        if let Some(answer) = answer.filter(|_| !late) {
+            drop(answer.send(heard));
+        } else {
+            self.tally.late_answers += 1;
+            self.misplaces(parcel.who, &round, &heard);
         }
         let _time = self.runtime.enter();
         if let Some(at) = at
@@ -373,23 +367,24 @@ impl World {
         }
     }
 
-    /// What is inside, against what may be.
+    /// Where nothing is numbered, who waits takes an answer that comes late for that to its newer question.
+    fn misplaces(&mut self, who: (u64, u64), round: &Round, heard: &Heard) {
+        if self.bad != Bad::ByValue {
+            return;
+        }
+        let mut theirs = self.parcels.iter_mut().filter(|parcel| parcel.who == who);
+        let waits = theirs.find(|parcel| parcel.said.is_some() && self.tick < parcel.until);
+        if let Some((parcel, said)) = waits.and_then(|it| it.said.take().map(|said| (it, said))) {
+            drop(said.answer.send(misplaced(heard, round, &said.round)));
+            parcel.again = Some(said.round);
+        }
+    }
+
+    /// What is inside, or could come in at once, against what may be.
     fn judges(&mut self) -> Result<(), String> {
-        let (mut inside, mut shares) = ([0; CEILINGS.len()], [0; CEILINGS.len()]);
-        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        for replica in all.clone() {
-            let held = replica.shares();
-            shares.iter_mut().zip(held).for_each(|(sum, share)| *sum += share);
-        }
-        let requests = all.flat_map(|replica| &replica.requests).chain(&self.orphans);
-        for request in requests.filter(|request| self.tick < request.ends) {
-            inside[request.ceiling] += 1;
-        }
-        let (ceiling, tick) = (self.ceiling, self.tick);
-        if shares.iter().chain(&inside).any(|many| ceiling < *many) {
-            return Err(format!(
-                "{inside:?} inside, {shares:?} in force of {ceiling}, tick {tick}"
-            ));
+        let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
+        for (at, inside) in inside.iter_mut().enumerate() {
+            *inside = self.judges_one(at)?;
         }
         if WICKED + SETTLES < tick {
             self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
@@ -400,10 +395,31 @@ impl World {
         Ok(())
     }
 
-    /// In the quiet time all of each ceiling came to be used: nothing is kept for nobody.
+    /// The same of one ceiling; how many are inside.
+    fn judges_one(&mut self, at: usize) -> Result<u64, String> {
+        let tick = self.tick;
+        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
+        let goes_by = all.clone().map(|replica| replica.goes_by[at]).max().unwrap_or(0);
+        let each = all.map(|it| (it.shares()[at], going_on(&it.requests, at, tick)));
+        let each: Vec<_> = each.chain([(0, going_on(&self.orphans, at, tick))]).collect();
+        let used = each.iter().map(|(share, inside)| share.max(inside)).sum();
+        let most = self.bounds[at].moves(tick, goes_by, used);
+        self.tally.lowered += u64::from(goes_by < most);
+        if most < used {
+            return Err(format!(
+                "shares and inside {each:?}, at last of the dead: above {most}, tick {tick}"
+            ));
+        }
+        Ok(each.iter().map(|(_, inside)| inside).sum())
+    }
+
+    /// In the quiet time all of each ceiling came to be used, where that can be seen: nothing is kept for nobody.
     fn judges_the_end(mut self) -> Result<Tally, String> {
-        if self.full != [self.ceiling; CEILINGS.len()] {
-            return Err(format!("{:?} inside at most of {} in the end", self.full, self.ceiling));
+        if self.limit.longest == LONGEST && self.full != [self.limit.ceiling; CEILINGS.len()] {
+            return Err(format!(
+                "{:?} inside at most of {} in the end",
+                self.full, self.limit.ceiling
+            ));
         }
         (0..self.places.len()).for_each(|at| self.buries(at));
         Ok(self.tally)
@@ -411,16 +427,20 @@ impl World {
 }
 
 /// Requests come to both ceilings; how many passed.
-fn crowds(replica: &mut Replica, tick: u64, dice: &mut Dice) -> u64 {
-    let mut passed = 0;
+fn crowds(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mut Dice) -> u64 {
+    let (mut passed, most) = (0, longest.0 / TICK.0);
     for ceiling in 0..CEILINGS.len() {
         for _ in 0..dice.up_to(replica.rush) {
-            let most = LONGEST.0 / TICK.0;
-            let lasts = if dice.once_in(3) { most } else { 1 + dice.up_to(most - 1) };
+            let lasts = if dice.once_in(3) || most == 0 { most } else { 1 + dice.up_to(most - 1) };
             passed += u64::from(replica.admits(ceiling, tick + lasts));
         }
     }
     passed
+}
+
+/// How many of these still go on at that ceiling.
+fn going_on(requests: &[Request], ceiling: usize, tick: u64) -> u64 {
+    requests.iter().filter(|it| it.ceiling == ceiling && tick < it.ends).count() as u64
 }
 
 fn counted(fault: Fault) -> usize {

@@ -1,7 +1,5 @@
 //! The protocol with one rule left out, each as it has been published or proposed somewhere.
 
-use super::faults::Fault;
-
 /// Which rule is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
@@ -37,12 +35,4 @@ impl Bad {
         Self::InFlightForExposure,
         Self::ShortMargin,
     ];
-
-    /// The faults under which it shows: the narrower ones only for speed.
-    pub const fn faults(self) -> &'static [Fault] {
-        match self {
-            Self::ShortMargin => &[Fault::Partition, Fault::Drift],
-            _ => &Fault::ALL,
-        }
-    }
 }
