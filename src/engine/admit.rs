@@ -137,22 +137,19 @@ impl Admission {
         }
     }
 
-    /// Puts a changed ceiling in force; what its bucket learnt stays. Wakes whom it lets pass. The
+    /// Puts what `rules` says of each bucket in force, as of `revision`, and what it is to the fleet; no
+    /// ceiling where it says nothing. What a bucket learnt stays; those whom that lets pass are woken. The
     /// next who asks by other rules, of no earlier configuration, puts those in force.
-    pub fn reload(&self, bucket: &[u8], revision: Revision, rules: &Rules) {
-        let bucket = self.buckets.read().get(bucket).cloned();
-        if let Some(bucket) = bucket {
-            bucket.reload(&self.clock, revision, rules, true);
-        }
-    }
-
-    /// Puts what `rules` says of each bucket in force, as of `revision`, and whether the fleet shares it; no
-    /// ceiling where it says nothing. Those whom that lets pass are woken.
-    pub fn reload_all(&self, revision: Revision, rules: impl Fn(&[u8]) -> Option<(Rules, bool)>) {
+    pub fn reload_all(
+        &self,
+        revision: Revision,
+        rules: impl Fn(&[u8]) -> Option<(Rules, Option<Shared>)>,
+    ) {
         for (name, bucket) in self.all() {
-            let free = (Rules::fixed(u32::MAX), false);
+            let free = (Rules::fixed(u32::MAX), None);
             let (rules, shared) = rules(&name).unwrap_or(free);
-            bucket.reload(&self.clock, revision, &rules, shared);
+            let terms = |shared: Shared| Some((shared, self.fleet()?.terms(shared.max_duration)));
+            bucket.reload(&self.clock, revision, &rules, shared.and_then(terms));
         }
     }
 

@@ -304,7 +304,7 @@ impl Engine {
         }
         self.ceilings.reload_all(config.revision, |name| {
             let ceiling = ceiling_of(config, name)?;
-            Some((self.rules(ceiling), self.shared(ceiling).is_some()))
+            Some((self.rules(ceiling), self.shared(ceiling)))
         });
     }
 

@@ -200,7 +200,7 @@ fn a_raised_limit_and_a_raised_share_wake_those_that_wait() {
     let mut waits = pin!(admission.acquire(ask(&rules)));
     assert!(poll(waits.as_mut()).is_pending());
     admission.share(b"shop", 1);
-    admission.reload(b"shop", Revision(1), &queued(2, 2));
+    admission.reload_all(Revision(1), |_| Some((queued(2, 2), None)));
     assert!(poll(waits.as_mut()).is_pending(), "the share is still one");
     admission.share(b"shop", 2);
     assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
@@ -212,7 +212,7 @@ fn who_asks_by_an_older_configuration_puts_nothing_of_it_back() {
     let (old, new) = (Rules::fixed(3), Rules::fixed(1));
     let _held = at_once(&admission, ask_by(2, &new)).unwrap();
     assert_eq!(at_once(&admission, ask_by(1, &old)).unwrap_err(), Denied::Full);
-    admission.reload(b"shop", Revision(1), &old);
+    admission.reload_all(Revision(1), |_| Some((old, None)));
     assert_eq!(load(&admission).limit, 1);
     let _second = at_once(&admission, ask_by(3, &old)).unwrap();
     assert_eq!(load(&admission).limit, 3);

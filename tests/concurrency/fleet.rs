@@ -640,6 +640,16 @@ fn a_reload_moves_the_ceiling_and_the_mode() {
     assert_eq!(alone.fills(), 0, "shared again");
 }
 
+#[test]
+fn a_store_hears_of_a_lower_ceiling_though_nobody_asks_for_it() {
+    let store = Store::new();
+    let mut idle = Replica::new(&store, "a", "limit: 4");
+    assert!(idle.asks());
+    idle.publish("limit: 2");
+    later(&[&idle], Nanos::SECOND);
+    assert_eq!(idle.shown().grant.unwrap().ceiling, Share(2));
+}
+
 /// Whether the ceiling is spoken of a second after somebody came and went.
 fn speaks_of_one_who_came_and_went(store: &Store, alone: &mut Replica) -> bool {
     assert!(alone.asks());

@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::kernel::concurrency::limiter::{Effect, Effects, Event, Refusal, Rules};
 use crate::kernel::concurrency::policy::{Looks, Part};
 use crate::kernel::concurrency::{Limiter, Outcome, Permit, Ticket};
-use crate::kernel::coordinator::{Heartbeat, Reply};
+use crate::kernel::coordinator::{Heartbeat, Reply, Terms};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
 pub(super) use strict::Spoken;
 use strict::Strict;
@@ -116,12 +116,19 @@ impl Bucket {
     }
 
     /// Works by `rules` of `revision` from now on, and alone unless the ceiling is `shared`.
-    pub(super) fn reload(&self, clock: &Clock, revision: Revision, rules: &Rules, shared: bool) {
+    pub(super) fn reload(
+        &self,
+        clock: &Clock,
+        revision: Revision,
+        rules: &Rules,
+        shared: Option<(Shared, Terms)>,
+    ) {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.reload(now, revision, rules);
-        if !shared {
-            state.go_alone(now);
+        match shared {
+            Some((shared, terms)) => state.share_by(shared, terms),
+            None => state.go_alone(now),
         }
         if let Some(strict) = &state.strict {
             strict.line.moves();
@@ -349,6 +356,15 @@ impl Bucket {
 
 impl State {
     /// Leaves the fleet: what this replica holds alone needs no share.
+    /// Speaks by what the ceiling is to the fleet from now on, though nobody comes: else the store would hear of what it was
+    /// for as long as this replica has a seat.
+    fn share_by(&mut self, shared: Shared, terms: Terms) {
+        let leased = self.leased.as_mut().filter(|leased| !leased.local);
+        if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
+            leased.reload(shared, terms);
+        }
+    }
+
     fn go_alone(&mut self, now: Nanos) {
         if let Some(leased) = self.leased.as_mut().filter(|leased| !leased.local) {
             leased.local = true;

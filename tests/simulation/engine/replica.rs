@@ -49,10 +49,8 @@ pub struct Replica {
     pub cut_until: u64,
     pub clogged_until: u64,
     pub leaving: bool,
-    /// What it was configured with last, and what it goes by at each ceiling: the same, once somebody has asked there since.
-    /// Until then it speaks by the one before, and keeps what it was granted of that.
-    configured: u64,
-    pub goes_by: [u64; CEILINGS.len()],
+    /// What it was configured with last.
+    pub goes_by: u64,
     /// When it is configured anew, and how.
     pub news: Option<(u64, Limit)>,
     /// Of each ceiling, as last seen.
@@ -90,8 +88,7 @@ impl Replica {
             cut_until: 0,
             clogged_until: 0,
             leaving: false,
-            configured: limit.ceiling,
-            goes_by: [limit.ceiling; CEILINGS.len()],
+            goes_by: limit.ceiling,
             news: None,
             seen: Default::default(),
             fences: 0,
@@ -101,7 +98,7 @@ impl Replica {
 
     /// Is configured anew.
     fn reloads(&mut self, limit: Limit) {
-        self.configured = limit.ceiling;
+        self.goes_by = limit.ceiling;
         self.engine.publish(Arc::new(configuration(limit)));
     }
 
@@ -153,7 +150,6 @@ impl Replica {
 
     /// One comes; whether it passes at once, to end then.
     pub fn admits(&mut self, ceiling: usize, ends: u64) -> bool {
-        self.goes_by[ceiling] = self.configured;
         let question = question(ceiling);
         let mut asked = pin!(self.engine.admit(&question, None));
         // One that would have to wait goes away.

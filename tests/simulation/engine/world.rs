@@ -399,7 +399,7 @@ impl World {
     fn judges_one(&mut self, at: usize) -> Result<u64, String> {
         let tick = self.tick;
         let all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        let goes_by = all.clone().map(|replica| replica.goes_by[at]).max().unwrap_or(0);
+        let goes_by = all.clone().map(|replica| replica.goes_by).max().unwrap_or(0);
         let each = all.map(|it| (it.shares()[at], going_on(&it.requests, at, tick)));
         let each: Vec<_> = each.chain([(0, going_on(&self.orphans, at, tick))]).collect();
         let used = each.iter().map(|(share, inside)| share.max(inside)).sum();
