@@ -238,10 +238,10 @@ impl Member {
     /// How long one that waits for others' shares lets pass: they hear of it when all speak, and answer soon after. An eighth of
     /// what has passed since, so that it comes to know not much later than it could.
     fn patience(&self, last: Nanos) -> Nanos {
-        let (least, most) = (self.terms.moment(), self.terms.debounce());
+        let (shortest, longest) = (self.terms.moment(), self.terms.debounce());
         let period = self.terms.period();
         let passed = self.clock.map(|clock| period.since(clock.after(last, period).since(last)));
-        passed.map_or(most, |passed| Nanos(passed.0 / 8).clamp(least, most))
+        passed.map_or(longest, |passed| Nanos(passed.0 / 8).clamp(shortest, longest))
     }
 
     fn holding(&self, now: Nanos) -> Option<&InForce> {
