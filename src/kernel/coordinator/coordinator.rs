@@ -13,7 +13,7 @@ use super::life::Life;
 use super::message::{Grant, Heartbeat, Holding};
 use super::seat::{Granted, Seat};
 use super::split::{Split, Want};
-use super::terms::Law;
+use super::terms::{Law, Terms};
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
 /// Seats that one ceiling can have, so that a fleet gone mad cannot fill the store.
@@ -120,8 +120,9 @@ impl Coordinator {
     fn hear(&mut self, at: usize, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) -> Seat {
         let before = self.seats.get(at).filter(|seat| seat.name() == beat.name()).copied();
         let held = if beat.leaves { Granted::default() } else { self.held(before, beat, grace) };
-        let until = if beat.leaves { now } else { now.plus(law.terms.term) };
-        let rests = until.plus(law.terms.max_duration);
+        let Terms { term, max_duration: lasts, .. } = law.terms;
+        let until = before.map_or(now, |seat| seat.until).max(now.plus(term));
+        let rests = now.plus(lasts);
         let seat = Seat {
             member: beat.member,
             life: beat.life,
@@ -133,8 +134,9 @@ impl Coordinator {
             in_flight: beat.in_flight,
             wanted: beat.wanted,
             vote: self.vote(before, beat),
-            until,
-            rests: before.map_or(rests, |seat| seat.rests.max(rests)),
+            until: if beat.leaves { now } else { until },
+            rests: before.map_or(rests, |seat| seat.admitted_rests(now, &law.terms)),
+            lasts,
             since: before.map_or(now, |seat| seat.since),
         };
         match self.seats.get_mut(at).filter(|_| before.is_some()) {

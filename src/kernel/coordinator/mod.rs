@@ -10,7 +10,7 @@
 //! | a share is let go by the number of its grant, never by its size | a late grant of the same size counts as the newer one |
 //! | sending a heartbeat voids the answer to the one before; so does a fence | a delayed answer brings back a share that was given away |
 //! | a heartbeat takes its number, the holding and the in-flight count in one instant | a fresh number beside a stale count hides requests |
-//! | a member stops at term less margin, counted from when it *sent*; the coordinator holds its exposure to term and `max_duration`, counted from when it *heard*, and no shorter than it said at any heartbeat before | a paused member's share is used twice |
+//! | a member stops at term less margin, counted from when it *sent*; the coordinator holds its exposure to term and `max_duration`, counted from when it *heard*, and no shorter than by the law under which each request was admitted | a paused member's share is used twice |
 //! | numbers are of one life of the coordinator and one of the member | an old large number acknowledges a grant never seen |
 //! | a coordinator that knows nothing grants nobody more than it proves to hold | the first to speak after a flush takes everything |
 //!

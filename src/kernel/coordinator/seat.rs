@@ -40,12 +40,13 @@ pub struct Seat {
     pub wanted: Share,
     /// What it infers; taken away when it is counted.
     pub vote: Option<Ratio>,
-    /// When its term ends, on the store's clock.
+    /// When its term ends, on the store's clock: no sooner than that of a heartbeat before, whose share it uses until it
+    /// has the answer to the newest.
     pub until: Nanos,
-    /// When all that it may admit in its term has ended: the latest that any heartbeat of it came to, by its own
-    /// `max_duration`. What it admitted while requests might take longer goes on until then, although it speaks
-    /// of shorter ones by now, or has left.
+    /// When all that it had admitted when it last spoke has ended, and all that it admits since by an earlier law.
     pub rests: Nanos,
+    /// For how long what it admits from then on may go on: the `max_duration` that it spoke under.
+    pub lasts: Nanos,
     /// Since when its share has been zero, or has not been.
     pub since: Nanos,
 }
@@ -71,7 +72,17 @@ impl Seat {
     /// been told the longer `max_duration` of them, admitted under it, and been lost before it spoke of it.
     #[must_use]
     pub fn rests_at(&self, terms: &Terms) -> Nanos {
-        self.rests.max(self.until.plus(terms.max_duration))
+        self.rests.max(self.until.plus(self.lasts.max(terms.max_duration)))
+    }
+
+    /// When all has ended that it admits by the law of before, now that it is heard again and speaks under `terms`.
+    ///
+    /// Where requests may take less time from now on, that is until its term ends: one that waited in its queue goes on for
+    /// as long as it might when it came.
+    #[must_use]
+    pub fn admitted_rests(&self, now: Nanos, terms: &Terms) -> Nanos {
+        let last = if terms.max_duration < self.lasts { now.max(self.until) } else { now };
+        self.rests.max(last.plus(self.lasts))
     }
 
     /// What this seat and others are ordered by.

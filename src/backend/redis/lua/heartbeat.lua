@@ -44,10 +44,10 @@ local ALL, HUNGRY, TURNS = 0, 1, 2
 local SAID = '<dddIIIBBdddBddIIIIIB'
 -- Where the member and its life stand in it: the name of a seat.
 local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
--- Its length tells a layout from every other, and that of the seats with it: whether the ceiling was recovered would fit in one byte.
+-- Its length tells a layout from every other, and that of the seats with it: 'recovered' would fit in one byte.
 local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
 -- What is read of all seats, and the rest of one. Shorter than any head.
-local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<ddddddI', 37, 88
+local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddddI', 37, 96
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
 -- kernel/coordinator/life.rs; and an instant that is so long ago that it knows of nobody.
@@ -148,11 +148,11 @@ local next_end, count_ending
 -- The level to which needs were filled when there last was not enough for all.
 local filled
 -- The seat that speaks: where it is, if it is there, and its fields, the same as in the lists below.
-local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, rests, its_vote
+local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, rests, lasts, its_vote
 -- Its key, the head as it was read, and the seat that speaks.
 local key, state, own
 -- All seats, a list for each field, once they were read; of the one that speaks as `lay_down` puts it there.
-local M, L, N, HG, GG, U, S, R, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+local M, L, N, HG, GG, U, S, R, D, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 -- The texts that seats were read from.
 local texts = {}
 -- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
@@ -238,7 +238,7 @@ for i = 2, #KEYS do
     local was_in_flight, was_wanted, _
     if own then
       at, _, ends, held, granted, was_in_flight, its_told, _, heard, held_generation, granted_generation, since, rests,
-        its_vote = unpack(SEAT, own)
+        lasts, its_vote = unpack(SEAT, own)
       was_wanted = unpack('<I', state, HEAD_BYTES + 4 * at - 3)
     end
 
@@ -281,7 +281,7 @@ for i = 2, #KEYS do
       -- The rest of one seat, and of all: of one it costs little.
       local function load(i)
         if L[i] then return end
-        L[i], N[i], HG[i], GG[i], S[i], R[i], V[i] = unpack(REST, texts[i], REST_FROM)
+        L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i] = unpack(REST, texts[i], REST_FROM)
       end
 
       local function load_all()
@@ -293,7 +293,8 @@ for i = 2, #KEYS do
       function lay_down()
         see_all()
         M[at], L[at], N[at], HG[at], GG[at], U[at], S[at] = member, life, heard, held_generation, granted_generation, ends, since
-        HS[at], GS[at], T[at], F[at], W[at], V[at], R[at] = held, granted, its_told, in_flight, wanted, its_vote, rests
+        HS[at], GS[at], T[at], F[at], W[at], V[at] = held, granted, its_told, in_flight, wanted, its_vote
+        R[at], D[at] = rests, lasts
       end
 
       -- kernel/coordinator/seat.rs.
@@ -308,8 +309,10 @@ for i = 2, #KEYS do
         if now < U[i] then return false end
         if exposure(i) == 0 then return true end
         load(i)
-        -- `rests_at`: by its own end, and by the law of now.
-        return R[i] <= now and U[i] + max_duration <= now
+        -- `rests_at`: by its own law, and by that of now.
+        local lasts = D[i]
+        if lasts < max_duration then lasts = max_duration end
+        return R[i] <= now and U[i] + lasts <= now
       end
 
       function drop_seats_that_are_over()
@@ -326,7 +329,8 @@ for i = 2, #KEYS do
           else
             kept = kept + 1
             M[kept], L[kept], N[kept], HG[kept], GG[kept], U[kept], S[kept] = M[i], L[i], N[i], HG[i], GG[i], U[i], S[i]
-            HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept], R[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i], R[i]
+            HS[kept], GS[kept], T[kept], F[kept], W[kept], V[kept] = HS[i], GS[i], T[i], F[i], W[i], V[i]
+            R[kept], D[kept] = R[i], D[i]
           end
         end
         n, all_changed = kept, true
@@ -352,7 +356,7 @@ for i = 2, #KEYS do
 
       function insert()
         load_all()
-        for _, run in ipairs({M, L, N, HG, GG, U, S, R, HS, GS, T, F, W, V}) do
+        for _, run in ipairs({M, L, N, HG, GG, U, S, R, D, HS, GS, T, F, W, V}) do
           for i = n, at, -1 do run[i + 1] = run[i] end
         end
         n, all_changed, sums_hold_until = n + 1, true, 0
@@ -477,7 +481,7 @@ for i = 2, #KEYS do
         local parts, to = {'head', head .. pack('<' .. rep('I', n), spread(W, 1, n))}, 2
         for i = 1, n do
           parts[to + 1] = pack(NAME, M[i], L[i])
-          parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], R[i], V[i])
+          parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i])
           to = to + 2
           -- A function of Lua takes 8,000.
           if to == 2000 then
@@ -530,7 +534,8 @@ for i = 2, #KEYS do
       -- `hear`.
       if not is_there then
         insert()
-        granted_generation, since, rests, granted, its_told, its_vote = its_held_generation, now, 0, its_held, 0, 0
+        granted_generation, since, granted, its_told, its_vote = its_held_generation, now, its_held, 0, 0
+        ends, rests, lasts = now, now, max_duration
       elseif now < sums_hold_until then
         put(-1, ends, held, granted, was_in_flight, its_told, was_wanted)
       end
@@ -539,9 +544,16 @@ for i = 2, #KEYS do
         votes = votes + (said_vote == 0 and 0 or 1) - (its_vote == 0 and 0 or 1)
         its_vote = said_vote
       end
-      ends = now
-      if leaves == 1 then granted_generation, granted = 0, 0 else ends = now + term end
-      if rests < ends + max_duration then rests = ends + max_duration end
+      -- `admitted_rests`.
+      local last = now
+      if max_duration < lasts and now < ends then last = ends end
+      if rests < last + lasts then rests = last + lasts end
+      lasts = max_duration
+      if leaves == 1 then
+        granted_generation, granted, ends = 0, 0, now
+      elseif ends < now + term then
+        ends = now + term
+      end
       if ends < sums_hold_until then sums_hold_until = ends end
 
       -- `leave`.
@@ -683,7 +695,7 @@ for i = 2, #KEYS do
         count_ending, filled, wants)
       if is_heard then
         call('HSET', key, 'head', head, name, pack(SEAT, at, member, ends, held, granted, in_flight, its_told, life, heard,
-          held_generation, granted_generation, since, rests, its_vote))
+          held_generation, granted_generation, since, rests, lasts, its_vote))
       else
         call('HSET', key, 'head', head)
       end
