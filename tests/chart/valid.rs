@@ -42,7 +42,8 @@ fn every_case_is_valid_to_kubernetes() {
         let text = template(&chart(), case.flags).unwrap();
         fs::write(rendered.path().join(format!("{}.yaml", case.name)), text).unwrap();
     }
-    let said = validate(rendered.path());
+    // The name of the folder is any letters, those of the answer among them.
+    let said = validate(rendered.path()).replace(rendered.path().to_str().unwrap(), "");
     assert_eq!(said.matches("OK").count(), CASES.len(), "{said}");
 }
 
