@@ -12,6 +12,7 @@
 
 #[path = "../support/charges.rs"]
 mod charges;
+mod lean;
 mod leased;
 #[path = "../../tests/support/resp.rs"]
 #[allow(

@@ -9,15 +9,11 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
-use tonic::transport::Channel;
-
-use super::{
-    CONNECTIONS, IN_FLIGHT, KEYS, RateLimitServiceClient, Server, Store, ask, question, row, tokio,
-};
+use super::lean::{self, Pace, Taken};
+use super::{CONNECTIONS, IN_FLIGHT, Server, Store, row, tokio};
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {requests_per_unit: 1000000000, \
                       unit: day, strategy: gcra, on_backend_failure: allow}\n";
@@ -30,14 +26,15 @@ const AFTER: Duration = Duration::from_secs(5);
 /// How often the processors are looked at.
 const LOOK: Duration = Duration::from_millis(250);
 const IN_TIME_AT_THE_CLIENT: Duration = Duration::from_millis(20);
-const TICK: Duration = Duration::from_millis(1);
+/// How long it is asked as much as it answers, of which the second half counts.
+const SATURATED: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let flags = ["--backend", &store.url(), "--backend-deadline", DEADLINE];
     let server = Server::start(dir.path(), &flags);
-    let client = tokio(2);
+    let client = tokio(1);
     let most = client.block_on(saturated(&server));
     row("rate that it answers at most, 128 in flight", most, "/s", "");
     let load = Load { server: &server, store, per_second: most / 2.0 };
@@ -49,30 +46,22 @@ pub(crate) fn run(store: &Store) {
 
 /// Answers a second with as many in flight as ever.
 async fn saturated(server: &Server) -> f64 {
-    let (calls, began) = (60_000, Instant::now());
-    let left = Arc::new(AtomicU64::new(calls));
-    let mut tasks = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let client = server.client().await;
-        let asker = |_| tokio::spawn(ask(client.clone(), Arc::clone(&left)));
-        tasks.extend((0..IN_FLIGHT / CONNECTIONS).map(asker));
-    }
-    for task in tasks {
-        task.await.unwrap();
-    }
-    calls as f64 / began.elapsed().as_secs_f64()
+    // It may not be connected to its Redis yet.
+    drop(server.client().await);
+    let over = Arc::new(AtomicBool::new(false));
+    let pace = Pace::Ever { in_flight: IN_FLIGHT / CONNECTIONS };
+    let asking = tokio::spawn(lean::ask(server.address, pace, Arc::clone(&over)));
+    tokio::time::sleep(SATURATED).await;
+    over.store(true, Relaxed);
+    let rested = |taken: &Taken| SATURATED / 2 <= taken.due;
+    let answers = asking.await.unwrap().into_iter().filter(rested).count();
+    answers as f64 / (SATURATED / 2).as_secs_f64()
 }
 
 struct Load<'s> {
     server: &'s Server,
     store: &'s Store,
     per_second: f64,
-}
-
-/// An answer: when it was due, and how long it took from then.
-struct Taken {
-    due: Duration,
-    took: Duration,
 }
 
 /// What a run came to.
@@ -113,23 +102,14 @@ impl Load<'_> {
     async fn during(&self, what: impl Future<Output = (u64, u64)>) -> Seen {
         let before = self.times();
         let over = Arc::new(AtomicBool::new(false));
-        let (sender, mut receiver) = mpsc::unbounded_channel();
-        let mut clients = Vec::new();
-        for _ in 0..CONNECTIONS {
-            clients.push(self.server.client().await);
-        }
         let whose = [self.server.process.id(), std::process::id(), self.store.process.id()];
         let looking = Looking::start(whose);
-        let asking =
-            tokio::spawn(ask_when_due(clients, self.per_second, Arc::clone(&over), sender));
+        let pace = Pace::Due { per_second: self.per_second };
+        let asking = tokio::spawn(lean::ask(self.server.address, pace, Arc::clone(&over)));
         let memory = what.await;
         over.store(true, Relaxed);
-        asking.await.unwrap();
+        let took = asking.await.unwrap();
         let looks = looking.end();
-        let mut took = Vec::new();
-        while let Some(each) = receiver.recv().await {
-            took.push(each);
-        }
         let after = self.times();
         Seen { took, looks, late: after.0 - before.0, answered: after.1 - before.1, memory }
     }
@@ -162,32 +142,6 @@ impl Load<'_> {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         began.elapsed()
-    }
-}
-
-/// Asks when questions are due, until `over`; sends how long each took.
-async fn ask_when_due(
-    clients: Vec<RateLimitServiceClient<Channel>>,
-    per_second: f64,
-    over: Arc<AtomicBool>,
-    took: mpsc::UnboundedSender<Taken>,
-) {
-    let (began, mut asked) = (Instant::now(), 0_u64);
-    let mut ticks = tokio::time::interval(TICK);
-    while !over.load(Relaxed) {
-        ticks.tick().await;
-        while (asked as f64) < began.elapsed().as_secs_f64() * per_second {
-            let due = began + Duration::from_secs_f64(asked as f64 / per_second);
-            let (took, number) = (took.clone(), asked);
-            let mut client = clients[asked as usize % clients.len()].clone();
-            tokio::spawn(async move {
-                let answer = client.should_rate_limit(question(number % KEYS)).await;
-                assert!(answer.is_ok(), "{answer:?}");
-                let taken = Taken { due: due - began, took: due.elapsed() };
-                assert!(took.send(taken).is_ok(), "it is read to its end");
-            });
-            asked += 1;
-        }
     }
 }
 

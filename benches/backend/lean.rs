@@ -1,0 +1,250 @@
+//! A client that takes little: questions as bytes that are made once, over HTTP/2 (RFC 9113), one task for each connection.
+//!
+//! On two processors a client that takes more than the service makes it wait, and measures itself. This one takes a
+//! fraction of what tonic's does: no task, no allocation and no compression of headers for a question. It asks as a [`Pace`]
+//! says, checks that each answer is an OK, and says how long each took.
+
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::{CONNECTIONS, KEYS, question};
+
+/// The preface, empty settings, and all room there can be for what the server sends.
+const HELLO: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x04\x08\0\0\0\0\0\x7f\xff\0\0";
+const SETTINGS_ARE_HEARD: &[u8] = &[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0];
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const ACK: u8 = 1;
+const FRAME: usize = 9;
+/// How long what is due may wait for being sent together with more.
+const TICK: Duration = Duration::from_millis(1);
+/// How much may be sent before the server says that there is room for more (RFC 9113, 6.9.2).
+const ROOM: i64 = 65_535;
+/// Fewer than a server of ours lets one connection ask at one time.
+const MOST_AT_ONCE: usize = 1_000;
+
+/// When questions are asked.
+#[derive(Clone, Copy)]
+pub(crate) enum Pace {
+    /// So many a second over all connections, whether or not earlier ones were answered.
+    Due { per_second: f64 },
+    /// The next when one is answered, so many at one time on each connection.
+    Ever { in_flight: usize },
+}
+
+/// An answer: when its question was due, and how long it took from then.
+pub(crate) struct Taken {
+    pub(crate) due: Duration,
+    pub(crate) took: Duration,
+}
+
+/// Asks on all connections until `over`, and waits for what is asked by then.
+pub(crate) async fn ask(address: SocketAddr, pace: Pace, over: Arc<AtomicBool>) -> Vec<Taken> {
+    let began = Instant::now();
+    let mut tasks = Vec::new();
+    for connection in 0..CONNECTIONS {
+        let asking = Asking::connect(address, pace, began, connection).await;
+        tasks.push(tokio::spawn(asking.until(Arc::clone(&over))));
+    }
+    let mut taken = Vec::new();
+    for task in tasks {
+        taken.append(&mut task.await.unwrap());
+    }
+    taken
+}
+
+/// One connection. Its question of number n, from 0, goes over stream 2n + 1.
+struct Asking {
+    stream: TcpStream,
+    pace: Pace,
+    began: Instant,
+    connection: usize,
+    questions: Vec<Question>,
+    /// What is to be sent, and was received and not yet read.
+    out: Vec<u8>,
+    came: Vec<u8>,
+    room: i64,
+    /// Since when each question waits, for as long as it does; how many do.
+    due: Vec<Option<Instant>>,
+    waiting: usize,
+    taken: Vec<Taken>,
+}
+
+impl Asking {
+    async fn connect(address: SocketAddr, pace: Pace, began: Instant, connection: usize) -> Self {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        let questions = (0..KEYS).map(|key| Question::of(&question(key).encode_to_vec())).collect();
+        let (out, came, due, taken) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self {
+            stream,
+            pace,
+            began,
+            connection,
+            questions,
+            out,
+            came,
+            room: ROOM,
+            due,
+            waiting: 0,
+            taken,
+        }
+    }
+
+    async fn until(mut self, over: Arc<AtomicBool>) -> Vec<Taken> {
+        let mut ticks: Interval = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !over.load(Relaxed) || 0 < self.waiting {
+            if !over.load(Relaxed) {
+                self.ask_what_is_due();
+            }
+            self.stream.write_all(&self.out).await.unwrap();
+            self.out.clear();
+            tokio::select! {
+                length = self.stream.read_buf(&mut self.came) => {
+                    assert_ne!(length.unwrap(), 0, "the connection ended");
+                    self.hear();
+                }
+                _ = ticks.tick() => {}
+            }
+        }
+        self.taken
+    }
+
+    fn ask_what_is_due(&mut self) {
+        let now = Instant::now();
+        while let Some(due) = self.next_due(now).filter(|due| *due <= now) {
+            let number = self.due.len();
+            // All keys in turn, in the order in which questions are due.
+            let question =
+                &self.questions[(number * CONNECTIONS + self.connection) % KEYS as usize];
+            if self.room < question.message || MOST_AT_ONCE <= self.waiting {
+                break;
+            }
+            self.room -= question.message;
+            question.put(2 * number as u32 + 1, &mut self.out);
+            self.due.push(Some(due));
+            self.waiting += 1;
+        }
+    }
+
+    /// When the next question is due, if it can be said.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        match self.pace {
+            Pace::Ever { in_flight } => (self.waiting < in_flight).then_some(now),
+            Pace::Due { per_second } => {
+                let before = self.due.len() * CONNECTIONS + self.connection;
+                Some(self.began + Duration::from_secs_f64(before as f64 / per_second))
+            }
+        }
+    }
+
+    /// Reads the frames that came whole.
+    fn hear(&mut self) {
+        let (mut at, came) = (0, std::mem::take(&mut self.came));
+        while let Some(head) = came.get(at..at + FRAME) {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let Some(payload) = came.get(at + FRAME..at + FRAME + length) else { break };
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            self.hear_frame(head[3], head[4], stream, payload);
+            at += FRAME + length;
+        }
+        self.came = came;
+        self.came.drain(..at);
+    }
+
+    fn hear_frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        match kind {
+            // A message whole: uncompressed, its length, itself.
+            DATA => {
+                let answer = RateLimitResponse::decode(&payload[5..]).unwrap();
+                assert_eq!(answer.overall_code, Code::Ok as i32);
+                self.answered(stream);
+            }
+            // What answers without a message says why not.
+            HEADERS => {
+                let ends = flags & END_STREAM != 0;
+                let waits = self.due[stream as usize / 2].is_some();
+                assert!(!(ends && waits), "no answer: {}", String::from_utf8_lossy(payload));
+            }
+            SETTINGS if flags & ACK == 0 => self.out.extend_from_slice(SETTINGS_ARE_HEARD),
+            PING if flags & ACK == 0 => {
+                self.out.extend_from_slice(&[0, 0, 8, PING, ACK, 0, 0, 0, 0]);
+                self.out.extend_from_slice(payload);
+            }
+            WINDOW_UPDATE if stream == 0 => {
+                self.room += i64::from(u32::from_be_bytes(payload.try_into().unwrap()));
+            }
+            SETTINGS | PING | WINDOW_UPDATE => {}
+            other => panic!("a frame of kind {other} for stream {stream}: {payload:?}"),
+        }
+    }
+
+    fn answered(&mut self, stream: u32) {
+        let due = self.due[stream as usize / 2].take().unwrap();
+        self.waiting -= 1;
+        self.taken.push(Taken { due: due - self.began, took: due.elapsed() });
+    }
+}
+
+/// A question of one key, for any stream.
+struct Question {
+    headers: Vec<u8>,
+    data: Vec<u8>,
+    /// Bytes that there has to be room for, which headers are not among.
+    message: i64,
+}
+
+impl Question {
+    fn of(message: &[u8]) -> Self {
+        let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+        // RFC 7541, 6.2.2, and its appendix A: POST, http, and names that are 4, 1 and 31 there; `te` is not.
+        let headers = [
+            vec![0x83, 0x86, 0x04],
+            text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+            [vec![0x01], text("sluicegate")].concat(),
+            [vec![0x0f, 0x10], text("application/grpc")].concat(),
+            [vec![0x00], text("te"), text("trailers")].concat(),
+        ];
+        let length = (message.len() as u32).to_be_bytes();
+        let message = [&[0], &length[..], message].concat();
+        Self {
+            headers: frame(HEADERS, END_HEADERS, &headers.concat()),
+            data: frame(DATA, END_STREAM, &message),
+            message: i64::try_from(message.len()).unwrap(),
+        }
+    }
+
+    fn put(&self, stream: u32, out: &mut Vec<u8>) {
+        for frame in [&self.headers, &self.data] {
+            let (kind, payload) = (&frame[..FRAME - 4], &frame[FRAME..]);
+            out.extend_from_slice(kind);
+            out.extend_from_slice(&stream.to_be_bytes());
+            out.extend_from_slice(payload);
+        }
+    }
+}
+
+/// A frame of stream 0.
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
+    [&length[..], &[kind, flags, 0, 0, 0, 0], payload].concat()
+}
