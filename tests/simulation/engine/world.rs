@@ -219,6 +219,7 @@ impl World {
                 let table_too = self.dice.once_in(2);
                 self.store.forgets(self.now(), table_too);
                 self.forgot_at = Some(self.tick);
+                self.bounds.iter_mut().for_each(|bound| bound.is_doubted(self.tick));
             }
             Fault::Move => self.moves(),
             // From birth.
