@@ -332,6 +332,12 @@ impl Held {
         self.leave(outcome, rtt)
     }
 
+    /// What it is held for goes on, and nobody here will see its end: it is given back by its deadline alone.
+    pub fn go_on(mut self) {
+        self.left = true;
+        self.bucket.goes_on(&self.clock, self.permit);
+    }
+
     /// When it was admitted; `None` where its deadline took it back.
     #[must_use]
     pub fn since(&self) -> Option<Nanos> {

@@ -103,6 +103,12 @@ impl Permits {
         self.0.iter().filter_map(Held::keep).min()
     }
 
+    /// The process goes, and the requests go on where it sees their ends no more. They count for as long as it lives; where a
+    /// fleet holds the ceiling they count after that until `max_duration` is over.
+    pub fn go_on(self) {
+        self.0.into_iter().for_each(Held::go_on);
+    }
+
     /// Whether nothing is held: no ceiling covers the question.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -11,6 +11,7 @@ mod faults;
 mod fleet;
 mod frozen;
 mod given_back;
+mod going;
 mod holds;
 mod inspect;
 mod leased;

@@ -78,18 +78,18 @@ fn flags(node: &str) -> Vec<String> {
     flags.concat().into_iter().map(str::to_owned).collect()
 }
 
-fn replica(limits: &tempfile::TempDir, url: &str, node: &str, more: &[&str]) -> Service {
+pub(super) fn replica(limits: &tempfile::TempDir, url: &str, node: &str, more: &[&str]) -> Service {
     let flags = flags(node);
     let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
     serve(limits.path(), url, &flags)
 }
 
-fn door(runtime: &Runtime, service: &Service) -> Channel {
+pub(super) fn door(runtime: &Runtime, service: &Service) -> Channel {
     let endpoint = service.door();
     runtime.block_on(async { endpoint.connect_lazy() })
 }
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
@@ -259,8 +259,17 @@ fn a_ceiling_of_ten_is_never_exceeded_whatever_happens_to_replicas_and_store() {
     assert_eq!(most, CEILING, "and as many as may be were inside");
 }
 
+/// Settings with a hook that asks for the ceiling.
+pub(super) fn hooks(place: &tempfile::TempDir) -> std::path::PathBuf {
+    let settings = place.path().join("server.yaml");
+    let hooks = "hooks:\n- name: edge\n  domain: d\n  descriptors:\n  \
+                 - [{generic_key: {descriptor_key: upstream, descriptor_value: all}}]\n";
+    std::fs::write(&settings, hooks).unwrap();
+    settings
+}
+
 /// A stream that holds a place, if it got one.
-async fn stream(door: Channel) -> Option<impl Sized> {
+pub(super) async fn stream(door: Channel) -> Option<impl Sized> {
     let headers = Message::RequestHeaders(HttpHeaders::default());
     let asked = ProcessingRequest { request: Some(headers), ..ProcessingRequest::default() };
     let asks = tokio_stream::iter([asked]).chain(tokio_stream::pending());
@@ -277,10 +286,7 @@ async fn stream(door: Channel) -> Option<impl Sized> {
 fn streams_of_a_replica_that_is_killed_are_free_after_three_beats_and_no_sooner() {
     let (store, limits, runtime) = (Store::running(), limits(3, ""), runtime());
     let elsewhere = tempfile::tempdir().unwrap();
-    let settings = elsewhere.path().join("server.yaml");
-    let hooks = "hooks:\n- name: edge\n  domain: d\n  descriptors:\n  \
-                 - [{generic_key: {descriptor_key: upstream, descriptor_value: all}}]\n";
-    std::fs::write(&settings, hooks).unwrap();
+    let settings = hooks(&elsewhere);
     let more = ["--settings", settings.to_str().unwrap()];
     let mut killed = replica(&limits, &store.url(), "killed", &more);
     let stays = replica(&limits, &store.url(), "stays", &more);

@@ -241,7 +241,7 @@ impl Processor {
                     Some(message) => message,
                     None => return,
                 },
-                _ = leaving.wait_for(|leaving| *leaving) => return,
+                _ = leaving.wait_for(|leaving| *leaving) => return permits.go_on(),
             };
             match message {
                 Ok(None) => return permits.finish(outcome, None),
@@ -257,7 +257,7 @@ impl Processor {
                     tokio::select! {
                         // Who takes none any more has ended; how, comes next.
                         _taken = replies.send(Ok(reply(said))) => {}
-                        _ = leaving.wait_for(|leaving| *leaving) => return,
+                        _ = leaving.wait_for(|leaving| *leaving) => return permits.go_on(),
                     }
                 }
             }

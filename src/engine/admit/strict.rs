@@ -118,7 +118,9 @@ impl Admission {
         let (bucket, line) = loop {
             let bucket = self.bucket(&ask)?;
             // A bucket that was dropped meanwhile has a successor.
-            if let Some(line) = bucket.comes(&self.clock, &ask, fleet.teller()) {
+            if let Some(line) =
+                bucket.comes(&self.clock, &ask, strictly.max_duration, fleet.teller())
+            {
                 break (bucket, line);
             }
         };

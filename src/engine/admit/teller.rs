@@ -238,7 +238,8 @@ impl Admission {
         let teller = fleet.teller();
         let _turn = teller.turn.lock().await;
         let now = self.clock.steady();
-        let is_beat = teller.begins_a_beat(now);
+        // One who leaves says for the last time what goes on.
+        let is_beat = teller.begins_a_beat(now) || fleet.has_left();
         let mut said = Said::default();
         if is_beat {
             for (name, bucket) in teller.buckets() {

@@ -66,7 +66,7 @@ pub(super) async fn run(
     let mut stream = Stream { service, headers, places, asking };
     loop {
         let reply = tokio::select! {
-            _ = leaving.wait_for(|leaving| *leaving) => return,
+            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(),
             Some(acquired) = stream.asking.next() => Some(stream.settle(acquired)),
             message = messages.message() => match message {
                 Ok(Some(HoldRequest { ask })) => stream.take(ask),
@@ -81,7 +81,7 @@ pub(super) async fn run(
         let Some(reply) = reply else { continue };
         let is_told = tokio::select! {
             told = replies.send(Ok(reply)) => told.is_ok(),
-            _ = leaving.wait_for(|leaving| *leaving) => false,
+            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(),
             () = tokio::time::sleep(UNREAD) => false,
         };
         if !is_told {
@@ -91,6 +91,15 @@ pub(super) async fn run(
 }
 
 impl Stream<'_> {
+    /// The process goes, and what is done under the places does not.
+    fn go_on(self) {
+        for place in self.places.into_values() {
+            if let Place::Holds(permits) = place {
+                permits.go_on();
+            }
+        }
+    }
+
     /// The answer to `ask`, unless it comes later.
     fn take(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
         let (id, said) = match ask {

@@ -101,6 +101,13 @@ struct Place {
 }
 
 impl Place {
+    /// The process goes, and its request does not.
+    fn go_on(&mut self) {
+        if let Some(permits) = self.permits.take() {
+            permits.go_on();
+        }
+    }
+
     /// Before its request has ended, so that nothing is told of the backend.
     fn give_up(&mut self) {
         drop(self.permits.take());
@@ -124,7 +131,7 @@ fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>
             () = peer.gone() => {}
             () = over(longest) => place.give_up(),
             // A sender that is gone means that the process is ending as well.
-            _ = leaving.wait_for(|leaving| *leaving) => place.give_up(),
+            _ = leaving.wait_for(|leaving| *leaving) => place.go_on(),
         }
         drop(place);
         Ok::<_, Infallible>(Bytes::new())

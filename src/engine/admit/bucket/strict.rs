@@ -30,6 +30,8 @@ pub(super) struct Strict {
     /// The teller has it on its list.
     is_told: bool,
     limit: u32,
+    /// The longest that a request may go on.
+    max_duration: Nanos,
     held: Option<Share>,
     closed_for: Nanos,
     outage: bool,
@@ -43,6 +45,8 @@ struct Entry {
     keep: Nanos,
     is_held: bool,
     known: Known,
+    /// When it is over at the latest, where its end will not be seen.
+    ends: Option<Nanos>,
 }
 
 /// Whether the store knows of a permit.
@@ -61,6 +65,7 @@ impl Bucket {
         &self,
         clock: &Clock,
         ask: &Ask<'_>,
+        max_duration: Nanos,
         teller: &Arc<Teller>,
     ) -> Option<Arc<Line>> {
         let mut state = self.0.lock();
@@ -75,7 +80,7 @@ impl Bucket {
         let limit = state.rules.limit;
         let made = || Box::new(Strict::new(ask.bucket, teller));
         let strict = state.strict.get_or_insert_with(made);
-        strict.limit = limit;
+        (strict.limit, strict.max_duration) = (limit, max_duration);
         Some(Arc::clone(&strict.line))
     }
 
@@ -138,10 +143,21 @@ impl Bucket {
             if entry.known == Known::No {
                 entry.known = Known::Yes;
             }
-            let keep = limiter.until(*permit).map(|until| until.since(now));
+            let until = limiter.until(*permit).or(entry.ends);
+            let keep = until.map(|until| until.since(now));
             (entry.id, strict.teller.kept(keep))
         });
         told.collect()
+    }
+
+    /// The request of `permit` goes on, and its end will not be seen here: the store keeps it for as long as it may take.
+    pub(in crate::engine::admit) fn goes_on(&self, clock: &Clock, permit: Permit) {
+        let mut state = self.0.lock();
+        let Some(strict) = &mut state.strict else { return };
+        let ends = clock.steady().plus(strict.max_duration);
+        if let Some(entry) = strict.permits.get_mut(&permit) {
+            entry.ends = Some(ends);
+        }
     }
 
     /// What the store said to it.
@@ -201,6 +217,7 @@ impl Strict {
             permits: HashMap::new(),
             is_told: false,
             limit: 0,
+            max_duration: Nanos(0),
             held: None,
             closed_for: Nanos(0),
             outage: false,
@@ -209,7 +226,8 @@ impl Strict {
 
     fn begins(&mut self, permit: Permit, keep: Nanos) -> Id {
         let id = self.teller.next_id();
-        self.permits.insert(permit, Entry { id, keep, is_held: false, known: Known::Perhaps });
+        self.permits
+            .insert(permit, Entry { id, keep, is_held: false, known: Known::Perhaps, ends: None });
         id
     }
 
@@ -244,7 +262,9 @@ impl Strict {
     }
 
     fn over(&mut self, now: Nanos, permit: Permit) {
-        let Some(Entry { id, keep, is_held, known }) = self.permits.remove(&permit) else { return };
+        let Some(Entry { id, keep, is_held, known, .. }) = self.permits.remove(&permit) else {
+            return;
+        };
         if known == Known::No {
             if is_held {
                 self.line.moves();
