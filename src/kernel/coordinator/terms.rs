@@ -114,7 +114,8 @@ impl Terms {
         self.term.plus(self.max_duration)
     }
 
-    /// The least pause between two heartbeats, however urgent: a twentieth of the usual.
+    /// How long one lets pass between two heartbeats who has too much in flight for what others wait for, and at most who waits for
+    /// others ([`Terms::moment`] at least): a twentieth of the usual.
     #[must_use]
     pub const fn debounce(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(20))
