@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::{CONNECTIONS, KEYS, question};
+use super::{CONNECTIONS, KEYS, at_random, question};
 
 /// The preface, empty settings, and all room there can be for what the server sends.
 const HELLO: &[u8] =
@@ -55,9 +55,13 @@ pub(crate) struct Taken {
     pub(crate) took: Duration,
 }
 
-/// Asks on all connections until `over`, and waits for what is asked by then.
-pub(crate) async fn ask(address: SocketAddr, pace: Pace, over: Arc<AtomicBool>) -> Vec<Taken> {
-    let began = Instant::now();
+/// Asks on all connections from `began` until `over`, and waits for what is due by then.
+pub(crate) async fn ask(
+    address: SocketAddr,
+    pace: Pace,
+    began: Instant,
+    over: Arc<AtomicBool>,
+) -> Vec<Taken> {
     let mut tasks = Vec::new();
     for connection in 0..CONNECTIONS {
         let asking = Asking::connect(address, pace, began, connection).await;
@@ -68,6 +72,12 @@ pub(crate) async fn ask(address: SocketAddr, pace: Pace, over: Arc<AtomicBool>) 
         taken.append(&mut task.await.unwrap());
     }
     taken
+}
+
+/// A question: since when it waits, for as long as it does; whether its answer came, which its stream may outlast.
+struct Asked {
+    due: Option<Instant>,
+    has_answer: bool,
 }
 
 /// One connection. Its question of number n, from 0, goes over stream 2n + 1.
@@ -81,8 +91,8 @@ struct Asking {
     out: Vec<u8>,
     came: Vec<u8>,
     room: i64,
-    /// Since when each question waits, for as long as it does; how many do.
-    due: Vec<Option<Instant>>,
+    asked: Vec<Asked>,
+    /// How many of them have no answer.
     waiting: usize,
     taken: Vec<Taken>,
 }
@@ -93,7 +103,7 @@ impl Asking {
         stream.set_nodelay(true).unwrap();
         stream.write_all(HELLO).await.unwrap();
         let questions = (0..KEYS).map(|key| Question::of(&question(key).encode_to_vec())).collect();
-        let (out, came, due, taken) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (out, came, asked, taken) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self {
             stream,
             pace,
@@ -103,7 +113,7 @@ impl Asking {
             out,
             came,
             room: ROOM,
-            due,
+            asked,
             waiting: 0,
             taken,
         }
@@ -112,9 +122,12 @@ impl Asking {
     async fn until(mut self, over: Arc<AtomicBool>) -> Vec<Taken> {
         let mut ticks: Interval = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while !over.load(Relaxed) || 0 < self.waiting {
-            if !over.load(Relaxed) {
-                self.ask_what_is_due();
+        let mut end = None;
+        loop {
+            end = end.or_else(|| over.load(Relaxed).then(Instant::now));
+            let is_all_asked = self.ask_what_is_due(end);
+            if end.is_some() && is_all_asked && self.waiting == 0 {
+                return self.taken;
             }
             self.stream.write_all(&self.out).await.unwrap();
             self.out.clear();
@@ -126,24 +139,27 @@ impl Asking {
                 _ = ticks.tick() => {}
             }
         }
-        self.taken
     }
 
-    fn ask_what_is_due(&mut self) {
-        let now = Instant::now();
+    /// Whether nothing is left that is due; until `end`, where there is one.
+    fn ask_what_is_due(&mut self, end: Option<Instant>) -> bool {
+        let now = end.unwrap_or_else(Instant::now);
+        if end.is_some() && matches!(self.pace, Pace::Ever { .. }) {
+            return true;
+        }
         while let Some(due) = self.next_due(now).filter(|due| *due <= now) {
-            let number = self.due.len();
-            // All keys in turn, in the order in which questions are due.
-            let question =
-                &self.questions[(number * CONNECTIONS + self.connection) % KEYS as usize];
+            let number = self.asked.len();
+            let among_all = number * CONNECTIONS + self.connection;
+            let question = &self.questions[(at_random(among_all as u64) % KEYS) as usize];
             if self.room < question.message || MOST_AT_ONCE <= self.waiting {
-                break;
+                return false;
             }
             self.room -= question.message;
             question.put(2 * number as u32 + 1, &mut self.out);
-            self.due.push(Some(due));
+            self.asked.push(Asked { due: Some(due), has_answer: false });
             self.waiting += 1;
         }
+        true
     }
 
     /// When the next question is due, if it can be said.
@@ -151,7 +167,7 @@ impl Asking {
         match self.pace {
             Pace::Ever { in_flight } => (self.waiting < in_flight).then_some(now),
             Pace::Due { per_second } => {
-                let before = self.due.len() * CONNECTIONS + self.connection;
+                let before = self.asked.len() * CONNECTIONS + self.connection;
                 Some(self.began + Duration::from_secs_f64(before as f64 / per_second))
             }
         }
@@ -177,14 +193,9 @@ impl Asking {
             DATA => {
                 let answer = RateLimitResponse::decode(&payload[5..]).unwrap();
                 assert_eq!(answer.overall_code, Code::Ok as i32);
-                self.answered(stream);
+                self.asked[stream as usize / 2].has_answer = true;
             }
-            // What answers without a message says why not.
-            HEADERS => {
-                let ends = flags & END_STREAM != 0;
-                let waits = self.due[stream as usize / 2].is_some();
-                assert!(!(ends && waits), "no answer: {}", String::from_utf8_lossy(payload));
-            }
+            HEADERS if flags & END_STREAM != 0 => self.ends(stream, payload),
             SETTINGS if flags & ACK == 0 => self.out.extend_from_slice(SETTINGS_ARE_HEARD),
             PING if flags & ACK == 0 => {
                 self.out.extend_from_slice(&[0, 0, 8, PING, ACK, 0, 0, 0, 0]);
@@ -193,13 +204,16 @@ impl Asking {
             WINDOW_UPDATE if stream == 0 => {
                 self.room += i64::from(u32::from_be_bytes(payload.try_into().unwrap()));
             }
-            SETTINGS | PING | WINDOW_UPDATE => {}
+            HEADERS | SETTINGS | PING | WINDOW_UPDATE => {}
             other => panic!("a frame of kind {other} for stream {stream}: {payload:?}"),
         }
     }
 
-    fn answered(&mut self, stream: u32) {
-        let due = self.due[stream as usize / 2].take().unwrap();
+    /// With its trailers, which say why there is no answer where there is none.
+    fn ends(&mut self, stream: u32, trailers: &[u8]) {
+        let asked = &mut self.asked[stream as usize / 2];
+        assert!(asked.has_answer, "no answer: {}", String::from_utf8_lossy(trailers));
+        let due = asked.due.take().unwrap();
         self.waiting -= 1;
         self.taken.push(Taken { due: due - self.began, took: due.elapsed() });
     }

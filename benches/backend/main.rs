@@ -1,6 +1,6 @@
 //! A Redis that replicas share: what it costs the server, the caller, and the Redis.
 //!
-//! The Redis is started here, on a Unix socket. The server's CPU is that of the real server over its
+//! The Redis is started here and asked over loopback. The server's CPU is that of the real server over its
 //! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
 //! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
 //! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
@@ -25,7 +25,7 @@ mod resp;
 mod stall;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -192,19 +192,23 @@ fn hot_key(store: &Store) {
 struct Store {
     process: Child,
     dir: tempfile::TempDir,
+    port: u16,
 }
 
 impl Store {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
+        // Free a moment ago.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let process = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+            .args(["--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(dir.path().join("redis.sock"))
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("REDIS IS MISSING: no redis-server here: {error}"));
-        let store = Self { process, dir };
+        let store = Self { process, dir, port };
         let patience = Instant::now();
         while resp::Client::connect(&store.socket()).is_err() {
             assert!(patience.elapsed() < Duration::from_secs(20), "redis does not answer");
@@ -213,12 +217,13 @@ impl Store {
         store
     }
 
+    /// What it is looked at by.
     fn socket(&self) -> PathBuf {
         self.dir.path().join("redis.sock")
     }
 
     fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket().display())
+        format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// User and system time since it started.
@@ -241,10 +246,11 @@ impl Store {
     }
 
     fn backend(&self, runtime: &Runtime, batching: Batching) -> Redis {
+        let address = redis::Address { host: "127.0.0.1".to_owned(), port: self.port };
         let (backend, connection) = Redis::new(redis::Options {
             batching,
             deadline: Duration::from_secs(20),
-            ..redis::Options::at(redis::Place::Unix(self.socket()))
+            ..redis::Options::at(redis::Place::Tcp(address))
         });
         runtime.spawn(connection);
         while backend.trouble().is_some() {
@@ -267,8 +273,7 @@ fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questio
         let (backend, left) = (Arc::clone(backend), Arc::clone(&left));
         runtime.spawn(async move {
             while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
-                // Spread, and not in an order.
-                let charges = asked(number.wrapping_mul(2_654_435_761) % keys, way);
+                let charges = asked(at_random(number) % keys, way);
                 let outcome = wait(backend.charge(Nanos(0), &charges)).await[0];
                 assert!(matches!(outcome, Outcome::Stepped(Step::Admit(_))), "{outcome:?}");
             }
@@ -339,12 +344,25 @@ impl Server {
 
     /// The value of a series.
     fn metric(&self, name: &str) -> u64 {
+        let page = self.metrics();
+        let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+        page.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in {page}"))
+    }
+
+    /// What its store did not answer.
+    fn failures(&self) -> u64 {
+        let page = self.metrics();
+        let its =
+            page.lines().filter(|line| line.starts_with("sluicegate_backend_failures_total{"));
+        its.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    }
+
+    fn metrics(&self) -> String {
         let mut stream = TcpStream::connect(self.metrics).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
-        page.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in {page}"))
+        page
     }
 
     /// User and system time, in clock ticks of a hundredth of a second.
@@ -379,10 +397,18 @@ async fn cpu_per_question(server: &Server) -> f64 {
 
 async fn ask(mut client: RateLimitServiceClient<Channel>, left: Arc<AtomicU64>) {
     while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
-        let number = number.wrapping_mul(2_654_435_761) % KEYS;
+        let number = at_random(number) % KEYS;
         let answer = client.should_rate_limit(question(number)).await.unwrap().into_inner();
         assert_eq!(answer.overall_code, Code::Ok as i32);
     }
+}
+
+/// The same for the same number, and for numbers in a row as if it were drawn (`SplitMix64`).
+fn at_random(number: u64) -> u64 {
+    let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 fn question(number: u64) -> RateLimitRequest {

@@ -26,6 +26,10 @@ const AFTER: Duration = Duration::from_secs(5);
 /// How often the processors are looked at.
 const LOOK: Duration = Duration::from_millis(250);
 const IN_TIME_AT_THE_CLIENT: Duration = Duration::from_millis(20);
+/// How long the load has been there when the Redis stops.
+const BEFORE: Duration = Duration::from_secs(2);
+/// What all has to be normal within, after it goes on.
+const NORMAL: Duration = Duration::from_secs(1);
 /// How long it is asked as much as it answers, of which the second half counts.
 const SATURATED: Duration = Duration::from_secs(4);
 
@@ -39,9 +43,12 @@ pub(crate) fn run(store: &Store) {
     row("rate that it answers at most, 128 in flight", most, "/s", "");
     let load = Load { server: &server, store, per_second: most / 2.0 };
     client.block_on(load.calm()).show("no stall");
-    let (stalled, normal) = client.block_on(load.stalled());
+    let (stalled, after) = client.block_on(load.stalled());
+    let later = stalled.slowest_from(after.since + NORMAL);
     stalled.show("Redis stopped for a minute");
-    row("  answered by the store again after SIGCONT", normal.as_secs_f64(), "s", "1");
+    row("  answered by the store again after SIGCONT", after.normal.as_secs_f64(), "s", "1");
+    row("  due a second after SIGCONT or later: slowest", later.as_secs_f64() * 1e3, "ms", "20");
+    row("  answered without the store then", after.failures as f64, "", "0");
 }
 
 /// Answers a second with as many in flight as ever.
@@ -50,11 +57,13 @@ async fn saturated(server: &Server) -> f64 {
     drop(server.client().await);
     let over = Arc::new(AtomicBool::new(false));
     let pace = Pace::Ever { in_flight: IN_FLIGHT / CONNECTIONS };
-    let asking = tokio::spawn(lean::ask(server.address, pace, Arc::clone(&over)));
+    let (began, failures) = (Instant::now(), server.failures());
+    let asking = tokio::spawn(lean::ask(server.address, pace, began, Arc::clone(&over)));
     tokio::time::sleep(SATURATED).await;
     over.store(true, Relaxed);
     let rested = |taken: &Taken| SATURATED / 2 <= taken.due;
     let answers = asking.await.unwrap().into_iter().filter(rested).count();
+    row("  answered without the store then", (server.failures() - failures) as f64, "", "0");
     answers as f64 / (SATURATED / 2).as_secs_f64()
 }
 
@@ -75,37 +84,62 @@ struct Seen {
     memory: (u64, u64),
 }
 
+/// What it was like after the Redis went on.
+#[derive(Default)]
+struct After {
+    /// When, from the beginning of the load.
+    since: Duration,
+    /// From then until the service said that its store answers.
+    normal: Duration,
+    /// Questions that were answered without it later than [`NORMAL`] after that.
+    failures: u64,
+}
+
 impl Load<'_> {
     async fn calm(&self) -> Seen {
-        self.during(async {
+        let (began, failures) = (Instant::now(), self.server.failures());
+        let calm = async {
             tokio::time::sleep(CALM).await;
             (0, 0)
-        })
-        .await
+        };
+        let seen = self.during(began, calm).await;
+        row(
+            "no stall: answered without the store",
+            (self.server.failures() - failures) as f64,
+            "",
+            "0",
+        );
+        seen
     }
 
-    async fn stalled(&self) -> (Seen, Duration) {
-        let mut normal = Duration::MAX;
-        let seen = self.during(async {
+    async fn stalled(&self) -> (Seen, After) {
+        let began = Instant::now();
+        let mut after = After::default();
+        let stalled = async {
+            tokio::time::sleep(BEFORE).await;
             signal(self.store, "STOP");
             let memory = self.memory_over(STALL).await;
             signal(self.store, "CONT");
-            normal = self.answered_by_the_store().await;
+            after.since = began.elapsed();
+            after.normal = self.answered_by_the_store().await;
+            tokio::time::sleep((after.since + NORMAL).saturating_sub(began.elapsed())).await;
+            let failures = self.server.failures();
             tokio::time::sleep(AFTER).await;
+            after.failures = self.server.failures() - failures;
             memory
-        });
-        let seen = seen.await;
-        (seen, normal)
+        };
+        let seen = self.during(began, stalled).await;
+        (seen, after)
     }
 
     /// Asks while `what` lasts.
-    async fn during(&self, what: impl Future<Output = (u64, u64)>) -> Seen {
+    async fn during(&self, began: Instant, what: impl Future<Output = (u64, u64)>) -> Seen {
         let before = self.times();
         let over = Arc::new(AtomicBool::new(false));
         let whose = [self.server.process.id(), std::process::id(), self.store.process.id()];
         let looking = Looking::start(whose);
         let pace = Pace::Due { per_second: self.per_second };
-        let asking = tokio::spawn(lean::ask(self.server.address, pace, Arc::clone(&over)));
+        let asking = tokio::spawn(lean::ask(self.server.address, pace, began, Arc::clone(&over)));
         let memory = what.await;
         over.store(true, Relaxed);
         let took = asking.await.unwrap();
@@ -152,6 +186,12 @@ fn signal(store: &Store, name: &str) {
 }
 
 impl Seen {
+    /// The slowest of those that were due at `from` or later.
+    fn slowest_from(&self, from: Duration) -> Duration {
+        let later = self.took.iter().filter(|taken| from <= taken.due);
+        later.map(|taken| taken.took).max().unwrap_or(Duration::MAX)
+    }
+
     fn show(mut self, what: &str) {
         self.show_when_late();
         self.took.sort_unstable_by_key(|taken| taken.took);

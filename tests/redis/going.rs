@@ -65,9 +65,9 @@ fn closed_for(mode: &str, opens: Opens) -> Duration {
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let settings = hooks(&elsewhere);
-    let more = ["--settings", settings.to_str().unwrap()];
-    let mut goes = replica(&limits, &store.url(), "goes", &more);
-    let stays = replica(&limits, &store.url(), "stays", &more);
+    let flags = ["--settings", settings.to_str().unwrap()];
+    let mut goes = replica(&limits, &store.url(), "goes", &flags);
+    let stays = replica(&limits, &store.url(), "stays", &flags);
     let (mut held, mut began) = (Vec::new(), now());
     until("all places are held", || {
         if held.is_empty() {
