@@ -10,7 +10,8 @@ use sluicegate::kernel::units::Nanos;
 use tokio::time::timeout;
 
 use super::degrade::redis_at;
-use super::load::under_load;
+use super::load::{counted, under_load};
+use super::observed::tell;
 use super::{ask_of, failures, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::cluster::Cluster;
@@ -60,8 +61,7 @@ fn used_up(service: &Service, domain: &str, value: &str) -> Result<(), String> {
 }
 
 /// Loses a primary by `lose` and holds what is promised until its replica has taken over.
-/// Returns what was observed.
-fn a_primary_is_lost(lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) -> String {
+fn a_primary_is_lost(what: &str, lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) {
     for_a_day_with_a_minute_left();
     let mut cluster = Cluster::with_replicas();
     let domains = domains(&cluster);
@@ -89,35 +89,38 @@ fn a_primary_is_lost(lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Pro
         until("its slots are answered again", || used_up(&service, domains[LOST], "kept")).unwrap();
         began.elapsed()
     });
+    wait_until_whole(&service);
+    let harmed = &asked[LOST];
+    let [admitted, failed, all] =
+        [harmed.with(200), harmed.with(400), harmed.statuses.values().sum()]
+            .map(|count| count as u64);
+    let forgotten = admitted.saturating_sub(counted(&service, domains[LOST]));
+    let slowest = asked.iter().map(|asked| asked.slowest).max();
+    let promised = "its slots alone fail until its replica took over";
+    let counts = [failed, all - admitted - failed, forgotten];
+    tell(what, promised, slowest, &counts, Some(normal));
     for (number, asked) in asked.iter().enumerate() {
         assert!(asked.slowest < DEADLINE + MARGIN, "{number}: {asked:?}");
-        let harmed = asked.statuses.len() != 1 || asked.with(200) == 0;
-        assert_eq!(harmed, number == LOST, "{number}: {asked:?}\n{}", service.log());
+        let is_harmed = asked.statuses.len() != 1 || asked.with(200) == 0;
+        assert_eq!(is_harmed, number == LOST, "{number}: {asked:?}\n{}", service.log());
     }
-    wait_until_whole(&service);
-    let slowest = asked.iter().map(|asked| asked.slowest).max().unwrap();
-    let failed = asked[LOST].with(400);
+    assert_eq!(admitted + failed, all, "{harmed:?}");
     back(&mut cluster.primaries[LOST]);
     for domain in &domains {
         assert_eq!(used_up(&service, domain, "kept"), Ok(()), "counts go on");
         assert_eq!(passed(&service, domain, "error", "after"), LIMIT as usize);
     }
-    format!(
-        "slowest answer {slowest:?}, {failed} failed of its slots, 0 of others, \
-         normal {normal:?} after"
-    )
 }
 
 #[test]
 fn a_killed_primary_fails_its_slots_alone_until_its_replica_takes_over() {
-    let observed = a_primary_is_lost(Process::kill, Process::start_again);
-    println!("observed: cluster, kill -9: {observed}");
+    a_primary_is_lost("Cluster, a primary `kill -9`", Process::kill, Process::start_again);
 }
 
 #[test]
 fn a_stopped_primary_fails_its_slots_alone_until_its_replica_takes_over() {
-    let observed = a_primary_is_lost(|node| node.signal("STOP"), |node| node.signal("CONT"));
-    println!("observed: cluster, SIGSTOP: {observed}");
+    let what = "Cluster, a primary SIGSTOP, later SIGCONT";
+    a_primary_is_lost(what, |node| node.signal("STOP"), |node| node.signal("CONT"));
 }
 
 /// Who asks for it before that is known costs its node's connection once (`fred` ends it), and then nobody asks.

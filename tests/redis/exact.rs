@@ -11,7 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::{Store, failures_of_any_kind, serve, wait_until_whole};
+use super::observed::tell;
+use super::{Store, failures, failures_of_any_kind, serve, wait_until_whole};
 use crate::service::Service;
 use crate::waiting::for_a_day_with_a_minute_left;
 
@@ -56,6 +57,10 @@ async fn all_ask(wires: &Runtime) {
         let exactly = [("OK", LIMIT), ("OVER_LIMIT", QUESTIONS - LIMIT)].into();
         assert_eq!(codes, exactly, "{strategy}: {}", log(&fleet));
     }
+    let what = "4 processes, 10,000 questions at once, 1,000 allowed";
+    let promised = "exactly 1,000 pass, with each strategy";
+    let late = fleet.iter().map(|service| failures(service, "late")).sum();
+    tell(what, promised, None, &[late, 0], None);
     assert_eq!(fleet.iter().map(failures_of_any_kind).sum::<u64>(), 0);
 }
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 use sluicegate::backend::redis::Batching;
 use sluicegate::backend::{Backend as _, Cause, Outcome, Rule};
 
+use super::observed::{Watch, tell};
 use super::{
     RULES, Store, ask, ask_all, batch, failures, failures_of_any_kind, limits, metric, ready,
-    serve, timed, wait_until_whole,
+    serve, wait_until_whole,
 };
 use crate::http1;
 use crate::service::Service;
@@ -25,6 +26,8 @@ pub(super) const MARGIN: Duration = Duration::from_millis(900);
 pub(super) const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
 
 pub(super) const LIMIT: u32 = 10;
+/// What is promised of most of them.
+const EVERY_RULE: &str = "every rule holds, then Redis counts";
 
 /// What each rule answers where nothing was counted here before.
 fn holds_every_rule(service: &Service, value: &str) {
@@ -55,6 +58,8 @@ fn without_a_redis_it_starts_serves_by_each_rule_and_takes_the_redis_that_comes(
     for_a_day_with_a_minute_left();
     let (mut store, limits) = (Store::absent(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
+    let mut watch = Watch::over(&service, "no Redis at the start, then one", EVERY_RULE);
+    watch.asks_times(50, "absent");
     holds_every_rule(&service, "absent");
     let said = ready(&service);
     assert_eq!(said.status, 200);
@@ -70,7 +75,7 @@ fn without_a_redis_it_starts_serves_by_each_rule_and_takes_the_redis_that_comes(
     let began = now();
     store.start(&["--port", "0"]);
     wait_until_whole(&service);
-    println!("observed: absent at the start: normal {:?} after it came", began.elapsed());
+    watch.ends(began.elapsed());
     assert_eq!(metric(&service, "sluicegate_backend_up"), 1);
     holds_the_limit(&service, "present");
 }
@@ -82,15 +87,14 @@ fn a_killed_redis_is_answered_for_by_each_rule_and_taken_back_when_it_is_there_a
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
     holds_the_limit(&service, "before");
+    let mut watch = Watch::over(&service, "`kill -9`, then a restart", EVERY_RULE);
     store.kill();
-    let worst = (0..50).map(|_| timed(&service, "allow", "killed"));
-    let worst = worst.inspect(|(status, _)| assert_eq!(*status, 200)).map(|(_, took)| took).max();
-    assert!(worst < Some(DEADLINE + MARGIN), "{worst:?}");
+    watch.asks_times(50, "killed");
     holds_every_rule(&service, "killed");
     let began = now();
     store.start(&["--port", "0"]);
     wait_until_whole(&service);
-    println!("observed: kill -9: worst answer {worst:?}, normal {:?} after", began.elapsed());
+    watch.ends(began.elapsed());
     holds_the_limit(&service, "after");
 }
 
@@ -101,21 +105,18 @@ fn a_stopped_redis_delays_no_answer_beyond_the_deadline() {
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
     holds_the_limit(&service, "before");
+    let promised = "no answer waits longer than the deadline";
+    let mut watch = Watch::over(&service, "SIGSTOP, then SIGCONT", promised);
     store.signal("STOP");
-    let answers: Vec<_> = (0..200).map(|_| timed(&service, "allow", "stopped")).collect();
-    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
-    let worst = answers.iter().map(|(_, took)| *took).max().unwrap();
-    assert!(worst < DEADLINE + MARGIN, "{worst:?}");
+    watch.asks_times(200, "stopped");
     // The first five are late; then nobody waits any more.
-    let late = failures(&service, "late");
-    assert_eq!(late, 5, "{}", service.log());
+    assert_eq!(watch.late(), 5, "{}", service.log());
     assert!(ready(&service).text().contains("does not answer"));
     holds_every_rule(&service, "stopped");
     let began = now();
     store.signal("CONT");
     wait_until_whole(&service);
-    let normal = began.elapsed();
-    println!("observed: SIGSTOP: worst answer {worst:?}, {late} late, normal {normal:?} after");
+    watch.ends(began.elapsed());
     holds_the_limit(&service, "after");
 }
 
@@ -143,6 +144,10 @@ fn a_flushed_script_cache_costs_no_question_and_no_count() {
         let joined: Vec<_> = clients.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         done.store(true, Relaxed);
         let passed: usize = joined.into_iter().map(Result::unwrap).sum();
+        let what = "`SCRIPT FLUSH` without pause under load";
+        let promised = "no question fails, every hit is counted once";
+        let (late, wrong) = (failures(&service, "late"), passed.abs_diff(500) as u64);
+        tell(what, promised, None, &[late, wrong], None);
         assert_eq!(passed, 500, "each admitted hit is counted once");
     });
     assert_eq!(failures_of_any_kind(&service), 0, "{}", service.log());
@@ -155,6 +160,13 @@ fn a_flushed_redis_forgets_and_counts_anew() {
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
     holds_the_limit(&service, "same");
+    let mut watch = Watch::over(&service, "`FLUSHALL`", "counts anew from nothing");
+    let began = now();
+    store.tell(&["FLUSHALL"]);
+    for number in 0..LIMIT + 2 {
+        watch.asks("error", "same", if number < LIMIT { &[200] } else { &[429] });
+    }
+    watch.ends(began.elapsed());
     store.tell(&["FLUSHALL"]);
     holds_the_limit(&service, "same");
 }
@@ -171,6 +183,9 @@ fn a_key_of_another_type_fails_alone_and_stays_as_it_is() {
     let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
     client.call(&[b"DEL".as_slice(), key]);
     client.call(&[b"HSET".as_slice(), key, b"field", b"value"]);
+    let promised = "fails alone, is not overwritten";
+    let mut watch = Watch::over(&service, "a key of another type", promised);
+    watch.asks("error", "another", &[200]);
     let both = [("allow", "odd"), ("error", "even")];
     let answers: Vec<_> = (0..LIMIT + 2).map(|_| ask_all(&service, &both).status).collect();
     let passed = answers.iter().filter(|&&status| status == 200).count();
@@ -178,12 +193,14 @@ fn a_key_of_another_type_fails_alone_and_stays_as_it_is() {
     assert_eq!(failures(&service, "wrong_type"), u64::from(LIMIT) + 2);
     let Value::Text(kind) = client.call(&[b"TYPE".as_slice(), key]) else { panic!() };
     assert_eq!(kind, b"hash");
+    let began = now();
     client.call(&[b"DEL".as_slice(), key]);
     until("the key counts again", || match ask(&service, "allow", "odd") {
         429 => Ok(()),
         status => Err(status.to_string()),
     })
     .unwrap();
+    watch.ends(began.elapsed());
     assert_eq!(failures(&service, "wrong_type"), u64::from(LIMIT) + 2);
 }
 
@@ -193,6 +210,7 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
+    let mut watch = Watch::over(&service, "Redis made a replica, then a primary", EVERY_RULE);
     store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
     until("it is a replica", || match ask(&service, "error", "replica") {
         400 => Ok(()),
@@ -200,13 +218,16 @@ fn a_redis_that_may_not_write_is_left_and_taken_back_when_it_may() {
     })
     .unwrap();
     assert!(0 < failures(&service, "read_only") + failures(&service, "loading"));
+    watch.asks_times(50, "meanwhile");
     holds_every_rule(&service, "while");
+    let began = now();
     store.tell(&["REPLICAOF", "NO", "ONE"]);
     until("it counts again", || match ask(&service, "error", "after") {
         200 => Ok(()),
         status => Err(format!("{status} {}", service.log())),
     })
     .unwrap();
+    watch.ends(began.elapsed());
 }
 
 #[test]
@@ -379,14 +400,13 @@ fn a_redis_that_loads_is_answered_for_and_goes_on_with_what_it_has() {
     store.start(&[&slow, &hidden[..]].concat());
     let loading = store.tell(&["GET", "filler:1"]);
     assert!(matches!(&loading, Value::Error(said) if said.starts_with("LOADING")), "{loading:?}");
-    let answers: Vec<_> = (0..20).map(|_| timed(&service, "allow", "loading")).collect();
-    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
-    let worst = answers.iter().map(|(_, took)| *took).max().unwrap();
-    assert!(worst < DEADLINE + MARGIN, "{worst:?}");
+    let promised = "every rule holds, then what was saved counts on";
+    let mut watch = Watch::over(&service, "`LOADING` a second of data", promised);
+    watch.asks_times(20, "loading");
     holds_every_rule(&service, "loading");
     let began = now();
     wait_until_whole(&service);
-    println!("observed: LOADING: worst answer {worst:?}, normal {:?} later", began.elapsed());
+    watch.ends(began.elapsed());
     for rule in RULES {
         assert_eq!(ask(&service, rule, "kept"), 429, "what it saved is not forgotten");
     }

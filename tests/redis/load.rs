@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::ask_of;
+use super::{MANY, ask_of};
+use crate::http1;
 use crate::service::Service;
 use crate::waiting::{Ends, now};
 
@@ -27,6 +28,14 @@ impl Asked {
         *self.statuses.entry(status).or_default() += 1;
         self.slowest = self.slowest.max(took);
     }
+}
+
+/// Hits of that key that the store has counted.
+pub(super) fn counted(service: &Service, domain: &str) -> u64 {
+    let path = format!("/counter?domain={domain}&descriptor=many=load");
+    let said = http1::get(service.admin, &path, &[]).unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&said.body).unwrap();
+    MANY - said["remaining"].as_u64().unwrap_or_else(|| panic!("{said}"))
 }
 
 /// Asks for key `many` of each domain, one asker each, for as long as `meanwhile` takes.

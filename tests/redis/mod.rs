@@ -18,6 +18,7 @@ mod leased;
 mod leases;
 mod load;
 mod network;
+mod observed;
 mod overshoot;
 mod owed;
 mod parts;
@@ -109,6 +110,9 @@ impl Drop for Store {
     }
 }
 
+/// More a day than any test asks for.
+const MANY: u64 = 1_000_000;
+
 /// Ten a day for each value, one key for each rule of `on_backend_failure`.
 const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
 
@@ -136,7 +140,7 @@ fn text_of(requests: u32, domain: &str) -> String {
              on_backend_failure: {rule}}}"
         );
     }
-    let _ = writeln!(text, "- key: many\n  rate_limit: {{unit: day, requests_per_unit: 1000000}}");
+    let _ = writeln!(text, "- key: many\n  rate_limit: {{unit: day, requests_per_unit: {MANY}}}");
     text
 }
 

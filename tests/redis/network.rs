@@ -8,9 +8,10 @@ use sluicegate::backend::redis::{Address, Place, Redis};
 use sluicegate::backend::{Backend as _, Outcome, Rule};
 
 use super::degrade::redis_at;
-use super::faults::{DEADLINE, FLAGS, LIMIT, MARGIN, holds_the_limit};
+use super::faults::{DEADLINE, FLAGS, LIMIT, holds_the_limit};
+use super::observed::Watch;
 use super::reference::{ask as charge_all, charges, now as today, ours};
-use super::{Store, ask, failures, failures_of_any_kind, limits, serve, timed, wait_until_whole};
+use super::{Store, ask, failures_of_any_kind, limits, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
@@ -74,22 +75,16 @@ const FAULTS: [Fault; 7] = [
     },
 ];
 
-/// Answers while the network is so: the slowest, and how many were late.
-fn struck(service: &Service, fault: &Fault) -> (Duration, u64) {
-    let late = failures(service, "late");
+/// Asks while the network is so.
+fn struck(watch: &mut Watch<'_>, fault: &Fault) {
     let mut passed = 0;
-    let mut slowest = Duration::ZERO;
     for number in 0..60 {
         let key = if number % 2 == 0 { "allow" } else { "error" };
-        let (status, took) = timed(service, key, fault.what);
         let right = if key == "allow" { &[200, 429][..] } else { &[200, 429, 400] };
-        assert!(right.contains(&status), "{}: {key} was answered {status}", fault.what);
+        let status = watch.asks(key, fault.what, right);
         passed += u32::from(key == "error" && status == 200);
-        slowest = slowest.max(took);
     }
     assert!(passed <= LIMIT, "{}: {passed} passed", fault.what);
-    assert!(slowest < DEADLINE + MARGIN, "{}: {slowest:?}", fault.what);
-    (slowest, failures(service, "late") - late)
 }
 
 fn counts_again(service: &Service) {
@@ -108,12 +103,16 @@ fn a_network_that_fails_delays_no_answer_beyond_the_deadline_and_is_normal_when_
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
     wait_until_whole(&service);
-    println!("| what happened | promised | slowest answer | late answers | normal after |");
+    println!(
+        "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
+    );
     for fault in &FAULTS {
         holds_the_limit(&service, &format!("before {}", fault.what));
         let before = failures_of_any_kind(&service);
+        let mut watch = Watch::over(&service, fault.what, fault.promised);
         (fault.strike)(&proxy);
-        let (slowest, late) = struck(&service, fault);
+        struck(&mut watch, fault);
+        let late = watch.late();
         let failed = failures_of_any_kind(&service) - before;
         assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
         assert!(late <= 5 || fault.what.contains("later"), "{}: {late} late", fault.what);
@@ -121,8 +120,7 @@ fn a_network_that_fails_delays_no_answer_beyond_the_deadline_and_is_normal_when_
         proxy.pass();
         proxy.refuse(false);
         counts_again(&service);
-        let normal = began.elapsed();
-        println!("| {} | {} | {slowest:.0?} | {late} | {normal:.0?} |", fault.what, fault.promised);
+        watch.ends(began.elapsed());
         holds_the_limit(&service, &format!("after {}", fault.what));
     }
 }

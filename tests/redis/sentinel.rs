@@ -1,4 +1,5 @@
-//! A primary that real sentinels replace. Each test prints what it observed.
+//! A primary that real sentinels replace. Each test prints what it observed: the slowest answer, how many failed, how many were
+//! answered wrongly, how many admitted hits the new primary had not heard of, and after how long all was normal.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +7,8 @@ use std::time::Duration;
 
 use sluicegate::backend::redis::{Address, Options, Place, Sentinels, inspect};
 
-use super::load::under_load;
+use super::load::{counted, under_load};
+use super::observed::tell;
 use super::{RULES, apart, ask, limits, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::process::Process;
@@ -53,9 +55,11 @@ fn commands(redis: &Process) -> Result<u64, String> {
 }
 
 /// A primary is lost by `lose`, another takes over, and every question is answered in time.
-///
-/// Returns what was observed.
-fn a_primary_is_lost(lose: impl FnOnce(&mut Watched), back: impl FnOnce(&mut Watched)) -> String {
+fn a_primary_is_lost(
+    (what, promised): (&str, &str),
+    lose: impl FnOnce(&mut Watched),
+    back: impl FnOnce(&mut Watched),
+) {
     for_a_day_with_a_minute_left();
     let (mut watched, limits) = (Watched::start(), limits(LIMIT));
     let service = serve(limits.path(), &watched.url("redis+sentinel://"), &FLAGS);
@@ -70,41 +74,43 @@ fn a_primary_is_lost(lose: impl FnOnce(&mut Watched), back: impl FnOnce(&mut Wat
         began.elapsed()
     });
     let asked = &asked[0];
-    assert!(asked.slowest < DEADLINE + MARGIN, "{asked:?}");
-    assert_eq!(
-        asked.with(200) + asked.with(400),
-        asked.statuses.values().sum::<usize>(),
-        "{asked:?}"
-    );
     wait_until_whole(&service);
+    let [admitted, failed, all] =
+        [asked.with(200), asked.with(400), asked.statuses.values().sum()].map(|count| count as u64);
+    let forgotten = admitted.saturating_sub(counted(&service, "d"));
+    let counts = [failed, all - admitted - failed, forgotten];
+    tell(what, promised, Some(asked.slowest), &counts, Some(normal));
+    assert!(asked.slowest < DEADLINE + MARGIN, "{asked:?}");
+    assert_eq!(admitted + failed, all, "{asked:?}");
     assert_eq!(used_up(&service, "kept"), Ok(()), "what its replica had is not forgotten");
     back(&mut watched);
     watched.wait_until_swapped();
     the_replica_counts(&watched, &service);
     holds_the_limit(&service, "after");
-    let (slowest, failed) = (asked.slowest, asked.with(400));
-    format!("slowest answer {slowest:?}, {failed} failed, normal {normal:?} after")
 }
 
 #[test]
 fn a_killed_primary_is_replaced_and_every_question_is_answered_in_time() {
     let back = |watched: &mut Watched| watched.primary.start_again();
-    let observed = a_primary_is_lost(|watched| watched.primary.kill(), back);
-    println!("observed: sentinel, kill -9: {observed}");
+    let what = "sentinels, primary `kill -9`";
+    let promised = "every question in time; what the replica had is not forgotten";
+    a_primary_is_lost((what, promised), |watched| watched.primary.kill(), back);
 }
 
 #[test]
 fn a_stopped_primary_is_replaced_and_stays_so_when_it_wakes() {
     let back = |watched: &mut Watched| watched.primary.signal("CONT");
-    let observed = a_primary_is_lost(|watched| watched.primary.signal("STOP"), back);
-    println!("observed: sentinel, SIGSTOP: {observed}");
+    let what = "sentinels, primary SIGSTOP, later SIGCONT";
+    let promised = "the same; the old one is not gone back to";
+    a_primary_is_lost((what, promised), |watched| watched.primary.signal("STOP"), back);
 }
 
 #[test]
 fn a_primary_that_is_replaced_while_it_lives_is_left() {
     let by_hand = ["SENTINEL", "FAILOVER", NAME];
-    let observed = a_primary_is_lost(|watched| watched.sentinels[0].order(&by_hand), |_| {});
-    println!("observed: sentinel, failover by hand: {observed}");
+    let promised = "the same; the old one is left though it lives";
+    let what = ("sentinels, failover by hand", promised);
+    a_primary_is_lost(what, |watched| watched.sentinels[0].order(&by_hand), |_| {});
 }
 
 #[test]
