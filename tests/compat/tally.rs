@@ -56,7 +56,8 @@ pub fn against(
     pins: &BTreeMap<String, usize>,
     tallies: &BTreeMap<String, Tally>,
 ) -> [Vec<String>; 2] {
-    let mut fallen = Vec::new();
+    let gone = pins.keys().filter(|group| !tallies.contains_key(*group));
+    let mut fallen: Vec<_> = gone.map(|group| format!("{group} is pinned and not there")).collect();
     let mut risen = Vec::new();
     for (group, tally) in tallies {
         let pinned = pins.get(group).copied().unwrap_or_default();
@@ -70,9 +71,9 @@ pub fn against(
 }
 
 #[test]
-fn a_count_below_its_pin_is_told_apart_from_one_above() {
+fn a_count_below_its_pin_and_a_group_that_is_gone_are_told_apart_from_one_above() {
     let tally = |passed| Tally { passed, ..Tally::default() };
     let tallies = [("a".to_owned(), tally(2)), ("b".to_owned(), tally(5))].into();
-    let [fallen, risen] = against(&pins("# counts\na 3\nb 4\n"), &tallies);
-    assert_eq!((fallen.len(), risen), (1, vec!["b 5".to_owned()]));
+    let [fallen, risen] = against(&pins("# counts\na 3\nb 4\nc 1\n"), &tallies);
+    assert_eq!((fallen.len(), risen), (2, vec!["b 5".to_owned()]));
 }
