@@ -37,6 +37,9 @@ const FRAME: usize = 9;
 const TICK: Duration = Duration::from_millis(1);
 /// How much may be sent before the server says that there is room for more (RFC 9113, 6.9.2).
 const ROOM: i64 = 65_535;
+/// Room for so many from the start, on each connection: a list of half a million that grows is copied for tens of milliseconds,
+/// and on all connections at about the same time.
+const MOST: usize = 1 << 20;
 /// Fewer than a server of ours lets one connection ask at one time.
 const MOST_AT_ONCE: usize = 1_000;
 
@@ -103,7 +106,8 @@ impl Asking {
         stream.set_nodelay(true).unwrap();
         stream.write_all(HELLO).await.unwrap();
         let questions = (0..KEYS).map(|key| Question::of(&question(key).encode_to_vec())).collect();
-        let (out, came, asked, taken) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (out, came) = (Vec::new(), Vec::new());
+        let (asked, taken) = (Vec::with_capacity(MOST), Vec::with_capacity(MOST));
         Self {
             stream,
             pace,
