@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::holding::{Act, Held, pack, read};
+use sluicegate::backend::redis::codec::holding::{
+    Act, Held, Packed, call as together, pack, read, share_out,
+};
 use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::redis::{CHARGE, HOLD};
 use sluicegate::backend::{Charge, Home, Outcome};
@@ -152,8 +154,8 @@ impl Holder {
     fn queue(&mut self, asked: Asked, charge: &Charge, at: Option<Nanos>) {
         let (sha, keys, args) = match asked {
             Asked::Act(act, id) => {
-                let packed = pack(charge, id, act, PREFIX, at);
-                (&self.hold, packed.keys.to_vec(), packed.args.to_vec())
+                let (keys, args) = together(&[pack(charge, id, act, PREFIX, at)]);
+                (&self.hold, keys, args)
             }
             Asked::Charge => {
                 let call = call(&[one(charge)], at);
@@ -168,7 +170,7 @@ impl Holder {
     fn held(&mut self, asked: Asked, charge: &Charge) -> Held {
         match (self.client.receive(), asked) {
             (reply @ Value::Array(_), Asked::Act(act, _)) => {
-                read(charge, act, &reply.ints()).unwrap()
+                read(charge, act, &share_out(&reply.ints(), 1).unwrap()[0]).unwrap()
             }
             (reply @ Value::Text(_), Asked::Charge) => {
                 Held::Answered(answers(&one(charge), &reply)[0])
@@ -182,6 +184,61 @@ impl Holder {
         self.client.flush();
         self.held(asked, charge)
     }
+}
+
+/// What is done with several counters in one call is what is done with each alone.
+#[test]
+fn many_charges_in_one_call_are_held_as_one_after_the_other() {
+    let (redis, seed) = (Redis::start(), seed());
+    let (mut holder, mut dice) = (Holder::new(&redis), Dice::new(seed));
+    let mut worlds: Vec<(Kind, World)> = Kind::ALL
+        .into_iter()
+        .cycle()
+        .take(12)
+        .map(|kind| (kind, World::new(kind, Dice::new(dice.roll()))))
+        .collect();
+    for step in 0..400 {
+        let count = 1 + usize::try_from(dice.up_to(11)).unwrap();
+        let mut now = START;
+        let mut asked = Vec::new();
+        for (number, (kind, world)) in worlds.iter_mut().enumerate().take(count) {
+            let (what, charge, at, _) = world.step(*kind, &format!("together-{number}"));
+            now = now.max(at);
+            let (Asked::Act(act, id), alone) =
+                (what, charge_as(&charge, &format!("alone-{number}")))
+            else {
+                continue;
+            };
+            asked.push((act, id, charge, alone));
+        }
+        if asked.is_empty() {
+            continue;
+        }
+        let packed: Vec<Packed> = asked
+            .iter()
+            .map(|(act, id, charge, _)| pack(charge, *id, *act, PREFIX, Some(now)))
+            .collect();
+        let (keys, args) = together(&packed);
+        let count = keys.len().to_string().into_bytes();
+        let head = [b"EVALSHA".to_vec(), holder.hold.clone().into_bytes(), count];
+        let reply =
+            holder.client.call(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
+        let said = share_out(&reply.ints(), asked.len()).unwrap();
+        for ((act, id, charge, alone), said) in asked.iter().zip(said) {
+            let said = read(charge, *act, &said).unwrap();
+            let each = holder.ask(Asked::Act(*act, *id), alone, Some(now));
+            assert_eq!(
+                said, each,
+                "SLUICEGATE_SEED={seed}, step {step}: {act:?} of {:?}",
+                charge.strategy
+            );
+        }
+    }
+}
+
+/// The same charge of another counter.
+fn charge_as(its: &Charge, name: &str) -> Charge {
+    charge(name, its.strategy, its.cost)
 }
 
 fn one(charge: &Charge) -> sluicegate::backend::Charges {
@@ -365,16 +422,18 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
         assert!(read(&debt, act, &reply).is_ok(), "{act:?} {reply:?}");
     }
     for (act, reply) in [
-        (hold, &[0, 90, 0][..]),
-        (hold, &[0, 101, 0, 0]),
-        (hold, &[2, 9, 0, 0]),
-        (hold, &[6, 1, 0, 0]),
-        (Act::Keep, &[0, 90, 0, 7]),
-        (Act::Keep, &[4, 0, 7, 7]),
-        (Act::GiveBack, &[6, 0, 0, 0]),
-        (Act::GiveBack, &[0, -1, 0, 0]),
+        (hold, [0, 101, 0, 0]),
+        (hold, [2, 9, 0, 0]),
+        (hold, [6, 1, 0, 0]),
+        (Act::Keep, [0, 90, 0, 7]),
+        (Act::Keep, [4, 0, 7, 7]),
+        (Act::GiveBack, [6, 0, 0, 0]),
+        (Act::GiveBack, [0, -1, 0, 0]),
     ] {
-        assert!(read(&debt, act, reply).is_err(), "{act:?} {reply:?}");
+        assert!(read(&debt, act, &reply).is_err(), "{act:?} {reply:?}");
+    }
+    for (reply, charges) in [(&[0, 90, 0][..], 1), (&[0, 90, 0, 7], 2), (&[0; 8], 1), (&[], 1)] {
+        assert!(share_out(reply, charges).is_err(), "{reply:?} of {charges}");
     }
 }
 

@@ -13,6 +13,7 @@ use super::degrade::redis_at;
 use super::load::{counted, under_load};
 use super::observed::tell;
 use super::{ask_of, failures, failures_of_any_kind, limits_of, ready, serve, wait_until_whole};
+use crate::http1;
 use crate::service::Service;
 use crate::support::cluster::Cluster;
 use crate::support::ports;
@@ -185,6 +186,55 @@ fn a_slot_that_moves_costs_no_question_and_no_count() {
     assert_eq!(asked, 500, "each admitted hit is counted once");
     assert_eq!(failures_of_any_kind(&service), 0, "{}", service.log());
     println!("observed: cluster, a slot moved three times: 0 questions failed, 500 of 500 passed");
+}
+
+/// Script calls that the nodes have run so far.
+fn script_calls(cluster: &Cluster) -> u64 {
+    let of = |node: &Process| -> u64 {
+        let stats = node.tell(&["INFO", "commandstats"]).text();
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    };
+    cluster.primaries.iter().map(of).sum()
+}
+
+#[test]
+fn a_question_about_many_counters_in_two_slots_is_a_call_for_each_slot_and_step() {
+    for_a_day_with_a_minute_left();
+    let (cluster, limits) = (Cluster::start(), tempfile::tempdir().unwrap());
+    let rule =
+        |key| format!("  - {{key: {key}, rate_limit: {{unit: day, requests_per_unit: 3}}}}\n");
+    let text = format!(
+        "domain: d\ncharge: all_or_nothing\ncolocate: tenant\ndescriptors:\n- key: tenant\n  descriptors:\n{}",
+        ["a", "b", "c"].map(rule).concat()
+    );
+    std::fs::write(limits.path().join("d.yaml"), text).unwrap();
+    let service = serve(limits.path(), &cluster.url(), &["--backend-deadline", "20s"]);
+    wait_until_whole(&service);
+    let descriptor = |(tenant, key): (&str, &str)| {
+        format!(
+            r#"{{"entries":[{{"key":"tenant","value":"{tenant}"}},{{"key":"{key}","value":"v"}}]}}"#
+        )
+    };
+    let ask = |of: &[(&str, &str)]| {
+        let all = of.iter().map(|its| descriptor(*its)).collect::<Vec<_>>().join(",");
+        let body = format!(r#"{{"domain":"d","descriptors":[{all}]}}"#);
+        let before = script_calls(&cluster);
+        let said = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+        (said.status, script_calls(&cluster) - before)
+    };
+    let five = [("x", "a"), ("x", "b"), ("x", "c"), ("y", "a"), ("y", "b")];
+    // Others call scripts as well, when a service has just started: the fewest of several times are the question's own.
+    let calls = |times: usize, status: u16, of: &[(&str, &str)]| {
+        let all = (0..times).map(|_| ask(of));
+        let all = all.inspect(|said| assert_eq!(said.0, status, "{of:?} {}", service.log()));
+        all.map(|(_, calls)| calls).min().unwrap()
+    };
+    assert_eq!(calls(3, 200, &five), 4, "held, and kept");
+    let also_elsewhere = [("z", "a"), ("z", "b"), ("y", "a")];
+    assert_eq!(calls(3, 429, &also_elsewhere), 3, "held where it can be, and given back there");
+    assert_eq!(calls(3, 200, &[("z", "a"), ("z", "b")]), 1, "one slot decides by itself");
+    assert_eq!(calls(3, 429, &[("z", "a")]), 1);
 }
 
 /// Who is in the fleet, by the answer to a beat of `one`.

@@ -323,11 +323,11 @@ impl Live {
     /// Runs [`HOLD`], as [`Live::call`] does.
     pub(super) async fn hold(
         &self,
-        keys: [Vec<u8>; 2],
-        args: [Vec<u8>; 3],
+        (keys, args): (Vec<Vec<u8>>, Vec<Vec<u8>>),
     ) -> Result<Vec<i64>, Cause> {
         let script = Script { text: HOLD, digest: Some(&self.hold_digest) };
-        let (keys, args) = (keys.map(Bytes::from).into(), args.map(Bytes::from).into());
+        let bytes = |all: Vec<Vec<u8>>| all.into_iter().map(Bytes::from).collect();
+        let (keys, args) = (bytes(keys), bytes(args));
         integers(self.script(script, keys, args).await?)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: each hold is kept or given back once; what was not kept is given back, also what was not
 //! answered and what a dropped question held; a store that does not hear of it gives it back itself when
-//! the term is over.
+//! the term is over. What lives in one slot is one call, of [`MOST`] at most.
 //! Leaves out: deciding ([`super::steps`]); what is given back while nobody holds any more of that
 //! counter, which waits for the next that does.
 
@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use super::codec::holding::{Act, Held, pack, read};
+use super::codec::holding::{Act, Held, Packed, Said, call, pack, read, share_out};
 use super::route::Route;
 use super::{Cause, codec, not_understood, outcome};
 use crate::backend::{Charge, Outcome, Outcomes};
@@ -27,6 +27,17 @@ use crate::kernel::units::Hits;
 /// The shortest term of a hold. Longer than any question waits: who decides too late finds that the
 /// hold is gone, and must say that it does not know.
 const SHORTEST_TERM: Duration = Duration::from_secs(1);
+
+/// The most that one call is about: so many take the store a few milliseconds, in which it does nothing else.
+const MOST: usize = 64;
+
+/// What is done with what is held, or to be.
+#[derive(Clone, Copy, Debug)]
+enum Does {
+    Hold,
+    Keep,
+    GiveBack,
+}
 
 /// One Redis, and how its holds are named.
 #[derive(Clone, Debug)]
@@ -75,8 +86,7 @@ impl Holding {
 
     /// Holds all that was added, within `patience`.
     pub(super) async fn hold(&mut self, patience: Duration, outcomes: &mut Outcomes) {
-        let asked = self.open.iter().map(|open| open.put(Act::Hold(open.holder.term), patience));
-        let answers = join_all(asked).await;
+        let answers = put(self.open.iter(), Does::Hold, patience).await;
         for (open, answered) in self.open.iter_mut().zip(answers) {
             let answered = answered.map_or_else(Outcome::Failed, |held| match held {
                 Held::Answered(answer) => outcome(answer),
@@ -93,7 +103,7 @@ impl Holding {
         let (held, unknown) = take(&mut self.open).into_iter().partition(Open::is_held);
         self.open = unknown;
         let held: SmallVec<[Open; 2]> = held;
-        let kept = join_all(held.iter().map(|open| open.put(Act::Keep, patience))).await;
+        let kept = put(held.iter(), Does::Keep, patience).await;
         for (open, kept) in held.iter().zip(kept) {
             outcomes[open.place] = match (kept, open.held) {
                 (Ok(Held::Kept), Some(held)) => held,
@@ -107,7 +117,7 @@ impl Holding {
     /// Gives back what is held, within `patience`; who does not answer in it does so later.
     pub(super) async fn give_back(&mut self, patience: Duration, outcomes: &mut Outcomes) {
         let held = || self.open.iter().filter(|open| open.is_held());
-        let given = join_all(held().map(|open| open.put(Act::GiveBack, patience))).await;
+        let given = put(held(), Does::GiveBack, patience).await;
         for (open, given) in held().zip(given) {
             if let Ok(Held::Answered(answer)) = given
                 && let left @ Outcome::Stepped(Step::Admit(_)) = outcome(answer)
@@ -128,7 +138,8 @@ impl Drop for Holding {
         // Without a runtime the process ends: the store gives back when the term is over.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                join_all(open.iter().map(|open| open.put(Act::GiveBack, open.holder.term))).await;
+                let patience = open.iter().map(|open| open.holder.term).max().unwrap_or_default();
+                put(open.iter(), Does::GiveBack, patience).await;
             });
         }
     }
@@ -145,14 +156,81 @@ impl Open {
         self.is_held() || matches!(self.held, None | Some(Outcome::Failed(_)))
     }
 
-    /// One call, given up after `patience`.
-    async fn put(&self, act: Act, patience: Duration) -> Result<Held, Cause> {
-        let Holder { route, key_prefix, .. } = &*self.holder;
-        let packed = pack(&self.charge, self.id, act, key_prefix.as_bytes(), None);
-        let slot = route.slot_of(&packed.keys[0]);
-        let live = route.live(slot)?;
-        let reply = route.within(patience, slot, live.hold(packed.keys, packed.args)).await?;
-        let answer = read(&self.charge, act, &reply);
-        answer.map_err(|refused: codec::NotUnderstood| not_understood(&refused))
+    fn act(&self, does: Does) -> Act {
+        match does {
+            Does::Hold => Act::Hold(self.holder.term),
+            Does::Keep => Act::Keep,
+            Does::GiveBack => Act::GiveBack,
+        }
+    }
+}
+
+/// What some of a question's charges in one slot are asked with.
+struct Together<'o> {
+    holder: &'o Holder,
+    slot: u16,
+    /// With where among all that is asked.
+    of: Vec<(usize, &'o Open)>,
+    packed: Vec<Packed>,
+}
+
+/// Does so with all of `open`, and gives up after `patience`; what came of each, in their order.
+async fn put<'o>(
+    open: impl Iterator<Item = &'o Open>,
+    does: Does,
+    patience: Duration,
+) -> Vec<Result<Held, Cause>> {
+    let mut calls: Vec<Together<'o>> = Vec::new();
+    let mut count = 0;
+    for (at, open) in open.enumerate() {
+        Together::take(&mut calls, (at, open), does);
+        count = at + 1;
+    }
+    let mut all = vec![Err(Cause::Late); count];
+    let answers = join_all(calls.iter().map(|call| call.put(does, patience))).await;
+    for (at, answer) in answers.into_iter().flatten() {
+        all[at] = answer;
+    }
+    all
+}
+
+impl<'o> Together<'o> {
+    /// Puts one to those of its slot.
+    fn take(calls: &mut Vec<Self>, (at, open): (usize, &'o Open), does: Does) {
+        let holder = &*open.holder;
+        let packed =
+            pack(&open.charge, open.id, open.act(does), holder.key_prefix.as_bytes(), None);
+        let slot = holder.route.slot_of(&packed.keys[0]);
+        let is_its = |call: &&mut Self| {
+            std::ptr::eq(call.holder, holder) && call.slot == slot && call.of.len() < MOST
+        };
+        match calls.iter_mut().find(is_its) {
+            Some(call) => {
+                call.of.push((at, open));
+                call.packed.push(packed);
+            }
+            None => calls.push(Self { holder, slot, of: vec![(at, open)], packed: vec![packed] }),
+        }
+    }
+
+    async fn put(&self, does: Does, patience: Duration) -> Vec<(usize, Result<Held, Cause>)> {
+        let said = self.ask(patience).await;
+        let each = self.of.iter().enumerate().map(|(place, &(at, open))| {
+            let answer = said.as_ref().map_err(|cause| *cause).and_then(|said| {
+                let answer = read(&open.charge, open.act(does), &said[place]);
+                answer.map_err(|refused: codec::NotUnderstood| not_understood(&refused))
+            });
+            (at, answer)
+        });
+        each.collect()
+    }
+
+    /// One call.
+    async fn ask(&self, patience: Duration) -> Result<Vec<Said>, Cause> {
+        let route = &self.holder.route;
+        let live = route.live(self.slot)?;
+        let reply = route.within(patience, self.slot, live.hold(call(&self.packed))).await?;
+        let said = share_out(&reply, self.of.len());
+        said.map_err(|refused: codec::NotUnderstood| not_understood(&refused))
     }
 }

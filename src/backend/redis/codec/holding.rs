@@ -1,5 +1,5 @@
-//! A charge that is held, kept or given back, as [`HOLD`](super::super::HOLD) takes it, and what the
-//! script says of it.
+//! Charges that are held, kept or given back, as [`HOLD`](super::super::HOLD) takes them, and what the
+//! script says of each.
 //!
 //! Guarantees: pure; the list of holds has the counter's slot and a key that no counter has; a
 //! reply that the script could not have given is refused whole.
@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Answer, NotUnderstood, Said, TAG, answer, double, key, record};
+use super::{Answer, NotUnderstood, TAG, answer, double, key, record};
 use crate::backend::Charge;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::hold::Id;
@@ -19,6 +19,12 @@ const REFUSED: i64 = 6;
 
 /// No counter's own bytes begin so, nor their digest, nor a list of leases.
 const LIST: u8 = b'%';
+
+/// Integers that the script says of a charge.
+const FIELDS: usize = 4;
+
+/// What the script says of a charge: what [`read`] reads.
+pub type Said = [i64; FIELDS];
 
 /// What is done with a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,14 +68,34 @@ pub fn pack(charge: &Charge, id: Id, act: Act, prefix: &[u8], at: Option<Nanos>)
     Packed { keys: [counter, list], args: [now, message(id, act), record(charge).into_vec()] }
 }
 
+/// KEYS and ARGV of one call for all of `charges`, which live in one slot, at the instant of the first.
+#[must_use]
+pub fn call(charges: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let now = charges.first().map(|first| first.args[0].clone());
+    let keys = charges.iter().flat_map(|charge| charge.keys.clone());
+    let args = charges.iter().flat_map(|charge| charge.args[1..].to_vec());
+    (keys.collect(), now.into_iter().chain(args).collect())
+}
+
+/// What is said of each of so many charges.
+///
+/// # Errors
+/// It is no reply to so many.
+pub fn share_out(reply: &[i64], charges: usize) -> Result<Vec<Said>, NotUnderstood> {
+    match reply.as_chunks() {
+        (said, []) if said.len() == charges => Ok(said.to_vec()),
+        _ => Err(NotUnderstood::of("four integers for each charge", reply)),
+    }
+}
+
 /// What `reply` says of `act` on `charge`.
 ///
 /// # Errors
 /// It is not what the script says of it.
-pub fn read(charge: &Charge, act: Act, reply: &[i64]) -> Result<Held, NotUnderstood> {
+pub fn read(charge: &Charge, act: Act, reply: &Said) -> Result<Held, NotUnderstood> {
     let refused = |wanted| NotUnderstood::of(wanted, reply);
     let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
-    let &[code, remaining, retry, reset] = reply else { return Err(refused("four integers")) };
+    let &[code, remaining, retry, reset] = reply;
     let numbers = (natural(remaining), natural(retry), natural(reset));
     let (Some(remaining), Some(retry), Some(reset)) = numbers else {
         return Err(refused("integers from 0 to 2^53"));
@@ -81,7 +107,7 @@ pub fn read(charge: &Charge, act: Act, reply: &[i64]) -> Result<Held, NotUnderst
         (Act::Keep, ..) => Err(refused("kept, or no more held")),
         (Act::Hold(_) | Act::GiveBack, ..) => {
             let asked = Charge { cost: asked(charge, act), ..charge.clone() };
-            answer(&asked, Said { code, remaining, retry, reset }).map(Held::Answered)
+            answer(&asked, super::Said { code, remaining, retry, reset }).map(Held::Answered)
         }
     }
 }

@@ -1,8 +1,9 @@
 -- Holds the hits of a question that several places decide together, keeps them or gives them back, by the same
--- arithmetic as kernel/lease/hold.rs.
+-- arithmetic as kernel/lease/hold.rs: those of one question and slot together, one after the other.
 --
--- KEYS[1]  the counter
--- KEYS[2]  a hash in the counter's slot, little-endian, packed
+-- Of message m, from 1:
+-- KEYS[2m - 1]  the counter
+-- KEYS[2m]      a hash in the counter's slot, little-endian, packed
 --            'h' -> 60 bytes, once anything was held
 --            double earliest    no hold's term is over before this microsecond
 --            double since       of a debt: a tick, and
@@ -14,15 +15,15 @@
 --            double until       the microsecond at which its term is over
 --            double mark        where it was charged, as in borrow.lua
 --            uint32 hits
--- ARGV[1]  the instant, as at the top
--- ARGV[2]  the message, little-endian, packed
+-- ARGV[1]       the instant, as at the top
+-- ARGV[2m]      the message, little-endian, packed
 --            byte   what        0 hold, 1 keep, 2 give back
 --            double term        microseconds
 --            16 bytes           whose hold
--- ARGV[3]  the record of the charge, as at the top; its act is not read
+-- ARGV[2m + 1]  the record of the charge, as at the top; its act is not read
 --
--- Reply: {code, remaining, retry after, reset after}, as at the top, in ticks of the charge; beside 3 and 5 all
--- but retry after is 0. Code 6, with zeros: not held, because too many are; not kept, because it is held no more.
+-- Reply: for each message code, remaining, retry after, reset after, as at the top, in ticks of the charge; beside 3 and 5
+-- all but retry after is 0. Code 6, with zeros: not held, because too many are; not kept, because it is held no more.
 --
 -- Exact: what is owed and held is below 2^53. Where a product passes it, what is compared with it does not.
 -- The hash expires when a counter that was charged last by a hold, whose term is over then, has come to rest.
@@ -34,37 +35,12 @@ local REFUSED = 6
 local HEAD, OPEN = '<dddddI4dI4I4', '<ddI4'
 local MOST_HOLDS = 4096
 
-local what, term, id_at = unpack('<Bd', ARGV[2])
-local id = string.sub(ARGV[2], id_at)
-
-local listed = try('HMGET', KEYS[2], 'h', id)
-if listed.err or listed[1] and #listed[1] ~= 60 or listed[2] and #listed[2] ~= 20 then
-  return {NOT_UNDERSTOOD, 0, 0, 0}
-end
-local head, open = listed[1], listed[2]
-local earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
-if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
+-- The message in hand: whose hold, and it and the head as they are listed.
+local id, open, head
+local earliest, since, owed_then, held, waiting, n, p, b, t
 
 local function pack_head()
   return pack(HEAD, earliest, since, owed_then, held, waiting, n, p, b, t)
-end
-
-if what == KEEP then -- Holds::keep
-  if not open then return {REFUSED, 0, 0, 0} end
-  local _, _, hits = unpack(OPEN, open)
-  call('HDEL', KEYS[2], id)
-  if head and n ~= 0 then
-    held, waiting = held - hits * p, waiting - hits
-    if held < 0 then held = 0 end
-    call('HSET', KEYS[2], 'h', pack_head())
-  end
-  return {ADMIT, 0, 0, 0}
-end
-
--- A debt that was written under another limit is converted whatever becomes of the question.
-local code, remaining, retry, reset = step(strategy == 1 and CHARGE or ASK, 0)
-if code == STALE or code == NOT_UNDERSTOOD then
-  return {code, 0, retry, 0}
 end
 
 -- kernel/rate/gcra.rs, `owed`.
@@ -129,7 +105,21 @@ local function expire()
   call('HSET', KEYS[2], 'h', pack_head())
 end
 
-if what == GIVE_BACK then -- Holds::give_back
+-- Holds::keep
+local function keep()
+  if not open then return REFUSED, 0, 0, 0 end
+  local _, _, hits = unpack(OPEN, open)
+  call('HDEL', KEYS[2], id)
+  if head and n ~= 0 then
+    held, waiting = held - hits * p, waiting - hits
+    if held < 0 then held = 0 end
+    call('HSET', KEYS[2], 'h', pack_head())
+  end
+  return ADMIT, 0, 0, 0
+end
+
+-- Holds::give_back
+local function give_back()
   if open then
     local _, mark, hits = unpack(OPEN, open)
     call('HDEL', KEYS[2], id)
@@ -140,25 +130,61 @@ if what == GIVE_BACK then -- Holds::give_back
       refund(mark, hits)
     end
   end
-  return {step(ASK, 0)}
+  return step(ASK, 0)
 end
 
 -- Holds::hold
-if head then expire() end
-if open then
-  code, remaining, retry, reset = step(ASK, 0)
-  return {ADMIT, remaining, 0, reset}
+local function hold(term)
+  if head then expire() end
+  if open then
+    local _, remaining, _, reset = step(ASK, 0)
+    return ADMIT, remaining, 0, reset
+  end
+  local code, remaining, retry, reset = step(ASK, its_hits)
+  if code ~= ADMIT or its_hits == 0 then return code, remaining, retry, reset end
+  if MOST_HOLDS < call('HLEN', KEYS[2]) then return REFUSED, 0, 0, 0 end
+  if strategy == 1 then turn() end
+  code, remaining, retry, reset = step(CHARGE, its_hits)
+  if strategy == 1 then
+    held, owed_then = held + its_hits * period, owed_then + its_hits * period
+    waiting = waiting + its_hits
+  end
+  earliest = min(earliest, now + term)
+  call('HSET', KEYS[2], 'h', pack_head(), id, pack(OPEN, now + term, mark(), its_hits))
+  call('PEXPIREAT', KEYS[2], expiry(term + reset * tick))
+  return code, remaining, retry, reset
 end
-code, remaining, retry, reset = step(ASK, its_hits)
-if code ~= ADMIT or its_hits == 0 then return {code, remaining, retry, reset} end
-if MOST_HOLDS < call('HLEN', KEYS[2]) then return {REFUSED, 0, 0, 0} end
-if strategy == 1 then turn() end
-code, remaining, retry, reset = step(CHARGE, its_hits)
-if strategy == 1 then
-  held, owed_then = held + its_hits * period, owed_then + its_hits * period
-  waiting = waiting + its_hits
+
+local function take(message)
+  local what, term, id_at = unpack('<Bd', message)
+  id = string.sub(message, id_at)
+  local listed = try('HMGET', KEYS[2], 'h', id)
+  if listed.err or listed[1] and #listed[1] ~= 60 or listed[2] and #listed[2] ~= 20 then
+    return NOT_UNDERSTOOD, 0, 0, 0
+  end
+  head, open = listed[1], listed[2]
+  earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
+  if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
+  if what == KEEP then return keep() end
+  -- A debt that was written under another limit is converted whatever becomes of the question.
+  local code, _, retry = step(strategy == 1 and CHARGE or ASK, 0)
+  if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0 end
+  if what == GIVE_BACK then return give_back() end
+  return hold(term)
 end
-earliest = min(earliest, now + term)
-call('HSET', KEYS[2], 'h', pack_head(), id, pack(OPEN, now + term, mark(), its_hits))
-call('PEXPIREAT', KEYS[2], expiry(term + reset * tick))
-return {code, remaining, retry, reset}
+
+local keys, answers = KEYS, {}
+KEYS = {keys[1], keys[2]}
+for m = 1, #keys / 2 do
+  if 1 < m then
+    KEYS[1], KEYS[2] = keys[2 * m - 1], keys[2 * m]
+    -- Many keys have one limit, and what its record comes to is known then.
+    if ARGV[2 * m + 1] ~= ARGV[in_hand + 2] then
+      in_hand = 2 * m - 1
+      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+        unpack(RECORD, ARGV[in_hand + 2])
+    end
+  end
+  answers[4 * m - 3], answers[4 * m - 2], answers[4 * m - 1], answers[4 * m] = take(ARGV[2 * m])
+end
+return answers
