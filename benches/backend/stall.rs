@@ -26,6 +26,8 @@ const AFTER: Duration = Duration::from_secs(5);
 /// How often the processors are looked at.
 const LOOK: Duration = Duration::from_millis(250);
 const IN_TIME_AT_THE_CLIENT: Duration = Duration::from_millis(20);
+/// How long the memory of a stalled service may still grow.
+const AT_FIRST: Duration = Duration::from_secs(5);
 /// How long the load has been there when the Redis stops.
 const BEFORE: Duration = Duration::from_secs(2);
 /// What all has to be normal within, after it goes on.
@@ -156,9 +158,10 @@ impl Load<'_> {
         (all - in_time, all)
     }
 
-    /// The least and the most memory of the service for so long.
+    /// The least and the most memory of the service for so long, but for what it takes at first.
     async fn memory_over(&self, time: Duration) -> (u64, u64) {
         let (began, mut least, mut most) = (Instant::now(), u64::MAX, 0);
+        tokio::time::sleep(AT_FIRST).await;
         while began.elapsed() < time {
             tokio::time::sleep(Duration::from_secs(1)).await;
             let statm = format!("/proc/{}/statm", self.server.process.id());
@@ -207,8 +210,8 @@ impl Seen {
         row("  answers of the service later than 20 ms", self.late as f64, "", "0");
         row("  of all its answers", self.answered as f64, "", "");
         if 0 < self.memory.1 {
-            row("  memory, least", self.memory.0 as f64 / 1e6, "MB", "");
-            row("  memory, most", self.memory.1 as f64 / 1e6, "MB", "");
+            row("  memory, from the fifth second on, least", self.memory.0 as f64 / 1e6, "MB", "");
+            row("  memory, from the fifth second on, most", self.memory.1 as f64 / 1e6, "MB", "");
         }
     }
 
