@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::holding::{
-    Act, Held, Packed, call as together, pack, read, share_out,
-};
+use sluicegate::backend::redis::codec::holding::{Act, Held, pack, read, share_out};
+use sluicegate::backend::redis::codec::lending::{Packed, call as together};
 use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::redis::{CHARGE, HOLD};
 use sluicegate::backend::{Charge, Home, Outcome};

@@ -15,7 +15,8 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use super::codec::holding::{Act, Held, Packed, Said, call, pack, read, share_out};
+use super::codec::holding::{Act, Held, Said, pack, read, share_out};
+use super::codec::lending::{Packed, call};
 use super::route::Route;
 use super::{Cause, codec, not_understood, outcome};
 use crate::backend::{Charge, Outcome, Outcomes};

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use super::lending::Packed;
 use super::{Answer, NotUnderstood, TAG, answer, double, key, record};
 use crate::backend::Charge;
 use crate::kernel::decision::Cost;
@@ -37,15 +38,6 @@ pub enum Act {
     GiveBack,
 }
 
-/// A charge, ready to travel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
-    /// KEYS: the counter, and the list of its holds.
-    pub keys: [Vec<u8>; 2],
-    /// ARGV: the instant, the message, and the record of the charge.
-    pub args: [Vec<u8>; 3],
-}
-
 /// What the script says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
@@ -66,15 +58,6 @@ pub fn pack(charge: &Charge, id: Id, act: Act, prefix: &[u8], at: Option<Nanos>)
     list.insert(prefix.len() + TAG, LIST);
     let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
     Packed { keys: [counter, list], args: [now, message(id, act), record(charge).into_vec()] }
-}
-
-/// KEYS and ARGV of one call for all of `charges`, which live in one slot, at the instant of the first.
-#[must_use]
-pub fn call(charges: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let now = charges.first().map(|first| first.args[0].clone());
-    let keys = charges.iter().flat_map(|charge| charge.keys.clone());
-    let args = charges.iter().flat_map(|charge| charge.args[1..].to_vec());
-    (keys.collect(), now.into_iter().chain(args).collect())
 }
 
 /// What is said of each of so many charges.

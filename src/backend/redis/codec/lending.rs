@@ -25,12 +25,12 @@ pub const FIELDS: usize = 8;
 /// What the script says of a message: what [`read`] reads.
 pub type Said = [i64; FIELDS];
 
-/// A message, ready to travel.
+/// What is said about a counter, ready to travel: a message, or what is done with a charge that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// KEYS: the counter, and the list of those who hold leases of it.
+    /// KEYS: the counter, and the list of those who hold leases of it, or of its holds.
     pub keys: [Vec<u8>; 2],
-    /// ARGV: the instant, the message, and the record of the limit.
+    /// ARGV: the instant, the message, and the record of the limit or the charge.
     pub args: [Vec<u8>; 3],
 }
 
