@@ -125,9 +125,8 @@ impl Ear {
             match &command[..] {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}
                 [echo, text] if echo == "ECHO" && *text == mark => return heard,
-                // The look that a service takes at its store once.
-                [.., last] if last.ends_with("}:doctor") => {}
-                [_, key, ..] if key.ends_with("}:doctor") => {}
+                // The look that a service takes at its store once, whenever that comes.
+                words if words.iter().any(|word| word.contains("}:doctor")) => {}
                 // That it lives.
                 words if words.iter().any(|word| word == FLEET) => {}
                 [name, ..] if COUNTING.contains(&&**name) => heard.push(command),
