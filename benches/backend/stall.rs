@@ -59,7 +59,7 @@ async fn saturated(server: &Server) -> f64 {
     drop(server.client().await);
     let over = Arc::new(AtomicBool::new(false));
     let pace = Pace::Ever { in_flight: IN_FLIGHT / CONNECTIONS };
-    let (began, failures) = (Instant::now(), server.failures());
+    let (began, failures) = (soon(), server.failures());
     let asking = tokio::spawn(lean::ask(server.address, pace, began, Arc::clone(&over)));
     tokio::time::sleep(SATURATED).await;
     over.store(true, Relaxed);
@@ -67,6 +67,11 @@ async fn saturated(server: &Server) -> f64 {
     let answers = asking.await.unwrap().into_iter().filter(rested).count();
     row("at most: answered without the store", (server.failures() - failures) as f64, "", "");
     answers as f64 / (SATURATED / 2).as_secs_f64()
+}
+
+/// When questions begin to be due: once all is connected.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(500)
 }
 
 struct Load<'s> {
@@ -99,7 +104,7 @@ struct After {
 
 impl Load<'_> {
     async fn calm(&self) -> Seen {
-        let (began, failures) = (Instant::now(), self.server.failures());
+        let (began, failures) = (soon(), self.server.failures());
         let calm = async {
             tokio::time::sleep(CALM).await;
             (0, 0)
@@ -115,7 +120,7 @@ impl Load<'_> {
     }
 
     async fn stalled(&self) -> (Seen, After) {
-        let began = Instant::now();
+        let began = soon();
         let mut after = After::default();
         let stalled = async {
             tokio::time::sleep(BEFORE).await;
@@ -139,7 +144,7 @@ impl Load<'_> {
         let before = self.times();
         let over = Arc::new(AtomicBool::new(false));
         let whose = [self.server.process.id(), std::process::id(), self.store.process.id()];
-        let looking = Looking::start(whose);
+        let looking = Looking::start(whose, began);
         let pace = Pace::Due { per_second: self.per_second };
         let asking = tokio::spawn(lean::ask(self.server.address, pace, began, Arc::clone(&over)));
         let memory = what.await;
@@ -279,8 +284,8 @@ struct Looking {
 }
 
 impl Looking {
-    fn start(whose: [u32; 3]) -> Self {
-        let (over, began) = (Arc::new(AtomicBool::new(false)), Instant::now());
+    fn start(whose: [u32; 3], began: Instant) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&over);
         let thread = std::thread::spawn(move || {
             let mut looks = Vec::new();

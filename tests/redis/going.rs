@@ -13,7 +13,8 @@ use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 
 use super::Store;
-use super::strict::{door, hooks, replica, runtime, stream};
+use super::serve;
+use super::strict::{door, hooks, runtime, stream};
 use crate::service::Service;
 use crate::waiting::{now, until};
 
@@ -65,9 +66,13 @@ fn closed_for(mode: &str, opens: Opens) -> Duration {
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let settings = hooks(&elsewhere);
-    let flags = ["--settings", settings.to_str().unwrap()];
-    let mut goes = replica(&limits, &store.url(), "goes", &flags);
-    let stays = replica(&limits, &store.url(), "stays", &flags);
+    // What is said for the last time is said once, so that the store must hear of it.
+    let flags = ["--settings", settings.to_str().unwrap(), "--backend-deadline", "2s"];
+    let pace = ["--fleet-heartbeat", "200ms", "--fleet-term", "1s", "--drain-delay", "0s"];
+    let replica = |node| {
+        serve(limits.path(), &store.url(), &[&flags[..], &pace, &["--node-id", node]].concat())
+    };
+    let (mut goes, stays) = (replica("goes"), replica("stays"));
     let (mut held, mut began) = (Vec::new(), now());
     until("all places are held", || {
         if held.is_empty() {
@@ -80,6 +85,7 @@ fn closed_for(mode: &str, opens: Opens) -> Duration {
     assert!(opens(&runtime, &stays).is_none());
     goes.terminate();
     goes.ended().unwrap();
+    assert!(began.elapsed() < MAX_DURATION, "gone before they are over: {}", goes.log());
     let opens = || opens(&runtime, &stays).map(drop).ok_or_else(|| stays.log());
     until("a place is free", opens).unwrap();
     began.elapsed()

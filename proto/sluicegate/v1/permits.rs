@@ -392,7 +392,8 @@ pub mod permits_client {
                 .insert(GrpcMethod::new("sluicegate.v1.Permits", "Renew"));
             self.inner.unary(req, path, codec).await
         }
-        /// All three on one stream, whose end gives back everything that was taken on it, however it ends. Answers come as they
+        /// All three on one stream, whose end gives back everything that was taken on it, however it ends; but where the replica
+        /// goes, what was taken counts on until `max_duration` is over, if a fleet holds the ceiling. Answers come as they
         /// are known, those to acquires that wait after those to later questions; each names its id. Ids are the stream's own.
         pub async fn hold(
             &mut self,
@@ -455,7 +456,8 @@ pub mod permits_server {
             >
             + std::marker::Send
             + 'static;
-        /// All three on one stream, whose end gives back everything that was taken on it, however it ends. Answers come as they
+        /// All three on one stream, whose end gives back everything that was taken on it, however it ends; but where the replica
+        /// goes, what was taken counts on until `max_duration` is over, if a fleet holds the ceiling. Answers come as they
         /// are known, those to acquires that wait after those to later questions; each names its id. Ids are the stream's own.
         async fn hold(
             &self,

@@ -302,7 +302,7 @@ impl Admission {
             bucket.part(&self.clock);
         }
         self.give_seats_up(fleet, backend).await;
-        self.tell_once(backend).await;
+        self.tell_at_last(backend).await;
     }
 
     async fn give_seats_up(&self, fleet: &Fleet, backend: &dyn Backend) {

@@ -234,12 +234,20 @@ impl Admission {
 
     /// Tells everything that is due now, and hears the answers.
     pub(super) async fn tell_once(&self, backend: &dyn Backend) {
+        self.tell_due(backend, false).await;
+    }
+
+    /// Tells all that is held, and what is over, for the last time.
+    pub(super) async fn tell_at_last(&self, backend: &dyn Backend) {
+        self.tell_due(backend, true).await;
+    }
+
+    async fn tell_due(&self, backend: &dyn Backend, is_last: bool) {
         let Some(fleet) = self.fleet() else { return };
         let teller = fleet.teller();
         let _turn = teller.turn.lock().await;
         let now = self.clock.steady();
-        // One who leaves says for the last time what goes on.
-        let is_beat = teller.begins_a_beat(now) || fleet.has_left();
+        let is_beat = teller.begins_a_beat(now) || is_last;
         let mut said = Said::default();
         if is_beat {
             for (name, bucket) in teller.buckets() {

@@ -1,7 +1,7 @@
 //! One stream of a program's questions: what is taken on it is given back at its end.
 //!
 //! Guarantees: an acquire that waits keeps no later question waiting; every question is answered once; a release ends a
-//! wait; whatever ends the stream, or this process, gives back all that is held. Each acquire is a span, a child of the one
+//! wait; whatever ends the stream gives back all that is held; but where this process goes what is done under it goes on, and counts. Each acquire is a span, a child of the one
 //! that the stream's headers name.
 //! Leaves out: order among the answers.
 
@@ -66,7 +66,7 @@ pub(super) async fn run(
     let mut stream = Stream { service, headers, places, asking };
     loop {
         let reply = tokio::select! {
-            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(),
+            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(&mut messages),
             Some(acquired) = stream.asking.next() => Some(stream.settle(acquired)),
             message = messages.message() => match message {
                 Ok(Some(HoldRequest { ask })) => stream.take(ask),
@@ -81,7 +81,7 @@ pub(super) async fn run(
         let Some(reply) = reply else { continue };
         let is_told = tokio::select! {
             told = replies.send(Ok(reply)) => told.is_ok(),
-            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(),
+            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(&mut messages),
             () = tokio::time::sleep(UNREAD) => false,
         };
         if !is_told {
@@ -91,8 +91,17 @@ pub(super) async fn run(
 }
 
 impl Stream<'_> {
-    /// The process goes, and what is done under the places does not.
-    fn go_on(self) {
+    /// The process goes, and what is done under the places does not, but what has been released by now.
+    fn go_on(mut self, messages: &mut Streaming<HoldRequest>) {
+        for _ in 0..MOST {
+            match messages.message().now_or_never() {
+                Some(Ok(Some(HoldRequest { ask: Some(Ask::Release(asked)) }))) => {
+                    let _said = self.release(&asked);
+                }
+                Some(Ok(Some(_))) => {}
+                _ => break,
+            }
+        }
         for place in self.places.into_values() {
             if let Place::Holds(permits) = place {
                 permits.go_on();

@@ -4,7 +4,7 @@
 //! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
 //! place back, bytes that came after the question or not, as far as these fit the socket's receive
 //! buffer: behind more of them no closing comes. `max_duration` ends place and connection
-//! where nothing does: an NGINX that is stopped. No id is needed, and none is heeded. Who is held
+//! where nothing does: an NGINX that is stopped. Where this process goes its requests go on, and count. No id is needed, and none is heeded. Who is held
 //! leaves connections for the questions of others.
 //! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
 //! success, and its latency from admission to then.
@@ -128,6 +128,7 @@ fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>
     let longest = place.permits.as_ref().and_then(Permits::longest_keep);
     let end = async move {
         tokio::select! {
+            biased;
             () = peer.gone() => {}
             () = over(longest) => place.give_up(),
             // A sender that is gone means that the process is ending as well.
