@@ -83,6 +83,7 @@ fn a_primary_is_lost(
     assert!(asked.slowest < DEADLINE + MARGIN, "{asked:?}");
     assert_eq!(admitted + failed, all, "{asked:?}");
     assert_eq!(used_up(&service, "kept"), Ok(()), "what its replica had is not forgotten");
+    watched.wait_until_named();
     back(&mut watched);
     watched.wait_until_swapped();
     the_replica_counts(&watched, &service);

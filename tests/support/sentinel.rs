@@ -44,6 +44,18 @@ impl Watched {
         format!("{scheme}{}/{NAME}", sentinels.join(","))
     }
 
+    /// Waits until every sentinel names the other: one that does not yet would make it follow the old primary, were that back.
+    pub fn wait_until_named(&self) {
+        let port = self.replica.port.to_string();
+        for sentinel in &self.sentinels {
+            let names = || match field(&sentinel.tell(&["SENTINEL", "MASTER", NAME]), "port") {
+                named if named == port => Ok(()),
+                named => Err(named),
+            };
+            until("a sentinel names the new primary", names).unwrap();
+        }
+    }
+
     /// Waits until the one that was the primary follows the other.
     pub fn wait_until_swapped(&self) {
         let follows = || match self.replica.try_tell(&["INFO", "replication"])?.text() {
