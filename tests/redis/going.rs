@@ -12,14 +12,14 @@ use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry, Ho
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 
-use super::Store;
-use super::serve;
 use super::strict::{door, hooks, runtime, stream};
+use super::{Store, serve};
 use crate::service::Service;
 use crate::waiting::{now, until};
 
 const CEILING: usize = 3;
-const MAX_DURATION: Duration = Duration::from_secs(3);
+/// Long enough for a crowded machine to take all places and to go within it.
+const MAX_DURATION: Duration = Duration::from_secs(5);
 
 /// What holds a place at a replica until it is dropped; none where there is no place.
 type Opens = fn(&Runtime, &Service) -> Option<Box<dyn Any>>;

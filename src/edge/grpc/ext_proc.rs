@@ -2,8 +2,8 @@
 //! on is the request's permit.
 //!
 //! Guarantees: whatever ends the stream gives the permits back: its request's end, a client or an
-//! upstream that goes, a proxy that dies; but where this process goes its request goes on, and counts. While a request waits in a queue, Envoy is told for how
-//! long. A stream that holds nothing is told to skip the rest and ended at once, and so are all when this process goes. One that
+//! upstream that goes, a proxy that dies; but where this process goes its request goes on, and counts.
+//! While a request waits in a queue, Envoy is told for how long. A stream that holds nothing is told to skip the rest and ended at once, and so are all when this process goes. One that
 //! waits or holds keeps its question and its permits, and nothing else that was decoded of its messages.
 //! Leaves out: bodies, which are never asked for; how latency divides into the upstream's and the
 //! client's: the time that counts is the stream's.

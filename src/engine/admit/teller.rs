@@ -1,7 +1,7 @@
 //! What one replica tells the store of the permits that it holds of strict ceilings.
 //!
-//! Guarantees: one round after the other, so that what was told over is not told held after it; once a beat all
-//! that is held, and as soon as may be what is over, in as few calls as carry it. What the store was not heard
+//! Guarantees: one round after the other, so that what was told over is not told held after it; once a beat, and
+//! when it leaves, all that is held, and as soon as may be what is over, in as few calls as carry it. What the store was not heard
 //! to take back is told again, until its deadline has done it; so is, for three beats, what a call that
 //! came late might bring back. No list grows without a bound.
 //! Cost: of telling, what is due; how much more waits to be told again costs nothing.

@@ -1,8 +1,8 @@
 //! One stream of a program's questions: what is taken on it is given back at its end.
 //!
 //! Guarantees: an acquire that waits keeps no later question waiting; every question is answered once; a release ends a
-//! wait; whatever ends the stream gives back all that is held; but where this process goes what is done under it goes on, and counts. Each acquire is a span, a child of the one
-//! that the stream's headers name.
+//! wait; whatever ends the stream gives back all that is held; but where this process goes
+//! what is done under it goes on, and counts. Each acquire is a span, a child of the one that the stream's headers name.
 //! Leaves out: order among the answers.
 
 use std::collections::HashMap;

@@ -4,8 +4,8 @@
 //! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
 //! place back, bytes that came after the question or not, as far as these fit the socket's receive
 //! buffer: behind more of them no closing comes. `max_duration` ends place and connection
-//! where nothing does: an NGINX that is stopped. Where this process goes its requests go on, and count. No id is needed, and none is heeded. Who is held
-//! leaves connections for the questions of others.
+//! where nothing does: an NGINX that is stopped. Where this process goes its requests go
+//! on, and count. No id is needed, and none is heeded. Who is held leaves connections for the questions of others.
 //! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
 //! success, and its latency from admission to then.
 
