@@ -36,9 +36,9 @@ use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
 use coordinators::Coordinators;
-use counters::Counters;
+use counters::{Counters, Places, Reserved};
 use permits::Strict;
-use shard::Shard;
+use shard::{Shard, makes_one};
 use table::KeyHash;
 
 /// How many shards: enough that a sweep of one, which holds its lock, is short at millions of keys.
@@ -154,13 +154,22 @@ impl Memory {
         let mut outcomes = Outcomes::new();
         for charge in charges {
             let hash = self.hash(&charge.key);
-            outcomes.push(self.put(&mut self.lock(Self::shard_of(hash)), hash, now, charge));
+            let mut shard = self.lock(Self::shard_of(hash));
+            shard.sweep_if_full(now, &self.counters);
+            outcomes.push(self.put(&mut shard, hash, now, charge, &self.counters));
         }
         outcomes
     }
 
-    fn put(&self, shard: &mut Shard, hash: KeyHash, now: Nanos, charge: &Charge) -> Outcome {
-        let step = shard.charge(hash, now, &charge.strategy, charge.cost, &self.counters);
+    fn put(
+        &self,
+        shard: &mut Shard,
+        hash: KeyHash,
+        now: Nanos,
+        charge: &Charge,
+        places: &impl Places,
+    ) -> Outcome {
+        let step = shard.charge(hash, now, &charge.strategy, charge.cost, places);
         match (step, charge.cost) {
             (Ok(step), Cost::Charge(_)) => Outcome::Stepped(step),
             (Ok(step), Cost::Refund(_)) => Outcome::Refunded(step),
@@ -200,8 +209,10 @@ impl Memory {
     ) -> Outcomes {
         let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
         let mut locked = Locked::all(self, &hashes);
+        locked.sweep_if_full(now, &self.counters);
+        let (places, rooms) = self.rooms(&mut locked, charges, &hashes);
         let asked: Outcomes = (0..charges.len())
-            .map(|i| self.ask(locked.of(hashes[i]), now, charges, &hashes, i))
+            .map(|i| self.ask(locked.of(hashes[i]), now, (charges, &hashes), i, rooms[i]))
             .collect();
         let admitted = admits(&asked);
         let settle = |(i, charge): (usize, &Charge)| {
@@ -210,36 +221,58 @@ impl Memory {
                 Cost::Charge(_) if !admitted => {
                     self.spared(shard, hashes[i], now, charge, asked[i])
                 }
-                Cost::Charge(_) | Cost::Refund(_) => self.put(shard, hashes[i], now, charge),
+                Cost::Charge(_) | Cost::Refund(_) => {
+                    self.put(shard, hashes[i], now, charge, &places)
+                }
             }
         };
         charges.iter().enumerate().map(settle).collect()
     }
 
-    /// What charge `i` would come to if all before it were charged.
+    /// Whether each of `charges` finds its counter, or a place for a new one if it makes one; and these places.
+    fn rooms(
+        &self,
+        locked: &mut Locked<'_>,
+        charges: &[Charge],
+        hashes: &[KeyHash],
+    ) -> (Reserved<'_>, SmallVec<[bool; 2]>) {
+        let mut new: SmallVec<[KeyHash; 2]> = SmallVec::new();
+        for (charge, &hash) in charges.iter().zip(hashes) {
+            if makes_one(charge.cost) && !locked.of(hash).knows(hash) && !new.contains(&hash) {
+                new.push(hash);
+            }
+        }
+        let places = self.counters.reserve(new.len());
+        let without = &new[places.left()..];
+        let has_room = |(charge, hash): (&Charge, &KeyHash)| {
+            !makes_one(charge.cost) || !without.contains(hash)
+        };
+        let rooms = charges.iter().zip(hashes).map(has_room).collect();
+        (places, rooms)
+    }
+
+    /// What charge `i` would come to if all before it were charged. A refund is made whatever its counter holds.
     fn ask(
         &self,
         shard: &Shard,
         now: Nanos,
-        charges: &[Charge],
-        hashes: &[KeyHash],
+        (charges, hashes): (&[Charge], &[KeyHash]),
         i: usize,
+        has_room: bool,
     ) -> Outcome {
-        let hits = match charges[i].cost {
-            Cost::Charge(hits) => hits,
-            Cost::Refund(_) => Hits(0),
+        let Cost::Charge(hits) = charges[i].cost else {
+            return Outcome::Refunded(shard.ask(hashes[i], now, &charges[i].strategy, Hits(0)));
         };
+        if !has_room {
+            return Outcome::Full(self.when_full.verdict());
+        }
         let earlier =
             (0..i).filter(|&j| hashes[j] == hashes[i]).filter_map(|j| match charges[j].cost {
                 Cost::Charge(hits) => Some(hits),
                 Cost::Refund(_) => None,
             });
         let together = earlier.fold(hits, Hits::plus);
-        if shard.has_room(hashes[i], &self.counters) {
-            Outcome::Stepped(shard.ask(hashes[i], now, &charges[i].strategy, together))
-        } else {
-            Outcome::Full(self.when_full.verdict())
-        }
+        Outcome::Stepped(shard.ask(hashes[i], now, &charges[i].strategy, together))
     }
 
     /// The outcome of a charge that was not made because the question was denied: its own denial,
@@ -252,13 +285,10 @@ impl Memory {
         charge: &Charge,
         asked: Outcome,
     ) -> Outcome {
-        if asked.denies() {
-            return asked;
-        }
-        if shard.has_room(hash, &self.counters) {
-            Outcome::Stepped(shard.ask(hash, now, &charge.strategy, Hits(0)))
-        } else {
-            asked
+        match asked {
+            Outcome::Full(_) => self.full(),
+            asked if asked.denies() => asked,
+            _ => Outcome::Stepped(shard.ask(hash, now, &charge.strategy, Hits(0))),
         }
     }
 }
@@ -320,6 +350,10 @@ impl<'m> Locked<'m> {
         indices.sort_unstable();
         indices.dedup();
         Self(indices.into_iter().map(|index| (index, memory.lock(index))).collect())
+    }
+
+    fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
+        self.0.iter_mut().for_each(|(_, shard)| shard.sweep_if_full(now, counters));
     }
 
     fn of(&mut self, hash: KeyHash) -> &mut Shard {

@@ -1,7 +1,10 @@
 //! `each` and `all_or_nothing`.
 
+use std::mem::discriminant;
+
 use sluicegate::backend::Outcome;
 use sluicegate::kernel::decision::{Cost, Group, Standing};
+use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -89,6 +92,30 @@ fn a_refund_is_made_even_beside_a_denial() {
         let refund = super::Charge { cost: Cost::Refund(Hits(2)), ..charge("a", strategy, 0) };
         ask(backend, NEW_YEAR, &all_or_nothing([refund, charge("b", strategy, 4)]));
         assert_eq!(remaining(backend, NEW_YEAR, "a", strategy), 2, "{strategy:?}");
+    });
+}
+
+/// The same with 5 a day.
+fn lowered(strategy: Strategy) -> Strategy {
+    let same = |one: &Strategy| discriminant(one) == discriminant(&strategy);
+    match strategy {
+        Strategy::FixedWindow(window) if matches!(window.windows(), Windows::Calendar { .. }) => {
+            super::calendar(5)
+        }
+        _ => super::strategies(5).into_iter().find(same).unwrap(),
+    }
+}
+
+#[test]
+fn a_refund_to_a_counter_above_its_lowered_limit_denies_nobody() {
+    on_every_backend(8, |backend, strategy| {
+        ask(backend, NEW_YEAR, &each([charge("a", strategy, 8)]));
+        let lowered = lowered(strategy);
+        let refund = super::Charge { cost: Cost::Refund(Hits(1)), ..charge("a", lowered, 0) };
+        let both = all_or_nothing([refund, charge("b", lowered, 1)]);
+        let outcomes = ask(backend, NEW_YEAR, &both);
+        assert!(matches!(outcomes[0], Outcome::Refunded(_)) && admits(outcomes[1]), "{outcomes:?}");
+        assert_eq!(remaining(backend, NEW_YEAR, "b", lowered), 4, "{strategy:?}: it was charged");
     });
 }
 

@@ -4,7 +4,7 @@
 //! that may be spent its list stays, and once all are forgotten it is dropped.
 //! Leaves out: what is lent ([`Book`]).
 
-use super::counters::Counters;
+use super::counters::{Counters, Places as _};
 use super::table::{Hashed, KeyHash, Table};
 use crate::kernel::lease::book::Book;
 use crate::kernel::lease::{Overshoot, Terms};

@@ -2,7 +2,14 @@
 //!
 //! Guarantees: never more than `most` at once, over all shards.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Where the place of a new counter comes from.
+pub(super) trait Places {
+    /// Takes a place, if there is one.
+    fn take(&self) -> bool;
+}
 
 /// The count of live counters.
 #[derive(Debug)]
@@ -24,18 +31,55 @@ impl Counters {
         self.most
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.live() < self.most
+    pub(super) fn are_full(&self) -> bool {
+        self.most <= self.live()
     }
 
-    /// Takes a place, if there is one.
-    pub(super) fn take(&self) -> bool {
-        let more = |live| (live < self.most).then_some(live + 1);
-        self.live.fetch_update(Relaxed, Relaxed, more).is_ok()
+    /// Takes `wanted` places, or as many as there are.
+    pub(super) fn reserve(&self, wanted: usize) -> Reserved<'_> {
+        let there_are = |live: usize| wanted.min(self.most.saturating_sub(live));
+        let more = |live| Some(live + there_are(live));
+        let before = self.live.fetch_update(Relaxed, Relaxed, more);
+        let left = before.map_or(0, there_are);
+        Reserved { counters: self, left: Cell::new(left) }
     }
 
     /// Gives `dropped` places back.
     pub(super) fn give_back(&self, dropped: usize) {
         self.live.fetch_sub(dropped, Relaxed);
+    }
+}
+
+impl Places for Counters {
+    fn take(&self) -> bool {
+        let more = |live| (live < self.most).then_some(live + 1);
+        self.live.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+}
+
+/// Places that were taken before it is known which of them are needed; dropped, those that were not are given back.
+#[derive(Debug)]
+pub(super) struct Reserved<'c> {
+    counters: &'c Counters,
+    left: Cell<usize>,
+}
+
+impl Reserved<'_> {
+    pub(super) const fn left(&self) -> usize {
+        self.left.get()
+    }
+}
+
+impl Places for Reserved<'_> {
+    fn take(&self) -> bool {
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        left != 0
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.counters.give_back(self.left.get());
     }
 }

@@ -4,7 +4,7 @@
 //! the shard's share of the live count is exact.
 
 use super::books::Books;
-use super::counters::Counters;
+use super::counters::{Counters, Places};
 use super::shapes::{ShapeId, Shapes};
 use super::table::{Hashed, KeyHash, Table};
 use crate::backend::lease::Message;
@@ -74,32 +74,31 @@ impl<S> Hashed for Windowed<S> {
 pub(super) struct Full;
 
 impl Shard {
-    /// Puts `cost` to the counter of `hash`.
+    /// Puts `cost` to the counter of `hash`; a new one takes one of `places`.
     pub(super) fn charge(
         &mut self,
         hash: KeyHash,
         now: Nanos,
         strategy: &Strategy,
         cost: Cost,
-        counters: &Counters,
+        places: &impl Places,
     ) -> Result<Step, Full> {
-        self.sweep_if_full(now, counters);
         match strategy {
-            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, counters),
+            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, places),
             Strategy::FixedWindow(window) => {
-                windowed(&mut self.fixed_window, hash, now, cost, counters, |state| match cost {
+                windowed(&mut self.fixed_window, hash, now, cost, places, |state| match cost {
                     Cost::Charge(hits) => window.step(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
                 })
             }
             Strategy::SlidingWindow(window) => {
-                windowed(&mut self.sliding_window, hash, now, cost, counters, |state| match cost {
+                windowed(&mut self.sliding_window, hash, now, cost, places, |state| match cost {
                     Cost::Charge(hits) => window.step(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
                 })
             }
             Strategy::SlidingLog(log) => {
-                windowed(&mut self.sliding_log, hash, now, cost, counters, |state| match cost {
+                windowed(&mut self.sliding_log, hash, now, cost, places, |state| match cost {
                     Cost::Charge(hits) => log.step(state, now, hits),
                     Cost::Refund(hits) => log.refund(state, now, hits),
                 })
@@ -166,10 +165,9 @@ impl Shard {
         }
     }
 
-    /// Whether the counter of `hash` exists or may be made.
-    pub(super) fn has_room(&self, hash: KeyHash, counters: &Counters) -> bool {
-        counters.has_room()
-            || self.gcra.get(hash).is_some()
+    /// Whether the counter of `hash` exists.
+    pub(super) fn knows(&self, hash: KeyHash) -> bool {
+        self.gcra.get(hash).is_some()
             || self.fixed_window.get(hash).is_some()
             || self.sliding_window.get(hash).is_some()
             || self.sliding_log.get(hash).is_some()
@@ -208,8 +206,9 @@ impl Shard {
             + self.books.len()
     }
 
-    fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
-        if counters.live() >= counters.most() && self.swept.plus(SWEEP_PAUSE) <= now {
+    /// Drops what is rested at `now` where no new counter finds room, once in [`SWEEP_PAUSE`].
+    pub(super) fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
+        if counters.are_full() && self.swept.plus(SWEEP_PAUSE) <= now {
             self.sweep(now, counters);
         }
     }
@@ -220,7 +219,7 @@ impl Shard {
         now: Nanos,
         gcra: &Gcra,
         cost: Cost,
-        counters: &Counters,
+        places: &impl Places,
     ) -> Result<Step, Full> {
         let act = |tat: &mut Tat| match cost {
             Cost::Charge(hits) => gcra.step(tat, now, hits),
@@ -238,7 +237,7 @@ impl Shard {
         if gcra.rested(&tat, now) {
             return Ok(step);
         }
-        if !counters.take() {
+        if !places.take() {
             return Err(Full);
         }
         self.gcra.insert(Debt { hash, tat, shape: self.shapes.take(gcra) });
@@ -283,7 +282,7 @@ fn windowed<S: Default>(
     hash: KeyHash,
     now: Nanos,
     cost: Cost,
-    counters: &Counters,
+    places: &impl Places,
     act: impl FnOnce(&mut S) -> Step,
 ) -> Result<Step, Full> {
     if let Some(windowed) = table.get_mut(hash) {
@@ -293,10 +292,10 @@ fn windowed<S: Default>(
     }
     let mut state = S::default();
     let step = act(&mut state);
-    let Some(rested_at) = rested_at(step, now).filter(|at| charges(cost) && *at > now) else {
+    let Some(rested_at) = rested_at(step, now).filter(|at| makes_one(cost) && *at > now) else {
         return Ok(step);
     };
-    if !counters.take() {
+    if !places.take() {
         return Err(Full);
     }
     table.insert(Windowed { hash, state, rested_at });
@@ -360,7 +359,7 @@ fn lend<S: Default>(
 }
 
 /// Whether `cost` can make a counter out of nothing.
-const fn charges(cost: Cost) -> bool {
+pub(super) const fn makes_one(cost: Cost) -> bool {
     matches!(cost, Cost::Charge(Hits(1..)))
 }
 

@@ -86,8 +86,9 @@ else
   -- Keeps what was only asked; says the rest. `wanted` answers are said when the key is done with.
   function hear(wanted, key, last, through, code, remaining, retry, reset)
     if asked and charged == nil then
-      -- What cannot be read holds nobody back; how it is answered is not for this script to say.
-      local denies = code == NEVER or DENY <= code
+      -- What cannot be read holds nobody back; how it is answered is not for this script to say. A refund is made
+      -- whatever its counter holds.
+      local denies = its_act ~= REFUND and (code == NEVER or DENY <= code)
       local votes_no = denies and shadow == 0
       asked[i] = {code, remaining, retry, reset, its_act == REFUND, denies, group, votes_no}
     elseif through and through < last then

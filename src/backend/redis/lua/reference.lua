@@ -89,8 +89,8 @@ local function ask(i)
     local its_act, its_hits = charge(j)
     if KEYS[j] == KEYS[i] and its_act == 'c' then sum = sum + tonumber(its_hits) end
   end
-  -- What cannot be read holds nobody back.
-  local denies = count ~= nil and limit < sum
+  -- What cannot be read holds nobody back, and a refund is made whatever its counter holds.
+  local denies = act ~= 'r' and count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
   return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
 end
