@@ -406,16 +406,20 @@ impl Engine {
         let quota_for_all = self.policy.planning.quota_for_all;
         let mut statuses = Statuses::new();
         let mut charged = plan.charges.list.iter().zip(settled);
-        let mut tally = plan.tally.iter();
+        let (mut tally, mut near) = (plan.tally.iter(), 0);
         for part in &plan.parts {
+            let mut most = 0;
             let next = || {
                 let (charge, settled) = charged.next()?;
                 if let Some(counted) = tally.next() {
                     counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
                 }
+                most = charge.strategy.most();
                 Some((charge, settled))
             };
-            statuses.push(status(part, next));
+            let status = status(part, next);
+            near += u64::from(self.is_near(&status.finding, most));
+            statuses.push(status);
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -424,7 +428,7 @@ impl Engine {
         let retry_after = if denied && !shadowed { wait(findings(), quota_for_all) } else { None };
         let verdict = if shadowed { Verdict::Admit } else { decided };
         let binding = binding(findings(), quota_for_all);
-        let (reasons, near) = (findings().map(|f| f.reason), self.near(findings()));
+        let reasons = findings().map(|f| f.reason);
         Decided { verdict, shadowed, reasons, near }.emit();
         if let (true, Some(stats)) = (shadowed, &self.stats) {
             stats.add(Stat::GlobalShadowMode, 1);
@@ -434,15 +438,11 @@ impl Engine {
         answer
     }
 
-    /// How many limits are nearly used up by what they admitted.
-    fn near<'f>(&self, findings: impl Iterator<Item = &'f Finding>) -> u64 {
-        let near = |finding: &&Finding| {
-            let limit = finding.limit.as_ref().map_or(0, |shown| shown.requests);
-            finding.reason == Reason::WithinLimit
-                && near_from(limit, self.policy.near_limit_ratio)
-                    < u64::from(limit).saturating_sub(finding.room.remaining.0)
-        };
-        findings.filter(near).map(|_| 1).sum()
+    /// Whether a limit admitted, of which a counter at rest admits `most` at once, and is nearly used up.
+    fn is_near(&self, finding: &Finding, most: u32) -> bool {
+        let used = u64::from(most).saturating_sub(finding.room.remaining.0);
+        finding.reason == Reason::WithinLimit
+            && near_from(most, self.policy.near_limit_ratio) < used
     }
 }
 

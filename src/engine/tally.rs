@@ -41,7 +41,7 @@ pub(super) fn of(
     };
     let charged =
         plan.parts.iter().zip(&question.descriptors).filter(|(part, _)| part.is_charged());
-    let counted = charged.map(|(part, descriptor)| {
+    let counted = charged.zip(&plan.charges.list).map(|((part, descriptor), charge)| {
         let rule = rule(stats, domain, part, descriptor);
         match descriptor.cost {
             Cost::Charge(Hits(hits)) => rule.hits(hits),
@@ -49,7 +49,8 @@ pub(super) fn of(
             Cost::Refund(Hits(EXACT..)) => {}
             Cost::Refund(Hits(hits)) => rule.refund(hits),
         }
-        let limit = part.shown().map_or(0, |shown| shown.requests);
+        // What a GCRA has left is of its burst.
+        let limit = charge.strategy.most();
         let shadow = matches!(part, Part::Charged(rule, _) if rule.shadow);
         Counted { rule, limit, shadow }
     });

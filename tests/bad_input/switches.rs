@@ -119,3 +119,20 @@ fn a_new_key_in_a_full_store_gets_what_the_setting_says_and_is_counted() {
         assert_eq!(stage.metric("sluicegate_memory_keys_max"), 1, "{setting}");
     }
 }
+
+#[test]
+fn a_limit_is_nearly_used_up_by_what_it_admits_at_once_whatever_it_admits_in_its_unit() {
+    let limits = "domain: d\ndescriptors:\n\
+                  - key: burst\n  rate_limit: {requests_per_unit: 60, unit: hour, strategy: gcra, burst: 10}\n\
+                  - key: window\n  rate_limit: {requests_per_unit: 10, unit: year, strategy: fixed_window}\n";
+    let near = "sluicegate_descriptors_near_limit_total";
+    // Beyond 0.8 of ten are the ninth and the tenth.
+    for (key, wanted) in [("burst", 2), ("window", 2)] {
+        let stage = Stage::with(limits, &["--near-limit-ratio", "0.8"]);
+        for nth in 1..=10 {
+            assert_eq!(stage.answer(vec![of(key, "v")]).overall_code(), Code::Ok, "{key}: {nth}");
+            assert_eq!(stage.metric(near), if nth <= 8 { 0 } else { nth - 8 }, "{key}: {nth}");
+        }
+        assert_eq!(stage.metric(near), wanted);
+    }
+}
