@@ -233,38 +233,43 @@ impl Seen {
                 continue;
             }
             if !is_headed {
-                println!("  late: from second  answers   percent: service client  redis stolen");
+                println!(
+                    "  late: from second  answers   percent: service client  redis others stolen"
+                );
                 is_headed = true;
             }
-            let [service, client, redis, stolen] = to.since(from);
+            let [service, client, redis, all, stolen] = to.since(from);
+            let others = (all - service - client - redis).max(0.0);
             println!(
-                "  {:>17.2} {late:>8} {service:>18.0} {client:>6.0} {redis:>6.0} {stolen:>6.0}",
+                "  {:>17.2} {late:>8} {service:>18.0} {client:>6.0} {redis:>6.0} {others:>6.0} {stolen:>6.0}",
                 from.at.as_secs_f64()
             );
         }
     }
 }
 
-/// What three processes have had of the processors, and what the machine was not given of them.
+/// What three processes and all together have had of the processors, and what the machine was not given of them.
 struct Look {
     at: Duration,
     /// Nanoseconds.
-    spent: [u64; 4],
+    spent: [u64; 5],
 }
 
 impl Look {
     fn now(began: Instant, whose: [u32; 3]) -> Self {
         let [service, client, redis] = whose.map(on_processors);
-        let stolen = std::fs::read_to_string("/proc/stat").unwrap();
-        let stolen = stolen.split_whitespace().nth(8).unwrap().parse::<u64>().unwrap();
-        Self { at: began.elapsed(), spent: [service, client, redis, stolen * 10_000_000] }
+        let stat = std::fs::read_to_string("/proc/stat").unwrap();
+        let ticks = |n: usize| stat.split_whitespace().nth(n).unwrap().parse::<u64>().unwrap();
+        // user, nice, system, irq, softirq; and steal.
+        let all = [1, 2, 3, 6, 7].map(ticks).iter().sum::<u64>() * 10_000_000;
+        Self { at: began.elapsed(), spent: [service, client, redis, all, ticks(8) * 10_000_000] }
     }
 
     /// Percent of one processor.
-    fn since(&self, before: &Self) -> [f64; 4] {
+    fn since(&self, before: &Self) -> [f64; 5] {
         let wall = self.at.saturating_sub(before.at).as_nanos() as f64;
         let part = |n: usize| (self.spent[n].saturating_sub(before.spent[n])) as f64 * 100.0 / wall;
-        [part(0), part(1), part(2), part(3)]
+        std::array::from_fn(part)
     }
 }
 
