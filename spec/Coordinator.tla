@@ -174,7 +174,7 @@ Lowered(ghosts, m) ==
         ELSE S[k - 1] + ghosts[k].most +
             IF k = m THEN 0
             ELSE IF ~IsLive(seat[k]) THEN Exposure(seat[k])
-            ELSE IF seat[k].told <= cap THEN seat[k].gs ELSE 0
+            ELSE IF seat[k].told <= cap THEN Max(seat[k].gs, seat[k].i) ELSE 0
     IN  S[N]
 
 InGrace(open) == ~open /\ (~Clocks \/ co.left > 0)

@@ -270,7 +270,7 @@ fn those_that_were_told_of_a_lower_ceiling_fit_below_it_together() {
     let idle = two.beat(Nanos(8), &uses(0));
     store.granted(8, &idle);
     store.law = fixed(4);
-    assert_eq!(store.round(10, &mut one, &hungry(5)), Share(3), "the other wanted little");
+    assert_eq!(store.round(10, &mut one, &hungry(3)), Share(3), "the other wanted little");
     assert_eq!(store.round(10, &mut two, &hungry(5)), Share(1), "it holds 5 still, and wants more");
 }
 
@@ -305,8 +305,27 @@ fn a_falling_ceiling_lowers_each_to_its_part_and_none_below_it() {
         store.round(now, &mut two, &hungry(5));
     }
     store.law = fixed(4);
-    assert_eq!(store.round(10, &mut one, &hungry(5)), Share(2));
+    assert_eq!(store.round(10, &mut one, &hungry(2)), Share(2));
     assert_eq!(store.round(10, &mut two, &hungry(5)), Share(2));
+}
+
+#[test]
+fn while_requests_above_a_fallen_share_go_on_nobody_else_begins_some_in_their_place() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    store.round(0, &mut one, &hungry(0));
+    store.round(0, &mut two, &hungry(0));
+    for now in 1..4 {
+        store.round(now, &mut one, &hungry(5));
+        store.round(now, &mut two, &hungry(0));
+    }
+    store.law = fixed(4);
+    assert_eq!(store.round(10, &mut one, &hungry(5)), Share(2));
+    assert_eq!(store.round(10, &mut two, &hungry(0)), Share(0), "5 are in flight, of 4");
+    assert_eq!(store.round(11, &mut one, &hungry(3)), Share(2));
+    assert_eq!(store.round(11, &mut two, &hungry(0)), Share(1), "3 of 4");
+    assert_eq!(store.round(12, &mut one, &hungry(2)), Share(2));
+    assert_eq!(store.round(12, &mut two, &hungry(1)), Share(2));
 }
 
 #[test]

@@ -291,7 +291,8 @@ impl Coordinator {
         let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
         let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
             false => seat.exposure(),
-            true if seat.told <= ceiling => seat.granted.share,
+            // Above its share it admits nothing, and what it has in flight takes the place of what others would admit.
+            true if seat.told <= ceiling => seat.granted.share.max(seat.in_flight),
             true => Share(0),
         };
         let others = self.seats.iter().enumerate().filter(|(other, _)| *other != at);

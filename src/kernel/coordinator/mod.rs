@@ -17,7 +17,9 @@
 //! Guarantees: while the ceiling stands, the shares in force and the requests in flight of the
 //! fleet together never exceed it, whatever is lost, doubled, late or reordered, through joins,
 //! leaves, crashes, pauses below and above a term, and the store's loss of all it knew. When the
-//! ceiling falls they never grow until they are below it. Every sum of parts is exact.
+//! ceiling falls there is never more than before; once all have heard of it, what each may use, which is its share or what
+//! it has in flight above that, adds up to ever less until it fits, and what one has in flight above its share nobody else
+//! is granted. Every sum of parts is exact.
 //! Assumes: clocks that differ in rate by no more than the drift in [`Terms`]; requests that end
 //! within `max_duration`; a state that is lost whole, or with its [`Life`], not entry by entry.
 //! Leaves out: how messages travel, where the state is kept, who decides what is live.

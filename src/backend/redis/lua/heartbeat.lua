@@ -168,11 +168,11 @@ local living, live, me, hungry, idle, my_need, total_need
 local function put(sign, ends, held, granted, in_flight, told, wanted)
   local ceiling = sum_ceiling
   if ceiling < wanted then wanted = ceiling end
-  -- Its exposure.
-  if held < granted then held = granted end
-  if held < in_flight then held = in_flight end
+  -- What is taken of a lowered ceiling, and its exposure.
+  local taken = granted < in_flight and in_flight or granted
+  if held < taken then held = taken end
   sum_exposure, sum_need = sum_exposure + sign * held, sum_need + sign * wanted
-  if told <= ceiling then sum_taken = sum_taken + sign * granted end
+  if told <= ceiling then sum_taken = sum_taken + sign * taken end
   if 0 < wanted then count_hungry = count_hungry + sign end
   if granted < wanted then count_short = count_short + sign end
   if granted == 0 then count_empty = count_empty + sign end
