@@ -26,6 +26,7 @@ CONSTANTS
     Losses,     \* how often the coordinator forgets, at most
     Moves,      \* how often the ceiling is set, at most
     Leaving,    \* member 1 may leave in order
+    Returning,  \* and come back in the same life
     Late,       \* messages stay in the network
     Clocks,     \* time passes
     Term, Margin, MaxDuration, Drift,
@@ -132,6 +133,12 @@ Leave(m) ==
     /\ m = 1 /\ Leaving /\ mem[m].up /\ ~mem[m].leaves
     /\ mem' = [mem EXCEPT ![m].leaves = TRUE, ![m].c = 0, ![m].g = 0, ![m].s = 0,
                           ![m].e = 0, ![m].awaits = FALSE]
+    /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
+
+\* Whether that was heard or not. It holds nothing, as a new one.
+ComeBack(m) ==
+    /\ m = 1 /\ Returning /\ mem[m].up /\ mem[m].leaves
+    /\ mem' = [mem EXCEPT ![m].leaves = FALSE]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
 \* Its requests go on in the proxy.
@@ -320,8 +327,8 @@ Watch ==
              ELSE bound
 
 Step ==
-    \/ \E m \in Members : Admit(m) \/ End(m) \/ Send(m) \/ Leave(m) \/ Crash(m)
-                          \/ Restart(m) \/ OrphanEnds(m)
+    \/ \E m \in Members : Admit(m) \/ End(m) \/ Send(m) \/ Leave(m) \/ ComeBack(m)
+                          \/ Crash(m) \/ Restart(m) \/ OrphanEnds(m)
     \/ \E msg \in net : Hear(msg) \/ HearLeave(msg) \/ Apply(msg.m, msg)
     \/ Forget
     \/ \E c \in Ceilings : Move(c)

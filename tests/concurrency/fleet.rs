@@ -114,10 +114,23 @@ impl Replica {
     }
 
     fn of_life(store: &Arc<Store>, name: &str, ceiling: &str, life: Nanos) -> Self {
+        Self::of(store, name, ceiling, (life, Duration::from_millis(1)))
+    }
+
+    /// One that waits for an answer as long as it takes.
+    fn patient(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
+        Self::of(store, name, ceiling, (Nanos::from_secs(1_000), Duration::from_secs(3_600)))
+    }
+
+    fn of(
+        store: &Arc<Store>,
+        name: &str,
+        ceiling: &str,
+        (life, patience): (Nanos, Duration),
+    ) -> Self {
         let clock = Clock::manual(Nanos::from_secs(1_000));
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = Pace { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) };
-        let patience = Duration::from_millis(1);
         let fleet = Arc::new(Fleet::new(membership, life, pace, patience));
         let engine = Engine::new(clock, store.clone(), Policy::default());
         let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
@@ -506,6 +519,75 @@ fn a_ceiling_that_nobody_uses_costs_no_call_after_ten_heartbeats() {
     assert_eq!(store.calls.load(Relaxed), calls);
     let mut other = Replica::new(&store, "b", "limit: 4");
     assert_eq!(other.fills(), 4, "nothing is reserved for the idle");
+    assert_eq!(alone.fills(), 0);
+}
+
+#[test]
+fn who_is_asked_before_its_goodbye_was_heard_has_its_share_again_with_the_first_answer() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    assert_eq!(alone.fills(), 4);
+    alone.ends(4);
+    passes(&[&alone], &[&alone], Nanos::from_secs(9));
+    store.is_cut.store(true, Relaxed);
+    passes(&[&alone], &[&alone], Nanos::from_secs(2));
+    assert!(!alone.asks(), "what it has let go of it does not use");
+    store.is_cut.store(false, Relaxed);
+    passes(&[&alone], &[&alone], Nanos::SECOND);
+    assert_eq!(alone.fills(), 4);
+}
+
+#[test]
+fn who_comes_while_a_goodbye_is_under_way_waits_for_the_answer_to_the_word_after_it() {
+    let store = Store::new();
+    let mut alone = Replica::patient(&store, "a", "limit: 4");
+    assert!(alone.asks());
+    alone.ends(1);
+    passes(&[&alone], &[&alone], Nanos::from_secs(9));
+    alone.passes(Nanos::SECOND);
+    store.is_slow.store(true, Relaxed);
+    let question = question();
+    let passed = block_on(async {
+        let mut speaks = pin!(alone.engine.speak_once());
+        assert!(poll_immediate(&mut speaks).await.is_none(), "the goodbye is on its way");
+        let mut asked = pin!(alone.engine.admit(&question, None));
+        assert!(poll_immediate(&mut asked).await.is_none());
+        let speaks_on = async {
+            speaks.await;
+            alone.engine.speak_once().await;
+        };
+        let (asked, ()) = tokio::join!(asked, speaks_on);
+        asked.unwrap().map(|_| ()).is_some()
+    });
+    assert!(passed);
+}
+
+#[test]
+fn a_ceiling_that_is_shared_again_before_its_seat_was_given_up_waits_for_nothing_of_its_own() {
+    for heard in [false, true] {
+        let store = Store::new();
+        let mut alone = Replica::new(&store, "a", "limit: 4");
+        assert_eq!(alone.fills(), 4);
+        alone.publish("limit: 4, mode: local");
+        if heard {
+            later(&[&alone], Nanos::SECOND);
+        }
+        alone.publish("limit: 4");
+        assert!(!alone.asks(), "four are in flight");
+        alone.ends(4);
+        later(&[&alone], Nanos::SECOND);
+        assert_eq!(alone.fills(), 4, "heard: {heard}");
+    }
+}
+
+#[test]
+fn a_seat_that_was_given_up_lets_nobody_pass_when_its_replica_has_left() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 4");
+    assert_eq!(alone.fills(), 4);
+    alone.ends(4);
+    passes(&[&alone], &[&alone], Nanos::from_secs(12));
+    block_on(alone.engine.ceilings().leave_fleet(&*store));
     assert_eq!(alone.fills(), 0);
 }
 

@@ -171,6 +171,45 @@ fn a_member_that_comes_back_in_a_new_life_does_not_free_what_its_old_one_left() 
     assert_eq!(store.round(66, &mut new, &hungry(0)), Share(10));
 }
 
+#[test]
+fn a_member_that_comes_back_before_its_leave_was_heard_has_its_seat_and_that_leave_frees_nothing() {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut other) = (member(1, 1), member(2, 1));
+    assert_eq!(store.round(0, &mut one, &hungry(0)), Share(10));
+    let leave = one.leave(Nanos(1), Share(0));
+    one.come_back();
+    assert_eq!(one.in_force(Nanos(1)), Share(0), "nothing, until it is granted anew");
+    assert!(one.due(Nanos(1), &hungry(0)) <= Nanos(1), "which it asks for at once");
+    assert_eq!(store.round(1, &mut one, &hungry(0)), Share(10));
+    assert_eq!(store.hear(2, &leave), Reply::Late);
+    assert_eq!(store.round(3, &mut other, &hungry(0)), Share(0));
+}
+
+#[test]
+fn a_member_that_comes_back_after_its_leave_was_heard_has_what_others_left_and_what_is_in_flight_counts_once()
+ {
+    let mut store = Store::new(fixed(10));
+    let (mut one, mut other) = (member(1, 1), member(2, 1));
+    store.round(0, &mut one, &hungry(0));
+    assert_eq!(store.hear(1, &one.leave(Nanos(1), Share(4))), Reply::Left);
+    assert_eq!(store.round(2, &mut other, &hungry(0)), Share(6));
+    one.come_back();
+    assert_eq!(store.round(3, &mut one, &hungry(4)), Share(4), "the other has the rest");
+    assert_eq!(store.coordinator.exposure(), Share(10));
+}
+
+#[test]
+fn an_answer_from_before_a_leave_is_void_for_one_that_has_come_back() {
+    let mut store = Store::new(fixed(10));
+    let mut one = member(1, 1);
+    let beat = one.beat(Nanos(0), &hungry(0));
+    let grant = store.granted(0, &beat);
+    one.leave(Nanos(1), Share(0));
+    one.come_back();
+    assert_eq!(one.on_grant(Nanos(1), &grant), Applied::Late);
+    assert_eq!(one.in_force(Nanos(1)), Share(0));
+}
+
 /// A store that forgot everything at `now`, as life 2.
 fn forgets(store: &mut Store, now: u64) {
     store.life = Life::begin(Incarnation(2), Nanos(now));

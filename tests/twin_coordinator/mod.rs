@@ -62,6 +62,12 @@ fn one_that_leaves_hands_its_share_on_and_is_counted_until_its_requests_have_end
 }
 
 #[test]
+fn one_that_left_and_comes_back_has_one_seat_whether_anybody_heard_of_it_or_not() {
+    let twin = Twin { leaving: Leaving::ForAWhile, late: false, ..Twin::one() };
+    walk(Twin { beats: &[3, 2], must: &["a share moves to another"], ..twin }, 6_363);
+}
+
+#[test]
 fn a_ceiling_that_falls_and_rises_is_never_exceeded_by_more_than_was_in_use() {
     let must: &[&str] = &["more is in use than a lowered ceiling", "a raised ceiling is used"];
     walk(Twin { moves: &[1, 2], must, late: false, beats: &[3, 2], ..Twin::default() }, 71_527);

@@ -48,7 +48,9 @@ pub enum Leaving {
     Never,
     /// And says what it still has in flight.
     InOrder,
-    /// And does not.
+    /// The same, and comes back in the same life, whether anybody heard of it or not.
+    ForAWhile,
+    /// And does not say so.
     Hiding,
 }
 
@@ -136,6 +138,7 @@ pub enum Act {
     Beat(usize),
     Read(Letter),
     Leave(usize),
+    ComeBack(usize),
     Crash(usize),
     Set(u64),
     /// All go on under another law.
@@ -182,6 +185,12 @@ impl World {
         let in_flight = if hides { 0 } else { replica.ends.len() as u64 };
         let beat = replica.member.leave(now, Share(in_flight));
         self.post(beat, twin.late);
+    }
+
+    fn come_back(&mut self, at: usize) {
+        let replica = &mut self.replicas[at];
+        replica.left = false;
+        replica.member.come_back();
     }
 
     fn post(&mut self, beat: Heartbeat, late: bool) {
@@ -350,6 +359,9 @@ impl Model for Twin {
             if at == 0 && may_leave && replica.beats < self.beats[at] {
                 acts.push(Act::Leave(at));
             }
+            if self.leaving == Leaving::ForAWhile && replica.left {
+                acts.push(Act::ComeBack(at));
+            }
             if at == 0 && replica.life < self.lives {
                 acts.push(Act::Crash(at));
             }
@@ -395,6 +407,7 @@ impl Model for Twin {
                 changed.then_some(())?;
             }
             Act::Leave(at) => next.leave(at, self),
+            Act::ComeBack(at) => next.come_back(at),
             Act::Set(ceiling) => {
                 next.ceiling = ceiling;
                 next.moves += 1;

@@ -292,11 +292,18 @@ impl Bucket {
             return Speak::Cold;
         };
         let speak = leased.speak(now, limiter);
-        if matches!(speak, Speak::Cold) {
-            rests();
-            if leased.local {
-                state.leased = None;
+        match &speak {
+            Speak::Cold => {
+                rests();
+                if leased.local {
+                    state.leased = None;
+                }
             }
+            // Whoever comes takes the seat on first; but nobody does where this replica has left.
+            Speak::Beat { said, .. } if said.leaves && !leased.local => {
+                state.step(now, Event::Share(0));
+            }
+            _ => {}
         }
         speak
     }

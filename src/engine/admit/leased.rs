@@ -2,7 +2,7 @@
 //!
 //! Guarantees: what a heartbeat says is taken in one instant, under the bucket's lock; without a share
 //! in its term nothing is admitted, except what the ceiling's `on_backend_failure` says once the store
-//! did not answer.
+//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before.
 //! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
 
 use std::cmp::Ordering;
@@ -52,6 +52,8 @@ pub(super) struct Leased {
     pub(super) usage: Usage,
     /// What was last said, under which law, and when.
     said: Option<(Load, Law, Nanos)>,
+    /// The number of the newest heartbeat since it joined: answers to others came too late.
+    newest: Option<u64>,
     last: Option<Grant>,
     outage: bool,
     /// Those who came while it was cold.
@@ -124,6 +126,7 @@ impl Leased {
             local: false,
             usage: Usage::new(now),
             said: None,
+            newest: None,
             last: None,
             outage: false,
             asked: 0,
@@ -143,10 +146,16 @@ impl Leased {
         }
     }
 
-    /// Takes a new seat.
+    /// Takes a seat: in the new life `life`, unless it has one still that it was about to give up.
     pub(super) fn join(&mut self, now: Nanos, id: MemberId, life: Incarnation) {
-        (self.life, self.joined) = (life, now);
-        self.member = Some(Member::new(id, self.life, self.law.terms));
+        if let Some(member) = &mut self.member {
+            // In a new life it would wait for what it left itself, for as long as for one that is lost.
+            member.come_back();
+        } else {
+            self.life = life;
+            self.member = Some(Member::new(id, life, self.law.terms));
+        }
+        (self.joined, self.newest) = (now, None);
         (self.stay, self.local, self.outage) = (Stay::Stays, false, false);
         (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
     }
@@ -235,9 +244,14 @@ impl Leased {
             }
             member.leave(now, load.in_flight)
         };
-        self.said = Some((load, self.law, now));
+        (self.said, self.newest) = (Some((load, self.law, now)), Some(said.number));
         self.usage.spoke(now, &terms);
         Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members) }
+    }
+
+    /// Whether `said` is the newest that was said for the seat as it is now.
+    pub(super) fn awaits(&self, said: &Heartbeat) -> bool {
+        (said.life, Some(said.number)) == (self.life, self.newest)
     }
 
     /// Takes what became of the heartbeat `said`; the share to put in force, if it is another one.
@@ -249,7 +263,7 @@ impl Leased {
         clock: Reading,
         alone: Share,
     ) -> Option<Share> {
-        if said.life != self.life {
+        if !self.awaits(said) {
             return None;
         }
         let member = self.member.as_mut()?;
@@ -263,7 +277,7 @@ impl Leased {
                 Applied::Late => None,
             },
             Some(Reply::Left) => {
-                if said.in_flight == Share(0) && self.stay != Stay::Stays {
+                if said.in_flight == Share(0) {
                     (self.member, self.last) = (None, None);
                     (self.stay, self.outage) = (Stay::Stays, false);
                 }

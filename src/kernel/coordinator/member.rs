@@ -148,12 +148,19 @@ impl Member {
         }
     }
 
-    /// Makes the last heartbeat: nothing is admitted any more and no grant applied. Once
+    /// Makes the last heartbeat: nothing is admitted any more and no grant applied, unless it comes back. Once
     /// nothing is in flight, another [`Member::beat`] frees the seat at once.
     pub fn leave(&mut self, now: Nanos, in_flight: Share) -> Heartbeat {
         self.left = true;
         self.in_force = None;
         self.beat(now, &Load { in_flight, ..Load::default() })
+    }
+
+    /// Takes a leave back, heard or not. It holds nothing, as a new one; the next heartbeat, which is due at once, takes its seat
+    /// on, and is later than any before: none of those, however late it comes, frees what is in use again.
+    pub fn come_back(&mut self) {
+        let new = Self::new(self.id, self.life, self.terms);
+        *self = Self { number: self.number, clock: self.clock, fences: self.fences, ..new };
     }
 
     /// Applies the answer to the newest heartbeat.
