@@ -131,8 +131,9 @@ const BUCKET: &[u8] = b"bucket";
 
 fn ask() -> Ask<'static> {
     const RULES: Rules = Rules::fixed(CEILING);
-    let (keep, patience) = (Some(Nanos::from_secs(60)), Nanos(0));
-    Ask { bucket: BUCKET, revision: Revision(1), rules: &RULES, keep, patience, shared: None }
+    let (keep, patience, answer) = (Some(Nanos::from_secs(60)), Nanos(0), Nanos(0));
+    let (bucket, revision, rules) = (BUCKET, Revision(1), &RULES);
+    Ask { bucket, revision, rules, keep, patience, answer, shared: None }
 }
 
 /// The same of a ceiling that is the fleet's.

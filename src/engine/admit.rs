@@ -2,7 +2,8 @@
 //!
 //! Guarantees: what is held is given back once, whatever happens to whom it was given: a
 //! [`Held`] that is dropped leaves, an acquire whose future is dropped leaves the queue, or gives
-//! back the permit that was on its way. Nobody waits longer than its patience. Buckets are bounded,
+//! back the permit that was on its way. Nobody waits longer than its patience, for the store no longer than for its
+//! answer. Buckets are bounded,
 //! and those that have been idle are dropped.
 //! Leaves out: the decisions, which are [`Limiter`]'s; ids of requests (see
 //! [`Register`](crate::kernel::concurrency::Register)); which questions ask for which bucket.
@@ -63,6 +64,8 @@ pub struct Ask<'a> {
     pub keep: Option<Nanos>,
     /// How long one can wait oneself; zero asks without a queue.
     pub patience: Nanos,
+    /// How long one can wait for the store, where it has to be asked; zero asks it, and waits for no answer.
+    pub answer: Nanos,
     /// What the ceiling is to the fleet; nothing where this replica holds it alone.
     pub shared: Option<Shared>,
 }
@@ -109,7 +112,7 @@ impl Admission {
     ///
     /// # Errors
     /// Why there is none; nothing is held then.
-    pub async fn acquire(&self, ask: Ask<'_>) -> Result<Held, Denied> {
+    pub async fn acquire(&self, mut ask: Ask<'_>) -> Result<Held, Denied> {
         let mut waited = false;
         loop {
             let bucket = self.bucket(&ask)?;
@@ -119,9 +122,11 @@ impl Admission {
             return match place {
                 Place::Cold(answers) => {
                     waited = true;
+                    let begun = self.clock.steady();
                     if let Some(fleet) = fleet {
-                        fleet.hears(answers).await;
+                        fleet.hears(answers, ask.answer).await;
                     }
+                    ask.patience = ask.patience.since(self.clock.steady().since(begun));
                     continue;
                 }
                 Place::Passes(permit) => Ok(self.held(bucket, permit, ask.keep)),

@@ -160,12 +160,35 @@ pub(super) enum Keep {
     MaxDuration,
 }
 
+/// Since when a question waits, and until when.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    begun: Nanos,
+    /// In queues.
+    queues: Option<Nanos>,
+    /// For what the store says of a ceiling.
+    store: Option<Nanos>,
+}
+
+impl Wait {
+    /// That of one who asks now. Without any patience it asks without a queue; that is no end.
+    fn of(begun: Nanos, patience: Option<Nanos>) -> Self {
+        let end = patience.map(|patience| begun.plus(patience));
+        Self { begun, queues: end, store: end.filter(|end| begun < *end) }
+    }
+}
+
+/// From `now` until `end`.
+fn left(now: Nanos, end: Option<Nanos>) -> Nanos {
+    end.map_or(Nanos(u64::MAX), |end| end.since(now))
+}
+
 /// A bucket's name and its ceiling.
 type Asked<'c> = SmallVec<[(CounterKey, &'c Ceiling); 2]>;
 
 impl Engine {
-    /// Asks the question's ceilings for permits, waiting in their queues for at most `patience`, and
-    /// then the rate limits. Safe to cancel.
+    /// Asks the question's ceilings for permits, waiting in their queues and for the store for at most `patience`
+    /// together (zero asks without a queue), and then the rate limits. Safe to cancel.
     ///
     /// # Errors
     /// As [`Engine::decide_within`]; nothing is held then.
@@ -200,13 +223,13 @@ impl Engine {
     ) -> Result<Admitted, Refusal> {
         check(question)?;
         let begun = self.clock().steady();
-        let end = patience.map(|patience| begun.plus(patience));
-        let mut until = end;
+        let mut wait = Wait::of(begun, patience);
+        let end = wait.queues;
         let permits = loop {
             let config = self.config().ok_or(Refusal::NoConfig)?;
-            match self.permits(&config, covered, (begun, until), keep).await {
+            match self.permits(&config, covered, wait, keep).await {
                 Ok(Taken::All(permits)) => break permits,
-                Ok(Taken::Lost(last)) => until = Some(last),
+                Ok(Taken::Lost(last)) => wait.queues = Some(last),
                 Err(rejection) => return Ok(Admitted::Rejected(rejection)),
             }
         };
@@ -216,12 +239,12 @@ impl Engine {
         Ok(Admitted::Decided(answer, held))
     }
 
-    /// Goes from ceiling to ceiling once. The question `begun` to ask then, and waits until `end`.
+    /// Goes from ceiling to ceiling once.
     async fn permits(
         &self,
         config: &Arc<Config>,
         covered: &Question<'_>,
-        (begun, end): (Nanos, Option<Nanos>),
+        wait: Wait,
         keep: Keep,
     ) -> Result<Taken, Rejection> {
         let asked = asked(config, covered);
@@ -237,24 +260,24 @@ impl Engine {
             };
             // None is there any more.
             let Some((revision, ceiling)) = ceiling else { continue };
-            let held = self.permit(bucket, (revision, ceiling), end, keep).await?;
+            let held = self.permit(bucket, (revision, ceiling), wait, keep).await?;
             if !taking.add(held, self.is_shadow(ceiling)) {
-                return self.lost(&asked, ceiling, (begun, end));
+                return self.lost(&asked, ceiling, wait);
             }
         }
         Ok(Taken::All(taking.all()))
     }
 
     /// What becomes of one who lost a permit while it waited for that of `ceiling`: it is late once it has waited
-    /// for as long as all queues let it, or until `end`.
+    /// for as long as all queues let it, or its caller does.
     fn lost(
         &self,
         asked: &[(CounterKey, &Ceiling)],
         ceiling: &Ceiling,
-        (begun, end): (Nanos, Option<Nanos>),
+        wait: Wait,
     ) -> Result<Taken, Rejection> {
-        let last = begun.plus(longest(asked));
-        let last = end.map_or(last, |end| end.min(last));
+        let last = wait.begun.plus(longest(asked));
+        let last = wait.queues.map_or(last, |end| end.min(last));
         if last <= self.clock().steady() {
             return Err(turned_away(ceiling, Reason::QueueTimeout));
         }
@@ -345,25 +368,25 @@ impl Engine {
         ceiling.shadow || self.policy.shadow
     }
 
-    /// A permit; none, and no wait, where one that is turned away passes all the same.
+    /// A permit. One that passes all the same where it is turned away waits in no queue, and for no share that is not known yet:
+    /// it waits for the store alone where that is asked for each permit, because nobody else could say what comes of it.
     async fn permit(
         &self,
         bucket: &CounterKey,
         (revision, ceiling): (Revision, &Ceiling),
-        end: Option<Nanos>,
+        wait: Wait,
         keep: Keep,
     ) -> Result<Option<Held>, Rejection> {
         let shadow = self.is_shadow(ceiling);
-        let patience = match end {
-            _ if shadow => Nanos(0),
-            Some(end) => end.since(self.clock().steady()),
-            None => Nanos(u64::MAX),
-        };
-        let (shared, rules) = (self.shared(ceiling), self.rules(ceiling));
+        let (shared, rules, strictly) =
+            (self.shared(ceiling), self.rules(ceiling), self.strictly(ceiling));
+        let now = self.clock().steady();
+        let patience = if shadow { Nanos(0) } else { left(now, wait.queues) };
+        let answer = if shadow && strictly.is_none() { Nanos(0) } else { left(now, wait.store) };
         let (bucket, rules) = (bucket.as_bytes(), &rules);
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, revision, rules, keep, patience, shared };
-        let acquired = match self.strictly(ceiling) {
+        let ask = Ask { bucket, revision, rules, keep, patience, answer, shared };
+        let acquired = match strictly {
             // Boxed: one of a ceiling in shares does not carry about what this takes.
             Some(strictly) => {
                 Box::pin(self.ceilings.acquire_strictly(ask, strictly, self.backend())).await

@@ -22,7 +22,8 @@ const fn queued(limit: u32, size: u32) -> Rules {
 
 const fn ask(rules: &Rules) -> Ask<'_> {
     let revision = Revision(1);
-    Ask { bucket: b"shop", revision, rules, keep: None, patience: LONG, shared: None }
+    let (keep, shared) = (None, None);
+    Ask { bucket: b"shop", revision, rules, keep, patience: LONG, answer: LONG, shared }
 }
 
 /// The same by the configuration of that number.

@@ -22,6 +22,11 @@ use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
+/// What is asked of a store that says nothing returns in time, or not at all.
+async fn in_time<T>(asked: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(10), asked).await.expect("it waits still")
+}
+
 /// A store that can be cut off, and counts its calls.
 #[derive(Debug)]
 struct Store {
@@ -240,6 +245,70 @@ fn the_first_who_asks_waits_for_the_share_and_passes() {
     assert_eq!(store.calls.load(Relaxed), 1);
     assert_eq!(alone.fills(), 3);
     assert_eq!(store.calls.load(Relaxed), 1, "no call for a request");
+}
+
+#[test]
+fn who_asks_first_waits_for_the_share_no_longer_than_it_has_time() {
+    let alone = Replica::patient(&Store::new(), "a", "limit: 4");
+    let question = question();
+    block_on(async {
+        let hurried = Some(Nanos(10 * Nanos::MILLI.0));
+        let asked = in_time(alone.engine.admit(&question, hurried)).await.unwrap();
+        assert!(matches!(asked, Admitted::Rejected(_)), "nobody has said a word");
+        let ids = in_time(alone.engine.admit_with_deadline(&question, hurried)).await.unwrap();
+        assert!(matches!(ids, Admitted::Rejected(_)));
+    });
+}
+
+#[test]
+fn who_would_not_wait_in_a_queue_waits_for_the_share_all_the_same() {
+    let alone = Replica::patient(&Store::new(), "a", "limit: 4");
+    let question = question();
+    let passed = block_on(async {
+        let asked = alone.engine.admit(&question, Some(Nanos(0)));
+        tokio::join!(asked, alone.engine.speak_once()).0.unwrap().map(|_| ()).is_some()
+    });
+    assert!(passed);
+}
+
+#[test]
+fn what_one_waited_for_the_share_is_not_waited_in_the_queue_again() {
+    let store = Store::new();
+    let queue = "limit: 4, queue: {size: 9, timeout: 1h}";
+    let mut other = Replica::new(&store, "b", queue);
+    (0..4).for_each(|_| assert!(other.asks()));
+    let late = Replica::patient(&store, "a", queue);
+    let question = question();
+    block_on(async {
+        let mut asked = pin!(late.engine.admit(&question, Some(Nanos::SECOND)));
+        assert!(poll_immediate(&mut asked).await.is_none(), "cold");
+        late.passes(HALF);
+        late.engine.speak_once().await;
+        assert!(poll_immediate(&mut asked).await.is_none(), "in the queue");
+        late.passes(HALF);
+        late.engine.ceilings().sweep();
+        let asked = poll_immediate(&mut asked).await;
+        assert!(matches!(asked, Some(Ok(Admitted::Rejected(_)))), "a second is over");
+    });
+}
+
+#[test]
+fn what_is_not_enforced_has_the_store_asked_for_its_share_and_does_not_wait_for_it() {
+    let store = Store::new();
+    let shadow = "limit: 1}, shadow_mode: true}, {key: other, concurrency: {limit: 1";
+    let alone = Replica::patient(&store, "a", shadow);
+    let question = question();
+    let held = |admitted| match admitted {
+        Some(Ok(Admitted::Decided(_, permits))) => permits,
+        other => panic!("{other:?}"),
+    };
+    block_on(async {
+        let first = held(poll_immediate(alone.engine.admit(&question, None)).await);
+        assert!(first.is_empty(), "it passes without a place");
+        alone.engine.speak_once().await;
+        let second = held(poll_immediate(alone.engine.admit(&question, None)).await);
+        assert!(!second.is_empty(), "a share is there now");
+    });
 }
 
 #[test]

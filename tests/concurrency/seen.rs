@@ -36,7 +36,8 @@ fn the_name_of_a_bucket_says_what_it_is_of_and_nothing_else_does() {
 fn at_once(admission: &Admission, bucket: &[u8]) -> Held {
     let rules = Rules::fixed(9);
     let (revision, rules) = (Revision(1), &rules);
-    let ask = Ask { bucket, revision, rules, keep: None, patience: Nanos(0), shared: None };
+    let (keep, patience, answer, shared) = (None, Nanos(0), Nanos(0), None);
+    let ask = Ask { bucket, revision, rules, keep, patience, answer, shared };
     match pin!(admission.acquire(ask)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(held)) => held,
         other => panic!("{other:?}"),

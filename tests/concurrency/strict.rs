@@ -38,6 +38,8 @@ struct Store {
     is_mute: AtomicBool,
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
+    /// It takes what it is asked, and never answers.
+    is_silent: AtomicBool,
     asked: AtomicUsize,
     told: AtomicUsize,
     last: Mutex<Option<Acquire>>,
@@ -47,8 +49,8 @@ impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
         let strict = Mutex::new(Strict::settled());
-        let (is_cut, is_mute, is_slow, asked, told, last) = Default::default();
-        Arc::new(Self { memory, strict, is_cut, is_mute, is_slow, asked, told, last })
+        let (is_cut, is_mute, is_slow, is_silent, asked, told, last) = Default::default();
+        Arc::new(Self { memory, strict, is_cut, is_mute, is_slow, is_silent, asked, told, last })
     }
 
     fn forgets(&self) {
@@ -81,6 +83,9 @@ impl Backend for Store {
         let answer = self.strict.lock().acquire(now, "", asked);
         *self.last.lock() = Some(asked.clone());
         let answer = if self.is_mute.load(Relaxed) { Err(Cause::Late) } else { Ok(answer) };
+        if self.is_silent.load(Relaxed) {
+            return Reply::Later(Box::pin(std::future::pending()));
+        }
         let is_slow = self.is_slow.load(Relaxed);
         Reply::Later(Box::pin(async move {
             if is_slow {
@@ -331,6 +336,41 @@ fn one_that_is_dropped_while_the_store_is_asked_leaks_nothing() {
     block_on(alone.engine.speak_once());
     assert_eq!(store.held(alone.now()), 0);
     assert_eq!(alone.engine.ceilings().total().in_flight, 0);
+}
+
+#[test]
+fn who_asks_waits_for_the_store_no_longer_than_it_has_time_and_leaks_nothing() {
+    let queue = "limit: 1, mode: strict, queue: {size: 9, timeout: 1h}";
+    for shadow in [false, true] {
+        let store = Store::new();
+        let shadowed = || format!("{queue}}}, shadow_mode: true}}, {{key: o, concurrency: {{limit: 1");
+        let alone = if shadow { shadowed() } else { queue.to_owned() };
+        let alone = Replica::new(&store, "a", &alone);
+        store.is_silent.store(true, Relaxed);
+        block_on(async {
+            let question = question();
+            let asked = alone.engine.admit(&question, Some(Nanos(10 * Nanos::MILLI.0)));
+            let asked = tokio::time::timeout(Duration::from_secs(10), asked).await;
+            let held = passed(asked.expect("it waits still").unwrap());
+            assert_eq!(held.is_some_and(|held| held.is_empty()), shadow);
+            assert_eq!(store.held(START), 1, "it has taken what nobody heard of");
+            alone.engine.speak_once().await;
+            assert_eq!(store.held(START), 0);
+        });
+    }
+}
+
+#[test]
+fn what_is_not_enforced_is_asked_of_the_store_all_the_same() {
+    let store = Store::new();
+    let shadow = "limit: 1, mode: strict}, shadow_mode: true}, {key: o, concurrency: {limit: 1";
+    let [a, b] = two(&store, shadow);
+    let held = |replica: &Replica| {
+        passed(block_on(replica.engine.admit(&question(), None)).unwrap()).unwrap()
+    };
+    let first = held(&a);
+    assert!(!first.is_empty());
+    assert!(held(&b).is_empty(), "counted, and let pass");
 }
 
 #[test]

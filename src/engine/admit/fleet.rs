@@ -230,10 +230,13 @@ impl Fleet {
         }
     }
 
-    /// Waits for an answer, as long as one may.
-    pub(super) async fn hears(&self, mut answers: watch::Receiver<()>) {
-        // Whatever comes of it: the bucket says what is known then.
-        drop(timeout(self.patience, answers.changed()).await);
+    /// Waits for an answer, for `most` at most, and no longer than one may.
+    pub(super) async fn hears(&self, mut answers: watch::Receiver<()>, most: Nanos) {
+        let patience = self.patience.min(Duration::from_nanos(most.0));
+        if !patience.is_zero() {
+            // Whatever comes of it: the bucket says what is known then.
+            drop(timeout(patience, answers.changed()).await);
+        }
     }
 
     /// A share of a whole for one that was never told of a fair one.

@@ -3,7 +3,7 @@
 //! Guarantees: one call for each permit that is asked for, none where this replica alone has as many in flight
 //! as may be. Those who wait are served in the order they came, and only the first in line asks: when
 //! one of this replica has left, else again and again. A dropped future holds neither a place in line nor a
-//! permit, here or in the store.
+//! permit, here or in the store. Nobody waits for the store longer than its caller does.
 //! Leaves out: an order among replicas: whoever asks first when a permit is free has it.
 
 use std::sync::Arc;
@@ -124,15 +124,21 @@ impl Admission {
                 break (bucket, line);
             }
         };
+        let begun = self.clock.steady();
         if line.waiting() == 0 {
-            let asked = self.ask_store(&bucket, asking).await;
+            // One that is given up is told over. What the ceiling says of a store that does not answer is not for a caller that
+            // does not wait for it.
+            let answer = Duration::from_nanos(ask.answer.0);
+            let asked = timeout(answer, self.ask_store(&bucket, asking)).await;
+            let asked = asked.unwrap_or(Err(Denied::Late));
             if asked.as_ref().err() != Some(&Denied::Full) {
                 return asked;
             }
         }
-        let queue = strictly.waiting.filter(|_| Nanos(0) < ask.patience).ok_or(Denied::Full)?;
+        let left = ask.patience.since(self.clock.steady().since(begun));
+        let queue = strictly.waiting.filter(|_| Nanos(0) < left).ok_or(Denied::Full)?;
         let _place = line.join(queue.size).ok_or(Denied::QueueFull)?;
-        let patience = Duration::from_nanos(queue.timeout.min(ask.patience).0);
+        let patience = Duration::from_nanos(queue.timeout.min(left).0);
         let queued = trace::part(trace::Part::Queue);
         let waited = timeout(patience, self.wait_in(&line, &bucket, asking)).await;
         drop(queued);
