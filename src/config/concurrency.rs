@@ -39,7 +39,7 @@ pub enum Mode {
 pub enum OnFailure {
     /// Nothing.
     Deny,
-    /// What was last its fair part of the ceiling.
+    /// What was last its fair part of the ceiling, as far as others had let go of that.
     #[default]
     Local,
     /// All that it holds to be right alone.

@@ -464,6 +464,21 @@ fn after_an_outage_each_ceiling_says_what_one_may_have_in_flight() {
 }
 
 #[test]
+fn in_an_outage_nobody_uses_of_its_part_what_another_had_not_let_go_of() {
+    let store = Store::new();
+    let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 8"));
+    assert_eq!((fleet[0].fills(), fleet[1].fills()), (8, 0));
+    assert_eq!(fleet[1].shown().grant.unwrap().fair, Share(4));
+    store.is_cut.store(true, Relaxed);
+    fleet[0].ends(8);
+    later(&fleet.each_ref(), Nanos::from_secs(6));
+    later(&fleet.each_ref(), Nanos::SECOND);
+    assert!(fleet.iter().all(|replica| replica.shown().outage));
+    let found: usize = fleet.each_mut().map(Replica::fills).iter().sum();
+    assert_eq!(found, 8, "all of the ceiling, and no more");
+}
+
+#[test]
 fn what_an_outage_leaves_to_one_is_over_when_the_store_answers_though_another_of_its_name_has_its_seat()
  {
     let store = Store::new();

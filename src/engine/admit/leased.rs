@@ -330,7 +330,9 @@ impl Leased {
         }
         Some(match self.shared.on_failure {
             OnFailure::Deny => Share(0),
-            OnFailure::Local => self.last.map_or(alone, |last| last.fair),
+            // What others had not let go of yet they use as well. Of shares that were in force at once the sum is never above the
+            // ceiling; of parts that were fair at different instants it is.
+            OnFailure::Local => self.last.map_or(alone, |last| last.fair.min(last.share)),
             OnFailure::Allow => Share(u64::MAX),
         })
     }
