@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::poll_immediate;
+use futures_util::future::{join_all, poll_immediate};
 use sluicegate::backend::heartbeat::{Heard, Round};
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::coordinators::Coordinators;
@@ -20,6 +20,7 @@ use sluicegate::engine::admit::fleet::{Fleet, Pace};
 use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
 /// What is asked of a store that says nothing returns in time, or not at all.
@@ -43,13 +44,26 @@ struct Store {
     calls: AtomicUsize,
     /// The most ceilings that were spoken of in one.
     largest: AtomicUsize,
+    /// Which they were, in each.
+    spoken: Mutex<Vec<Vec<Box<[u8]>>>>,
 }
 
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (forgetful, is_cut, is_away, is_another, is_slow, calls, largest) = Default::default();
-        Arc::new(Self { memory, forgetful, is_cut, is_away, is_another, is_slow, calls, largest })
+        let (forgetful, is_cut, is_away, is_another, is_slow) = Default::default();
+        let (calls, largest, spoken) = Default::default();
+        Arc::new(Self {
+            memory,
+            forgetful,
+            is_cut,
+            is_away,
+            is_another,
+            is_slow,
+            calls,
+            largest,
+            spoken,
+        })
     }
 
     /// One that may be new or have forgotten.
@@ -93,6 +107,8 @@ impl Backend for Store {
     fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         self.calls.fetch_add(1, Relaxed);
         self.largest.fetch_max(round.beats.len(), Relaxed);
+        let names = round.beats.iter().map(|beat| beat.bucket.clone()).collect();
+        self.spoken.lock().unwrap().push(names);
         if self.is_cut.load(Relaxed) {
             return Reply::Now(Err(Cause::Unreachable));
         }
@@ -202,6 +218,13 @@ pub(super) fn question() -> Question<'static> {
 
 fn question_of(key: &str) -> Question<'_> {
     let entries = [(key, "v")].into_iter().collect();
+    let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
+    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+}
+
+/// About one of many ceilings.
+fn question_about(value: &str) -> Question<'_> {
+    let entries = [("k", value)].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
@@ -318,10 +341,7 @@ fn a_newcomer_keeps_nobody_from_the_store_though_it_was_not_told_how_many_share_
     let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
     block_on(async {
         for value in &values {
-            let entries = [("k", value.as_str())].into_iter().collect();
-            let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-            let descriptors = [descriptor].into_iter().collect();
-            let question = Question { domain: "d", descriptors };
+            let question = question_about(value);
             assert!(poll_immediate(alone.engine.admit(&question, None)).await.is_none(), "cold");
         }
     });
@@ -329,6 +349,44 @@ fn a_newcomer_keeps_nobody_from_the_store_though_it_was_not_told_how_many_share_
     assert_eq!(store.calls.load(Relaxed), 3);
     // There may be four: ten microseconds and three for each, of a thousand.
     assert_eq!(store.largest.load(Relaxed), 45);
+}
+
+/// Of which ceilings the call of that number spoke, and of which first.
+fn spoke_first_of(store: &Store, call: usize, value: &str) -> bool {
+    let name = CounterKey::ceiling("d", [("k", value)].into_iter());
+    let spoken = store.spoken.lock().unwrap();
+    spoken[call].first().is_some_and(|first| **first == *name.as_bytes())
+}
+
+#[test]
+fn who_comes_to_a_ceiling_first_is_spoken_of_with_the_next_call_however_many_others_are_due() {
+    let store = Store::new();
+    let many = Replica::patient(&store, "a", "limit: 4");
+    let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
+    let questions: Vec<Question> = values.iter().map(|value| question_about(value)).collect();
+    let newcomers = ["before", "meanwhile"].map(question_about);
+    block_on(async {
+        let all = join_all(questions.iter().map(|question| many.engine.admit(question, None)));
+        let held = tokio::join!(all, many.engine.speak_once()).0;
+        many.passes(Nanos::SECOND);
+        store.is_slow.store(true, Relaxed);
+        store.spoken.lock().unwrap().clear();
+        let [before, meanwhile] = &newcomers;
+        let mut before = pin!(many.engine.admit(before, None));
+        assert!(poll_immediate(&mut before).await.is_none());
+        let mut speaks = pin!(many.engine.speak_once());
+        assert!(poll_immediate(&mut speaks).await.is_none(), "the first call is on its way");
+        assert!(spoke_first_of(&store, 0, "before"));
+        let mut meanwhile = pin!(many.engine.admit(meanwhile, None));
+        assert!(poll_immediate(&mut meanwhile).await.is_none());
+        speaks.await;
+        assert!(spoke_first_of(&store, 1, "meanwhile"));
+        for asked in [before.await, meanwhile.await] {
+            assert!(asked.unwrap().map(|_| ()).is_some());
+        }
+        let spoken_of: usize = store.spoken.lock().unwrap().iter().map(Vec::len).sum();
+        assert_eq!((spoken_of, held.len()), (102, 100), "each once");
+    });
 }
 
 #[test]

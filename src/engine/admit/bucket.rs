@@ -308,6 +308,11 @@ impl Bucket {
         speak
     }
 
+    /// Whether `said` is still to be said: a goodbye is not that was taken back.
+    pub(super) fn awaits(&self, said: &Heartbeat) -> bool {
+        self.0.lock().leased.as_ref().is_some_and(|leased| leased.awaits(said))
+    }
+
     /// What became of it.
     pub(super) fn hear(
         &self,

@@ -1,13 +1,14 @@
 //! The voice of one replica about all ceilings that it shares: one heartbeat each, few calls.
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
-//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Where there are
+//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Of ceilings that somebody
+//! has just come to, who waits for the answer, the next call speaks first, however many others are due. Where there are
 //! ceilings to share, the store hears of this replica as soon as there is one, and now and then, though nobody asks: one that
 //! is new or has forgotten is in doubt from then on.
 //! A replica that leaves in order frees its seats, unless a round that is under way takes a second still.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -22,7 +23,7 @@ use super::leased::{Shared, Shown, Speak};
 use super::strict::{Seen, Strictly};
 use super::teller::Teller;
 use super::{Admission, Name};
-use crate::backend::heartbeat::{Beat, Heard, Round, most_beats};
+use crate::backend::heartbeat::{Beat, Heard, MOST_BEATS, Round, most_beats};
 use crate::backend::{Backend, Cause, Reply};
 use crate::clock::Clock;
 use crate::config::concurrency::{Ceiling, Mode, OnFailure};
@@ -78,6 +79,8 @@ pub struct Fleet {
     patience: Duration,
     membership: Arc<Membership>,
     active: Mutex<HashMap<Name, Arc<Bucket>>>,
+    /// Those of them for which nothing was said since somebody came, who waits for the answer.
+    fresh: Mutex<HashMap<Name, Arc<Bucket>>>,
     wake: Notify,
     /// Held for a round.
     turn: Turn<()>,
@@ -114,6 +117,46 @@ struct Spoken {
     members: u64,
 }
 
+/// What is left to be said in a round.
+struct Due {
+    /// Where somebody waits for the answer.
+    first: VecDeque<Spoken>,
+    others: VecDeque<Spoken>,
+    /// For how long from now something may be in use of all that was looked at.
+    longest: Nanos,
+}
+
+impl Due {
+    /// What the next call carries: one of each kind in turns, so that neither waits for all of the other.
+    fn next_call(&mut self) -> Vec<Spoken> {
+        let turns = (0..MOST_BEATS).map_while(|turn| self.take(turn % 2 == 0));
+        let mut call: Vec<(bool, Spoken)> = turns.collect();
+        let most = most_beats(call.iter().map(|(_, spoken)| spoken.members));
+        for (is_first, spoken) in call.split_off(most).into_iter().rev() {
+            self.kind(is_first).push_front(spoken);
+        }
+        call.into_iter().map(|(_, spoken)| spoken).collect()
+    }
+
+    /// One, and whether it is of the first: of these if there is one, or else of the other kind.
+    fn take(&mut self, is_first: bool) -> Option<(bool, Spoken)> {
+        let kinds = [is_first, !is_first];
+        kinds.into_iter().find_map(|is_first| {
+            let kind = self.kind(is_first);
+            while let Some(spoken) = kind.pop_front() {
+                if spoken.bucket.awaits(&spoken.beat.said) {
+                    return Some((is_first, spoken));
+                }
+            }
+            None
+        })
+    }
+
+    const fn kind(&mut self, is_first: bool) -> &mut VecDeque<Spoken> {
+        if is_first { &mut self.first } else { &mut self.others }
+    }
+}
+
 impl Fleet {
     /// A replica that has said nothing. `life` is larger than that of every earlier one of this name.
     /// `patience` is how long one who comes to a ceiling first waits for its share.
@@ -130,6 +173,7 @@ impl Fleet {
             patience,
             membership,
             active: Mutex::default(),
+            fresh: Mutex::default(),
             wake: Notify::new(),
             turn: Turn::default(),
             told: Mutex::default(),
@@ -219,7 +263,12 @@ impl Fleet {
     /// The bucket is spoken of from now on; the first heartbeat is sent at once.
     pub(super) fn activate(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.active.lock().insert(name.into(), Arc::clone(bucket));
+        self.fresh.lock().insert(name.into(), Arc::clone(bucket));
         self.wake.notify_one();
+    }
+
+    fn take_fresh(&self) -> HashMap<Name, Arc<Bucket>> {
+        std::mem::take(&mut self.fresh.lock())
     }
 
     /// Speaks of `bucket` no more, unless another has its name by now.
@@ -317,38 +366,64 @@ impl Admission {
 
     /// Everything that is due. For whoever has the turn.
     async fn round(&self, fleet: &Fleet, backend: &dyn Backend) {
-        let clock = &*self.clock;
         let active = all(fleet);
-        let under = under(fleet, &active, clock.steady());
-        let mut spoken: Vec<Spoken> = Vec::new();
-        let mut longest = Nanos(fleet.longest.load(Relaxed));
-        for (name, bucket) in active {
-            longest = longest.max(bucket.longest());
-            if let Speak::Beat { law, said, members } =
-                bucket.speaks(clock, || fleet.rest(&name, &bucket))
-            {
-                let members = members.unwrap_or(fleet.membership.replicas().get().into());
-                spoken.push(Spoken { bucket, beat: Beat { bucket: name, law, said }, members });
-            }
-        }
+        let under = under(fleet, &active, self.clock.steady());
         let record = Record { member: fleet.member, life: fleet.life, under };
-        while !spoken.is_empty() {
-            let rest = spoken.split_off(most_beats(spoken.iter().map(|spoken| spoken.members)));
-            let (buckets, beats): (Vec<_>, Vec<_>) =
-                spoken.into_iter().map(|spoken| (spoken.bucket, spoken.beat)).unzip();
-            let round = Round { record, answered: fleet.answered(), longest, leaves: false, beats };
-            let heard = self.say(fleet, backend, &round).await;
-            let store = fleet.told.lock().clock;
-            for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
-                let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
-                let looks = looks(store, beat);
-                bucket.hear(clock, &beat.said, reply, looks, |start| fleet.alone(start));
+        let longest = Nanos(fleet.longest.load(Relaxed));
+        let mut due = Due { first: VecDeque::new(), others: VecDeque::new(), longest };
+        self.look_at(fleet, fleet.take_fresh(), true, &mut due);
+        self.look_at(fleet, active, false, &mut due);
+        loop {
+            let call = due.next_call();
+            if call.is_empty() {
+                break;
             }
-            spoken = rest;
+            self.speak_of(fleet, backend, (record, due.longest), call).await;
+            self.look_at(fleet, fleet.take_fresh(), true, &mut due);
         }
-        let answered = fleet.answered();
+        let (answered, longest) = (fleet.answered(), due.longest);
         let last = Round { record, answered, longest, leaves: false, beats: vec![] };
         self.keep_the_line(fleet, backend, last).await;
+    }
+
+    /// Adds what is to be said of these.
+    fn look_at(
+        &self,
+        fleet: &Fleet,
+        buckets: HashMap<Name, Arc<Bucket>>,
+        is_first: bool,
+        due: &mut Due,
+    ) {
+        for (name, bucket) in buckets {
+            due.longest = due.longest.max(bucket.longest());
+            if let Speak::Beat { law, said, members } =
+                bucket.speaks(&self.clock, || fleet.rest(&name, &bucket))
+            {
+                let members = members.unwrap_or(fleet.membership.replicas().get().into());
+                let beat = Beat { bucket: name, law, said };
+                due.kind(is_first).push_back(Spoken { bucket, beat, members });
+            }
+        }
+    }
+
+    /// One call, and what comes of it.
+    async fn speak_of(
+        &self,
+        fleet: &Fleet,
+        backend: &dyn Backend,
+        (record, longest): (Record, Nanos),
+        call: Vec<Spoken>,
+    ) {
+        let (buckets, beats): (Vec<_>, Vec<_>) =
+            call.into_iter().map(|spoken| (spoken.bucket, spoken.beat)).unzip();
+        let round = Round { record, answered: fleet.answered(), longest, leaves: false, beats };
+        let heard = self.say(fleet, backend, &round).await;
+        let store = fleet.told.lock().clock;
+        for (at, (bucket, beat)) in buckets.iter().zip(&round.beats).enumerate() {
+            let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
+            let looks = looks(store, beat);
+            bucket.hear(&self.clock, &beat.said, reply, looks, |start| fleet.alone(start));
+        }
     }
 
     /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
