@@ -41,6 +41,8 @@ struct Store {
     is_another: AtomicBool,
     /// Its answers are on their way for a while.
     is_slow: AtomicBool,
+    /// It never answers.
+    is_silent: AtomicBool,
     calls: AtomicUsize,
     /// The most ceilings that were spoken of in one.
     largest: AtomicUsize,
@@ -51,7 +53,7 @@ struct Store {
 impl Store {
     fn new() -> Arc<Self> {
         let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let (forgetful, is_cut, is_away, is_another, is_slow) = Default::default();
+        let (forgetful, is_cut, is_away, is_another, is_slow, is_silent) = Default::default();
         let (calls, largest, spoken) = Default::default();
         Arc::new(Self {
             memory,
@@ -60,6 +62,7 @@ impl Store {
             is_away,
             is_another,
             is_slow,
+            is_silent,
             calls,
             largest,
             spoken,
@@ -111,6 +114,9 @@ impl Backend for Store {
         self.spoken.lock().unwrap().push(names);
         if self.is_cut.load(Relaxed) {
             return Reply::Now(Err(Cause::Unreachable));
+        }
+        if self.is_silent.load(Relaxed) {
+            return Reply::Later(Box::pin(std::future::pending()));
         }
         let heard = self.hears(now, round);
         if !self.is_slow.load(Relaxed) {
@@ -643,6 +649,14 @@ fn who_leaves_says_nothing_beside_a_heartbeat_that_does_not_end_and_does_not_wai
         assert!(left.is_ok(), "it waits still");
     });
     assert_eq!(store.calls.load(Relaxed), before + 1);
+}
+
+#[test]
+fn who_leaves_a_store_that_has_ceased_to_answer_does_not_wait_for_ever() {
+    let store = Store::new();
+    let (alone, _) = about_to_speak(&store);
+    store.is_silent.store(true, Relaxed);
+    block_on(in_time(alone.engine.ceilings().leave_fleet(&*store)));
 }
 
 #[test]

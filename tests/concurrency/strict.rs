@@ -97,6 +97,9 @@ impl Backend for Store {
 
     fn tell<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, AllHeard> {
         self.told.fetch_add(1, Relaxed);
+        if self.is_silent.load(Relaxed) {
+            return Reply::Later(Box::pin(std::future::pending()));
+        }
         if self.is_cut.load(Relaxed) {
             return Reply::Now(round.unheard(Cause::Unreachable));
         }
@@ -343,7 +346,8 @@ fn who_asks_waits_for_the_store_no_longer_than_it_has_time_and_leaks_nothing() {
     let queue = "limit: 1, mode: strict, queue: {size: 9, timeout: 1h}";
     for shadow in [false, true] {
         let store = Store::new();
-        let shadowed = || format!("{queue}}}, shadow_mode: true}}, {{key: o, concurrency: {{limit: 1");
+        let shadowed =
+            || format!("{queue}}}, shadow_mode: true}}, {{key: o, concurrency: {{limit: 1");
         let alone = if shadow { shadowed() } else { queue.to_owned() };
         let alone = Replica::new(&store, "a", &alone);
         store.is_silent.store(true, Relaxed);
@@ -354,6 +358,7 @@ fn who_asks_waits_for_the_store_no_longer_than_it_has_time_and_leaks_nothing() {
             let held = passed(asked.expect("it waits still").unwrap());
             assert_eq!(held.is_some_and(|held| held.is_empty()), shadow);
             assert_eq!(store.held(START), 1, "it has taken what nobody heard of");
+            store.is_silent.store(false, Relaxed);
             alone.engine.speak_once().await;
             assert_eq!(store.held(START), 0);
         });
@@ -648,6 +653,21 @@ fn a_replica_that_leaves_gives_back_what_has_ended() {
     alone.ends(2);
     block_on(alone.engine.ceilings().leave_fleet(&*store));
     assert_eq!(store.held(alone.now()), 0);
+}
+
+#[test]
+fn a_replica_that_leaves_while_it_tells_a_store_that_has_ceased_to_answer_does_not_wait_for_ever() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 1, mode: strict");
+    assert!(alone.asks());
+    store.is_silent.store(true, Relaxed);
+    block_on(async {
+        let mut tells = pin!(alone.engine.speak_once());
+        assert!(poll_immediate(&mut tells).await.is_none(), "it is under way");
+        let leaves = alone.engine.ceilings().leave_fleet(&*store);
+        let left = tokio::time::timeout(Duration::from_secs(10), leaves).await;
+        assert!(left.is_ok(), "it waits still");
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! has just come to, who waits for the answer, the next call speaks first, however many others are due. Where there are
 //! ceilings to share, the store hears of this replica as soon as there is one, and now and then, though nobody asks: one that
 //! is new or has forgotten is in doubt from then on.
-//! A replica that leaves in order frees its seats, unless a round that is under way takes a second still.
+//! A replica that leaves in order frees its seats, unless a round that is under way takes a second still, or all of it two.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
 use std::collections::{HashMap, VecDeque};
@@ -39,6 +39,9 @@ const DRIFT_PPM: u32 = 1_000;
 
 /// How long one who leaves waits at most for a round that is under way: its calls have deadlines, but may be many.
 const LEAVING: Duration = Duration::from_secs(1);
+
+/// How long it takes at most to leave: what was not said by then ends with its terms and deadlines.
+const LEFT: Duration = Duration::from_secs(2);
 
 /// How often in a heartbeat a replica looks which ceilings' are due, at most.
 const LOOKS: u64 = 100;
@@ -345,7 +348,7 @@ impl Admission {
     }
 
     /// Gives every seat up, as far as the store answers, and speaks no more. A round that is under way ends
-    /// before; where that takes more than a second, the seats end with their terms.
+    /// before; where that takes more than a second, or all of it more than two, the seats end with their terms.
     pub async fn leave_fleet(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet().filter(|fleet| !fleet.left.swap(true, Relaxed)) else {
             return;
@@ -353,8 +356,10 @@ impl Admission {
         for bucket in all(fleet).values() {
             bucket.part(&self.clock);
         }
-        self.give_seats_up(fleet, backend).await;
-        self.tell_at_last(backend).await;
+        // Beside each other: one that takes all the time must not take the other's.
+        let both =
+            async { tokio::join!(self.give_seats_up(fleet, backend), self.tell_at_last(backend)) };
+        drop(timeout(LEFT, both).await);
     }
 
     async fn give_seats_up(&self, fleet: &Fleet, backend: &dyn Backend) {
