@@ -1,7 +1,7 @@
 //! `sluicegate check`: what is wrong with files of limits.
 //!
-//! Guarantees: every finding of every file, then one line that sums them up; sound files with
-//! warnings are sound unless warnings are to be errors.
+//! Guarantees: every finding of every file, of very many in one file the first two hundred, errors first; then one line that
+//! sums all of them up. Sound files with warnings are sound unless warnings are to be errors.
 //! Leaves out: finding problems, which is for [`crate::config`].
 
 use std::io;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::args::{Check, Format};
 use super::{Outcome, Terminal};
-use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::diagnostic::{Code, Counts, Diagnostic, Diagnostics};
 use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;
@@ -35,44 +35,42 @@ pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Out
         Format::Json => writeln!(terminal.out, "{:#}", checked.json())?,
         Format::Sarif => writeln!(terminal.out, "{:#}", checked.sarif())?,
     }
-    let bad = checked.count(Severity::Error) > 0;
-    let bad = bad || (args.warnings_as_errors && checked.count(Severity::Warning) > 0);
+    let Counts { errors, warnings, .. } = checked.found.counts();
+    let bad = errors > 0 || (args.warnings_as_errors && warnings > 0);
     Ok(if bad { Outcome::No } else { Outcome::Yes })
 }
 
 struct Checked {
-    found: Vec<Diagnostic>,
+    found: Diagnostics,
     files: usize,
 }
 
 impl Checked {
-    fn count(&self, severity: Severity) -> usize {
-        self.found.iter().filter(|one| one.severity() == severity).count()
-    }
-
     fn text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        for one in &self.found {
-            writeln!(out, "{one}")?;
+        if !self.found.is_empty() {
+            writeln!(out, "{}", self.found)?;
         }
-        let notes = self.count(Severity::Note);
+        let Counts { errors, warnings, notes } = self.found.counts();
         writeln!(
             out,
             "{} in {}: {}, {}{}",
-            counted(self.found.len() - notes, "finding"),
+            counted(errors.saturating_add(warnings), "finding"),
             counted(self.files, "file"),
-            counted(self.count(Severity::Error), "error"),
-            counted(self.count(Severity::Warning), "warning"),
+            counted(errors, "error"),
+            counted(warnings, "warning"),
             if notes == 0 { String::new() } else { format!("; {}", counted(notes, "note")) },
         )
     }
 
     fn json(&self) -> Value {
+        let Counts { errors, warnings, notes } = self.found.counts();
         json!({
             "files": self.files,
-            "errors": self.count(Severity::Error),
-            "warnings": self.count(Severity::Warning),
-            "notes": self.count(Severity::Note),
-            "findings": self.found,
+            "errors": errors,
+            "warnings": warnings,
+            "notes": notes,
+            "findings": &*self.found,
+            "more": self.found.more(),
         })
     }
 
@@ -86,12 +84,19 @@ impl Checked {
             "rules": rules,
         });
         let results: Vec<Value> = self.found.iter().map(result).collect();
-        json!({
-            "$schema": SARIF,
-            "version": "2.1.0",
-            "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
-        })
+        let mut run = json!({"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results});
+        if let Some(invocations) = not_shown(self.found.more()) {
+            run["invocations"] = invocations;
+        }
+        json!({"$schema": SARIF, "version": "2.1.0", "runs": [run]})
     }
+}
+
+/// What the run has to say beside its results.
+fn not_shown(more: Counts) -> Option<Value> {
+    let told = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
+    let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [told]});
+    (!more.is_none()).then(|| json!([run]))
 }
 
 fn result(one: &Diagnostic) -> Value {

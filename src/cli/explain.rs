@@ -64,7 +64,7 @@ fn load(args: &Explain) -> Result<Config, String> {
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
-        Err(found) => Err(found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+        Err(found) => Err(found.to_string()),
     }
 }
 

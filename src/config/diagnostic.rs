@@ -4,10 +4,14 @@
 //! a closed list, and its severity follows from the code.
 //! Leaves out: finding problems, which is for [`super::raw`], [`super::resolve`] and the lints.
 
+mod found;
+
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Serialize, Serializer};
+
+pub use found::{Counts, Diagnostics};
 
 /// A stretch of a source text, in bytes of the decoded text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,6 +80,16 @@ impl Source {
     #[must_use]
     pub fn line(&self, at: usize) -> usize {
         self.line_starts().partition_point(|first| *first <= at).max(1)
+    }
+
+    /// What stands on line `line`, from 1, without the blanks around it. A line that there is not is the text's end.
+    #[must_use]
+    pub fn line_span(&self, line: usize) -> Span {
+        let first = self.line_starts().get(line.saturating_sub(1)).copied();
+        let first = first.unwrap_or(self.text.len());
+        let content = until_line_end(&self.text[first..]);
+        let start = first + content.len() - content.trim_start().len();
+        Span { start, end: start + content.trim().len() }
     }
 
     fn line_starts(&self) -> &[usize] {
@@ -316,12 +330,13 @@ impl Code {
 
 /// Findings of one text while it is being read: spans now, places when all is known.
 ///
-/// Of very many, the first thousand of each severity are kept.
+/// Of very many, the first thousand of each severity are kept, and the others counted.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
     notes: Vec<Finding>,
+    beyond: Counts,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -356,14 +371,19 @@ impl Findings {
         self.keep(Finding { span, code, message: message.into(), help });
     }
 
+    /// Counts one that is not kept, as where [`Self::is_full`]: its words cost nothing then.
+    pub fn count(&mut self, code: Code) {
+        self.beyond.add(code.severity());
+    }
+
     fn keep(&mut self, finding: Finding) {
-        let kept = match finding.code.severity() {
-            Severity::Error => &mut self.errors,
-            Severity::Warning => &mut self.warnings,
-            Severity::Note => &mut self.notes,
-        };
-        if kept.len() < KEPT {
-            kept.push(finding);
+        if self.is_full(finding.code) {
+            return self.count(finding.code);
+        }
+        match finding.code.severity() {
+            Severity::Error => self.errors.push(finding),
+            Severity::Warning => self.warnings.push(finding),
+            Severity::Note => self.notes.push(finding),
         }
     }
 
@@ -373,25 +393,31 @@ impl Findings {
         !self.errors.is_empty()
     }
 
-    /// Whether so many errors were found that no further one will be kept.
+    /// Whether so many as bad as `code` were found that no further one will be kept.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.errors.len() == KEPT
+    pub fn is_full(&self, code: Code) -> bool {
+        let kept = match code.severity() {
+            Severity::Error => &self.errors,
+            Severity::Warning => &self.warnings,
+            Severity::Note => &self.notes,
+        };
+        KEPT <= kept.len()
     }
 
     /// The findings in the order of the text, each once; of very many the first two hundred, errors
-    /// before warnings before notes.
+    /// before warnings before notes, and the count of the others.
     #[must_use]
-    pub fn into_diagnostics(self, source: &Source) -> Vec<Diagnostic> {
-        let Self { mut errors, mut warnings, mut notes } = self;
+    pub fn into_diagnostics(self, source: &Source) -> Diagnostics {
+        let Self { mut errors, mut warnings, mut notes, beyond: mut more } = self;
         for found in [&mut errors, &mut warnings, &mut notes] {
             found.sort_unstable();
             found.dedup();
         }
-        let mut shown: Vec<_> =
-            errors.into_iter().chain(warnings).chain(notes).take(SHOWN_OF_ONE_FILE).collect();
+        let mut shown: Vec<_> = errors.into_iter().chain(warnings).chain(notes).collect();
+        let cut = shown.drain(SHOWN_OF_ONE_FILE.min(shown.len())..);
+        cut.for_each(|finding| more.add(finding.code.severity()));
         shown.sort_unstable();
-        shown.into_iter().map(|finding| finding.at(source)).collect()
+        Diagnostics::new(shown.into_iter().map(|finding| finding.at(source)).collect(), more)
     }
 }
 

@@ -180,7 +180,7 @@ impl Lint<'_, '_, '_> {
         let names: HashSet<&str> =
             self.tree.rules().filter_map(|rule| rule.name.as_deref()).collect();
         for (at, name) in self.replaces {
-            if names.contains(&**name) || self.findings.is_full(*at) {
+            if names.contains(&**name) || self.findings.only_counts(Code::UnknownReplaces, *at) {
                 continue;
             }
             let message = format!("no rule of this domain is named `{name}`");

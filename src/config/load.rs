@@ -1,13 +1,13 @@
 //! Texts to a configuration: reading and resolving, for every command and every source alike.
 //!
-//! Guarantees: everything that is wrong with any file is said, also of the others when one cannot
+//! Guarantees: everything that is wrong with any file is said or, of very much, counted, also of the others when one cannot
 //! be read; findings come in the order of the files, then by place.
 //! Leaves out: where texts come from.
 
 use std::collections::HashMap;
 
 use super::Config;
-use super::diagnostic::{Diagnostic, Severity};
+use super::diagnostic::{Diagnostic, Diagnostics};
 use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
@@ -20,25 +20,25 @@ pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,
     merge_domains: bool,
-) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
-    let (mut files, mut findings, mut order) = (Vec::new(), Vec::new(), HashMap::new());
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let (mut files, mut findings, mut order) = (Vec::new(), Diagnostics::default(), HashMap::new());
     for (name, bytes) in texts {
         order.insert(name, order.len());
         match raw::read(name, bytes) {
             Ok((file, source, warnings)) => {
                 files.push((file, source));
-                findings.extend(warnings);
+                findings.append(warnings);
             }
-            Err(wrong) => findings.extend(wrong),
+            Err(wrong) => findings.append(wrong),
         }
     }
-    let unread = findings.iter().any(|finding| finding.severity() == Severity::Error);
+    let unread = 0 < findings.counts().errors;
     let resolved = resolve::resolve(&files, revision, merge_domains);
     let (config, more) = match resolved {
         Ok((config, warnings)) => (Some(config).filter(|_| !unread), warnings),
         Err(wrong) => (None, wrong),
     };
-    findings.extend(more);
+    findings.append(more);
     findings.sort_by_key(|Diagnostic { place, .. }| {
         (order.get(&*place.file).copied(), place.line, place.column)
     });

@@ -11,7 +11,7 @@ mod word;
 
 use schemars::JsonSchema;
 
-use super::diagnostic::{Diagnostic, Findings, Source, Span, Spanned};
+use super::diagnostic::{Diagnostics, Findings, Source, Span, Spanned};
 use super::{schema, yaml};
 
 /// Reads one file: `name` is what a person knows it by.
@@ -21,7 +21,7 @@ use super::{schema, yaml};
 /// # Errors
 ///
 /// Every error and warning of the file. After a syntax error there is only that one.
-pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Vec<Diagnostic>), Vec<Diagnostic>> {
+pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Diagnostics), Diagnostics> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
     let file = file(&yaml::without_tight_comments(&text), &mut findings);
@@ -29,6 +29,12 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Vec<Diagnostic>),
     let source = Source::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);
     if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
+}
+
+/// The text of a file that was read, for places in it. Cost: as much as decoding it takes.
+#[must_use]
+pub fn source(name: &str, bytes: &[u8]) -> Source {
+    Source::new(name, yaml::decode(bytes, &mut Findings::default()))
 }
 
 fn file(text: &str, findings: &mut Findings) -> File {

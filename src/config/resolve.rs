@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::concurrency::Ceiling;
-use super::diagnostic::{Code, Diagnostic, Source, Span, Spanned};
+use super::diagnostic::{Code, Diagnostics, Source, Span, Spanned};
 use super::lint::{self, Lint, Slots};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{Builder, Refused};
@@ -38,7 +38,7 @@ pub fn resolve(
     files: &[(File, Source)],
     revision: Revision,
     merge_domains: bool,
-) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
+) -> Result<(Config, Diagnostics), Diagnostics> {
     let mut findings = Findings::new(files.iter().map(|(_, source)| source));
     let groups = by_domain(files, merge_domains, &mut findings);
     let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
@@ -266,7 +266,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             self.findings.add(Code::TooMany, key, message, "split it into several domains");
             return;
         };
-        if self.findings.is_full(key) {
+        if self.findings.only_counts(Code::DuplicateDescriptor, key) {
             return;
         }
         let path = self.builder.path(self.group.domain, node);

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
 use crate::config::Config;
-use crate::config::diagnostic::Diagnostic;
+use crate::config::diagnostic::{Diagnostic, Diagnostics};
 use crate::kernel::units::{Nanos, Revision};
 pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, Tree, read_tree};
 use watches::{Armed, Watches};
@@ -35,7 +35,7 @@ const LOOK_UNWATCHED: Duration = Duration::from_secs(1);
 const RESTLESS: u32 = 10;
 /// …but not before this long.
 const RESTLESS_LEAST: Duration = Duration::from_secs(1);
-/// The most diagnostics of one load that are logged; `/config` has them all.
+/// The most diagnostics of one load that are logged, the worst; `/config` has more of them.
 const MOST_LOGGED: usize = 50;
 
 /// What to watch, and how.
@@ -186,7 +186,7 @@ impl Loader {
                 tracing::error!(in_force, error, "limits cannot be read; what is in force stays");
             }
             Why::Diagnostics(diagnostics) => {
-                let findings = diagnostics.len();
+                let findings = diagnostics.counts().sum();
                 tracing::error!(in_force, findings, "limits are refused; what is in force stays");
                 tell(diagnostics);
             }
@@ -206,11 +206,15 @@ impl Loader {
     }
 }
 
-/// One line for each finding.
-fn tell(diagnostics: &[Diagnostic]) {
-    for Diagnostic { place, message, help, .. } in diagnostics.iter().take(MOST_LOGGED) {
+/// One line for each finding, and one for those that have none.
+fn tell(diagnostics: &Diagnostics) {
+    let (worst, more) = diagnostics.worst(MOST_LOGGED);
+    for Diagnostic { place, message, help, .. } in worst {
         let place = format_args!("{}:{}:{}", place.file, place.line, place.column);
         tracing::warn!(%place, help, "{message}");
+    }
+    if !more.is_none() {
+        tracing::warn!("and {more}");
     }
 }
 
@@ -230,7 +234,7 @@ enum Found {
 
 struct Accepted {
     config: Config,
-    warnings: Vec<Diagnostic>,
+    warnings: Diagnostics,
     files: Arc<[Arc<str>]>,
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
-use crate::config::diagnostic::Diagnostic;
+use crate::config::diagnostic::Diagnostics;
 use crate::kernel::units::{Nanos, Revision};
 
 /// A text and the name under which a person knows it.
@@ -31,9 +31,8 @@ pub struct TextFile {
 }
 
 /// Text to meaning: the configuration of this revision and its warnings, or everything wrong.
-pub type Load = dyn Fn(&[TextFile], Revision) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>>
-    + Send
-    + Sync;
+pub type Load =
+    dyn Fn(&[TextFile], Revision) -> Result<(Config, Diagnostics), Diagnostics> + Send + Sync;
 
 /// A running source. It stops when nobody receives any more.
 #[derive(Debug)]
@@ -86,7 +85,7 @@ pub struct LoadStatus {
     /// The names of the files in force.
     pub files: Arc<[Arc<str>]>,
     /// What is probably not as it was meant in the files in force.
-    pub warnings: Arc<[Diagnostic]>,
+    pub warnings: Arc<Diagnostics>,
     /// The last load, when it was refused.
     pub last_error: Option<Arc<Refused>>,
 }
@@ -114,7 +113,7 @@ pub enum Why {
     /// The texts could not be had.
     Source(SourceError),
     /// The texts are wrong: everything that is, warnings among it.
-    Diagnostics(Vec<Diagnostic>),
+    Diagnostics(Diagnostics),
     /// They are no texts: a sentence that says why.
     Words(String),
     /// The loader broke on them, which is a defect of ours.

@@ -31,7 +31,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 
 use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
 use crate::config::Config;
-use crate::config::diagnostic::{Diagnostic, Severity};
+use crate::config::diagnostic::{Counts, Diagnostics, Severity};
 use crate::kernel::units::{Nanos, Revision};
 pub use backoff::{Backoff, Bounds};
 pub use channel::{Error, Server, Tls, connect};
@@ -255,7 +255,7 @@ impl Xds {
         match loaded {
             Ok((mut config, warnings)) => {
                 config.revision = revision;
-                self.accept(config, &warnings, &texts);
+                self.accept(config, warnings, &texts);
                 self.in_force = Some(texts);
                 Ok(())
             }
@@ -267,7 +267,7 @@ impl Xds {
         }
     }
 
-    fn accept(&self, config: Config, warnings: &[Diagnostic], texts: &[TextFile]) {
+    fn accept(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, domains, "limits of the management server are loaded");
         let at = (self.now)();
@@ -317,11 +317,18 @@ fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> 
 }
 
 /// What is wrong, for a person who looks at the server.
-fn told(diagnostics: &[Diagnostic]) -> String {
-    let wrong = diagnostics.iter().filter(|one| one.severity() == Severity::Error);
-    let lines = wrong.take(MOST_TOLD).map(|one| {
-        let help = one.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
-        format!("{}: {}{help}", one.place.file, one.message)
-    });
-    lines.collect::<Vec<_>>().join("\n")
+fn told(diagnostics: &Diagnostics) -> String {
+    let (worst, more) = diagnostics.worst(MOST_TOLD);
+    let wrong = worst.into_iter().filter(|one| one.severity() == Severity::Error);
+    let mut lines: Vec<_> = wrong
+        .map(|one| {
+            let help = one.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
+            format!("{}: {}{help}", one.place.file, one.message)
+        })
+        .collect();
+    let errors = Counts { errors: more.errors, ..Counts::default() };
+    if !errors.is_none() {
+        lines.push(format!("and {errors}"));
+    }
+    lines.join("\n")
 }

@@ -71,6 +71,24 @@ fn a_directory_that_vanishes_leaves_its_limits_in_force_until_it_is_back() {
     assert_eq!(stage.remaining("good"), 1000 - used);
 }
 
+#[test]
+fn a_file_with_more_faults_than_are_shown_is_told_of_with_their_number() {
+    let mut stage = Stage::with(LIMITS, &FLAGS);
+    let before = stage.service.loads().unwrap();
+    stage.stands("three hundred errors", |stage| {
+        let faults = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(300));
+        put(stage.limits.path(), "limits.yaml", faults.as_bytes());
+        refused(stage, "three hundred errors", before.refused);
+        let shown = stage.service.loads().unwrap().last_error;
+        assert_eq!(shown["diagnostics"].as_array().unwrap().len(), 200);
+        assert_eq!(shown["more"]["errors"], 100, "{}", shown["more"]);
+        let log = stage.service.log();
+        assert!(log.contains("findings=300"), "{log}");
+        // The log has fifty of them.
+        assert!(log.contains("and 250 more errors"), "{log}");
+    });
+}
+
 /// Waits for a refusal; what `/config` says of it.
 fn refused(stage: &Stage, what: &str, before: u64) -> String {
     let one_more = || {

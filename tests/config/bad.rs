@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use sluicegate::config::diagnostic::{Code, Diagnostic};
+use sluicegate::config::diagnostic::{Code, Diagnostics};
 use sluicegate::config::raw;
 
 /// Codes of files that are made, not kept.
@@ -32,7 +32,7 @@ fn expected(bytes: &[u8]) -> String {
     line.strip_prefix("# expect ").expect("the first line says what to expect").to_owned()
 }
 
-fn found(name: &str, bytes: &[u8]) -> Vec<Diagnostic> {
+fn found(name: &str, bytes: &[u8]) -> Diagnostics {
     raw::read(name, bytes).map_or_else(|found| found, |(_, _, warnings)| warnings)
 }
 

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use sluicegate::config::diagnostic::Code;
+use sluicegate::config::diagnostic::{Code, Counts};
 use sluicegate::config::raw;
 
 fn codes(text: &str) -> Vec<Code> {
@@ -90,6 +90,25 @@ fn of_a_hundred_thousand_faults_the_first_two_hundred_are_told_errors_before_war
     let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
     assert_eq!(found.len(), 200);
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
+    // The error and 199 of the warnings are shown.
+    let (all, more) = (Counts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
+    assert_eq!((found.counts(), found.more()), (all, Counts { warnings: more, ..all_of(0) }));
+    assert!(found.to_string().ends_with("\nand 99801 more warnings, not shown"));
+}
+
+#[test]
+fn what_is_cut_is_counted_however_much_it_is() {
+    for errors in [199, 200, 201, 999, 1_000, 1_001, 5_000] {
+        let text = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(errors));
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        assert_eq!(found.len(), errors.min(200));
+        assert_eq!(found.counts(), all_of(errors));
+        assert_eq!(found.more(), all_of(errors.saturating_sub(200)));
+    }
+}
+
+fn all_of(errors: usize) -> Counts {
+    Counts { errors, ..Counts::default() }
 }
 
 /// Pieces that meet in ways nobody would write.

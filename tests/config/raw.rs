@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 use sluicegate::config::NOT_FINITE;
-use sluicegate::config::diagnostic::Diagnostic;
+use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::config::raw::{self, Descriptor, File, RateLimit};
 
 fn read(text: &str) -> File {
     raw::read("a.yaml", text.as_bytes()).unwrap_or_else(|found| panic!("{text}\n{found:#?}")).0
 }
 
-fn warnings(text: &str) -> Vec<Diagnostic> {
+fn warnings(text: &str) -> Diagnostics {
     raw::read("a.yaml", text.as_bytes()).unwrap().2
 }
 

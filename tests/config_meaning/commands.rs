@@ -67,6 +67,44 @@ fn warnings_are_sound_unless_they_are_to_be_errors() {
     assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, Outcome::No);
 }
 
+/// Three hundred errors, and seven warnings before them.
+fn faulty() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let (warnings, errors) = ("- {key: a, key: b}\n".repeat(7), "- {bogus: 1}\n".repeat(300));
+    let text = format!("domain: d\ndescriptors:\n{warnings}{errors}");
+    std::fs::write(directory.path().join("a.yaml"), text).unwrap();
+    directory
+}
+
+#[test]
+fn check_says_how_much_more_there_is_than_it_shows() {
+    let directory = faulty();
+    let path = directory.path().to_str().unwrap();
+    let (outcome, out, _) = run(&["check", path]);
+    assert_eq!(outcome, Outcome::No);
+    let end = "\nand 100 more errors, 7 more warnings, not shown\n\
+               307 findings in 1 file: 300 errors, 7 warnings\n";
+    assert!(out.ends_with(end), "{}", &out[out.len() - 300..]);
+    assert_eq!(out.matches(" error[E09] ").count(), 200);
+}
+
+#[test]
+fn check_says_to_programs_how_much_more_there_is() {
+    let directory = faulty();
+    let path = directory.path().to_str().unwrap();
+    let read = |format: &str| -> serde_json::Value {
+        serde_json::from_str(&run(&["check", "--format", format, path]).1).unwrap()
+    };
+    let json = read("json");
+    assert_eq!((&json["errors"], &json["warnings"]), (&300.into(), &7.into()));
+    let more = serde_json::json!({"errors": 100, "warnings": 7, "notes": 0});
+    assert_eq!(json["more"], more);
+    assert_eq!(json["findings"].as_array().unwrap().len(), 200);
+    let told = &read("sarif")["runs"][0]["invocations"][0]["toolExecutionNotifications"][0];
+    let text = "and 100 more errors, 7 more warnings, not shown";
+    assert_eq!(told["message"]["text"], text);
+}
+
 #[test]
 fn sound_files_are_sound_in_one_line() {
     let (outcome, out, err) = run(&["check", "config/limits"]);

@@ -11,7 +11,7 @@ mod recorded;
 mod schema;
 mod warnings;
 
-use sluicegate::config::diagnostic::{Diagnostic, Severity, Source};
+use sluicegate::config::diagnostic::{Diagnostic, Diagnostics, Severity, Source};
 use sluicegate::config::raw::{self, File};
 use sluicegate::config::resolve::resolve;
 use sluicegate::config::tree::Match;
@@ -19,7 +19,7 @@ use sluicegate::config::{Config, Limit};
 use sluicegate::kernel::units::Revision;
 
 /// Files by name and text, and all that was said of them.
-fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Vec<Diagnostic>), Vec<Diagnostic>> {
+fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Diagnostics), Diagnostics> {
     let files = files.iter().map(|(name, text)| (*name, text.as_bytes()));
     sluicegate::config::load(files, Revision(1), merge)
 }
@@ -71,7 +71,7 @@ fn said_of(words: &str) -> Vec<String> {
 }
 
 /// A config of domain `d` from descriptors made by hand.
-fn by_hand(descriptors: Vec<raw::Descriptor>) -> Result<Config, Vec<Diagnostic>> {
+fn by_hand(descriptors: Vec<raw::Descriptor>) -> Result<Config, Diagnostics> {
     let domain =
         sluicegate::config::diagnostic::Spanned { value: "d".to_owned(), ..Default::default() };
     let file = File { domain, descriptors, ..File::default() };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
-use sluicegate::config::diagnostic::Diagnostic;
+use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::config::raw;
 use sluicegate::config::resolve::resolve;
 use sluicegate::config::tree::Match;
@@ -48,13 +48,13 @@ fn base64(text: &str) -> Vec<u8> {
     bytes
 }
 
-fn load(scenario: &Value) -> Result<Config, Vec<Diagnostic>> {
+fn load(scenario: &Value) -> Result<Config, Diagnostics> {
     let merge = scenario["env"]["MERGE_DOMAIN_CONFIG"].as_str() == Some("true");
-    let (mut sound, mut refused) = (Vec::new(), Vec::new());
+    let (mut sound, mut refused) = (Vec::new(), Diagnostics::default());
     for (name, bytes) in files(scenario) {
         match raw::read(&name, &bytes) {
             Ok((file, source, _)) => sound.push((file, source)),
-            Err(reasons) => refused.extend(reasons),
+            Err(reasons) => refused.append(reasons),
         }
     }
     if !refused.is_empty() {

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
+use sluicegate::config::diagnostic::Counts;
 use sluicegate::config::raw;
 use sluicegate::config::settings::Secret;
 use sluicegate::edge::http::admin::{
@@ -164,16 +165,19 @@ fn config_shows_what_is_in_force_and_what_was_refused() {
         loaded_at: Some(Nanos(1_767_225_600_250_000_000)),
         files: vec!["d.yaml".into()],
         warnings: vec![json!({"code": "W01"})],
+        more_warnings: 3,
         last_error: Some(LastError {
             at: Nanos::from_secs(1_767_225_601),
             diagnostics: vec![diagnostic.clone()],
+            more: Counts { errors: 5, warnings: 2, notes: 1 },
         }),
     };
     let want = json!({
         "revision": 3, "loads": 4, "refused": 2, "files": ["d.yaml"],
         "loaded_at": "2026-01-01T00:00:00.25Z",
-        "last_error": {"at": "2026-01-01T00:00:01Z", "diagnostics": [diagnostic]},
-        "domains": {"d": {"rules": 2}}, "warnings": [{"code": "W01"}],
+        "last_error": {"at": "2026-01-01T00:00:01Z", "diagnostics": [diagnostic],
+            "more": {"errors": 5, "warnings": 2, "notes": 1}},
+        "domains": {"d": {"rules": 2}}, "warnings": [{"code": "W01"}], "more_warnings": 3,
     });
     assert_eq!(shown_config(&loads, Some(&two_a_minute())), want);
 }

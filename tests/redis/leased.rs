@@ -74,6 +74,20 @@ fn a_counter_that_the_reference_shares_is_not_leased() {
 }
 
 #[test]
+fn a_counter_that_the_reference_shares_is_not_leased_whatever_else_is_said_of_its_file() {
+    let (store, dir) = (Store::absent(), limits());
+    // Two hundred warnings: as many findings as are shown of a file.
+    let path = dir.path().join("d.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let warned = (0..200).map(|number| format!("- {{key: k{number}, quota_mode: true}}\n"));
+    std::fs::write(&path, text + &warned.collect::<String>()).unwrap();
+    let flags = ["--backend", &store.url(), "--counter-keys", "envoyproxy"];
+    let refused = Service::start(dir.path(), &flags.map(str::to_owned)).err().unwrap();
+    assert!(refused.contains("E32") && refused.contains("`d.k` has `mode: leased`"), "{refused}");
+    assert!(refused.contains("d.yaml:3:"), "{refused}");
+}
+
+#[test]
 fn a_hot_key_costs_its_caller_no_more_where_the_store_is_80_ms_away() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), hot());

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sluicegate::config::Config;
+use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::source::Source;
 use sluicegate::source::file::{Options, Tree, start};
@@ -44,11 +45,11 @@ fn loader(accepted: &Accepted) -> Arc<Load> {
         assert!(texts.iter().all(|text| text.bytes != b"panic"), "a test asks for it");
         let bad = texts.iter().any(|text| text.bytes.starts_with(b"bad"));
         if bad {
-            return Err(Vec::new());
+            return Err(Diagnostics::default());
         }
         let texts = texts.iter().map(|text| String::from_utf8(text.bytes.clone()).unwrap());
         accepted.lock().unwrap().insert(revision, texts.collect());
-        Ok((Config::default(), Vec::new()))
+        Ok((Config::default(), Diagnostics::default()))
     })
 }
 

@@ -1,23 +1,24 @@
 //! From the source of limits to the engine, and what admin shows of it.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::diagnostic::{Code, Diagnostic, Severity};
+use crate::config::diagnostic::{Code, Counts, Diagnostic, Diagnostics, Findings};
 use crate::config::hooks::{Hook, Hooks};
+use crate::config::raw::source;
 use crate::config::settings::{Address, CounterKeys, Settings};
-use crate::config::{Config, Mode, Rule, Window, load};
+use crate::config::{Config, Limit, Mode, Window, load};
 use crate::edge::health::{Health, Ready};
 use crate::edge::http::admin::{LastError, Loads};
 use crate::engine::Engine;
 use crate::kernel::rate::Strategy;
 use crate::source::file::{self, Options, Tree};
 use crate::source::xds;
-use crate::source::{Load, Published, Refused, Source, Why};
+use crate::source::{Load, Published, Refused, Source, TextFile, Why};
 use crate::telemetry::event;
 use crate::telemetry::stats::{Stat, Stats};
 
@@ -31,14 +32,15 @@ pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> Result<S
     let merge_domains = settings.merge_domains;
     let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
     let loader: Arc<Load> = Arc::new(move |texts, revision| {
-        let texts = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
-        let (config, mut warnings) = load(texts, revision, merge_domains)?;
-        let refused = if shared_keys { not_leased(&config, &warnings) } else { Vec::new() };
-        if !refused.is_empty() {
-            return Err(refused);
+        let named = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
+        let (config, found) = load(named, revision, merge_domains)?;
+        if shared_keys {
+            let refused = not_leased(&config, texts);
+            if !refused.is_empty() {
+                return Err(refused);
+            }
         }
-        warnings.retain(|one| one.severity() != Severity::Note);
-        Ok((config, warnings))
+        Ok((config, found.without_notes()))
     });
     let engine = Arc::clone(engine);
     let now = move || engine.clock().now();
@@ -97,33 +99,41 @@ impl Source {
 }
 
 /// The leased limits that cannot be: the reference service asks the same counters, and knows of no
-/// leases. Each has a note of its forecast, which stands where the rule does.
-fn not_leased(config: &Config, notes: &[Diagnostic]) -> Vec<Diagnostic> {
-    let is_shared = |rule: &&Rule| {
-        rule.limit.as_ref().is_some_and(|limit| {
-            let in_units = matches!(limit.window, Window::Unit(_));
-            in_units
-                && matches!(
-                    (limit.strategy, limit.mode),
-                    (Strategy::FixedWindow(_), Mode::Leased(_))
-                )
-        })
-    };
+/// leases.
+fn not_leased(config: &Config, texts: &[TextFile]) -> Diagnostics {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let places: HashSet<&str> = rules.filter(is_shared).map(|rule| &*rule.place).collect();
-    let forecasts = notes.iter().filter(|note| note.code == Code::LeaseForecast);
-    let shared = forecasts
-        .filter(|note| places.contains(&*format!("{}:{}", note.place.file, note.place.line)));
-    let refusal = |note: &Diagnostic| {
-        Diagnostic {
-        code: Code::Contradiction,
-        message: "`mode: leased` while `counter_keys` is `envoyproxy`, whose counters are asked for each hit"
-            .to_owned(),
-        help: Some("`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased".to_owned()),
-        ..note.clone()
+    let mut lines: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
+    for rule in rules.filter(|rule| rule.limit.as_ref().is_some_and(is_shared_and_leased)) {
+        if let Some((file, line)) = rule.place.rsplit_once(':') {
+            lines.entry(file).or_default().push((line.parse().unwrap_or(1), &rule.path));
+        }
     }
-    };
-    shared.map(refusal).collect()
+    let mut refused = Diagnostics::default();
+    for text in texts {
+        if let Some(lines) = lines.get(&*text.name) {
+            refused.append(refusals(text, lines));
+        }
+    }
+    refused
+}
+
+fn is_shared_and_leased(limit: &Limit) -> bool {
+    let is_leased = matches!(limit.mode, Mode::Leased(_));
+    let is_shared = matches!(limit.strategy, Strategy::FixedWindow(_));
+    is_leased && is_shared && matches!(limit.window, Window::Unit(_))
+}
+
+/// One for each of these lines and paths of `text`.
+fn refusals(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
+    let (source, mut findings) = (source(&text.name, &text.bytes), Findings::default());
+    for (line, path) in lines {
+        let message = format!(
+            "`{path}` has `mode: leased` while `counter_keys` is `envoyproxy`, whose counters are asked for each hit"
+        );
+        let help = "`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased";
+        findings.add_with_help(Code::Contradiction, source.line_span(*line), message, help);
+    }
+    findings.into_diagnostics(&source)
 }
 
 /// The most domains that a warning names.
@@ -256,16 +266,17 @@ pub(super) fn loads(published: &watch::Receiver<Published>) -> Loads {
         loaded_at: status.loaded_at,
         files: status.files.to_vec(),
         warnings: status.warnings.iter().map(json).collect(),
+        more_warnings: status.warnings.more().warnings,
         last_error: status.last_error.as_deref().map(last_error),
     }
 }
 
 fn last_error(refused: &Refused) -> LastError {
-    let diagnostics = match &refused.why {
-        Why::Diagnostics(found) => found.iter().map(json).collect(),
-        why => vec![json!({"severity": "error", "message": sentence(why)})],
+    let (diagnostics, more) = match &refused.why {
+        Why::Diagnostics(found) => (found.iter().map(json).collect(), found.more()),
+        why => (vec![json!({"severity": "error", "message": sentence(why)})], Counts::default()),
     };
-    LastError { at: refused.at, diagnostics }
+    LastError { at: refused.at, diagnostics, more }
 }
 
 fn json(diagnostic: &Diagnostic) -> Value {
@@ -275,9 +286,7 @@ fn json(diagnostic: &Diagnostic) -> Value {
 /// The refusal of a load, as a person reads it.
 pub(super) fn in_words(refused: &Refused) -> String {
     match &refused.why {
-        Why::Diagnostics(found) => {
-            found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-        }
+        Why::Diagnostics(found) => found.to_string(),
         why => sentence(why),
     }
 }
@@ -288,7 +297,7 @@ fn sentence(why: &Why) -> String {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),
         },
-        Why::Diagnostics(found) => format!("{} findings", found.len()),
+        Why::Diagnostics(found) => format!("{} findings", found.counts().sum()),
         Why::Words(words) => words.clone(),
         Why::Broke => "the loader broke, which is a defect of this program".to_owned(),
     }

@@ -112,7 +112,9 @@ impl Names<'_, '_> {
             return None;
         };
         let word = Word::named(name);
-        if word.is_none() && !self.findings.is_full() {
+        if word.is_none() && self.findings.is_full(Code::UnknownKey) {
+            self.findings.count(Code::UnknownKey);
+        } else if word.is_none() {
             let message = format!("there is no key `{name}`");
             let help = match Word::nearest(name, block) {
                 Some(nearest) => format!("did you mean `{}`?", nearest.name()),

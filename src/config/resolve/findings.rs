@@ -3,7 +3,7 @@
 //! Guarantees: findings come out by file and place; whether something was wrong is never lost.
 //! Leaves out: how they look, which is for [`crate::config::diagnostic`].
 
-use crate::config::diagnostic::{self, Code, Diagnostic, Severity, Source, Span};
+use crate::config::diagnostic::{self, Code, Diagnostics, Source, Span};
 
 /// A stretch of one of the files.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,9 +27,16 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Whether another finding in this file would not be shown: no need to look up its neighbours.
-    pub(crate) fn is_full(&self, at: At) -> bool {
-        self.0.get(at.file).is_none_or(|(_, found)| found.is_full())
+    /// Whether another finding like this in this file would not be kept, and counts it then: no need to look up its
+    /// neighbours.
+    pub(crate) fn only_counts(&mut self, code: Code, at: At) -> bool {
+        self.0.get_mut(at.file).is_none_or(|(_, found)| {
+            let is_full = found.is_full(code);
+            if is_full {
+                found.count(code);
+            }
+            is_full
+        })
     }
 
     /// Whether the configuration is refused.
@@ -53,11 +60,13 @@ impl<'a> Findings<'a> {
     }
 
     /// The warnings and notes, or everything where one is an error.
-    pub(crate) fn finish(self) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
+    pub(crate) fn finish(self) -> Result<Diagnostics, Diagnostics> {
         let sound = !self.has_errors();
-        let found = self.0.into_iter().flat_map(|(source, found)| found.into_diagnostics(source));
-        let found: Vec<_> = found.collect();
-        debug_assert!(!sound || found.iter().all(|one| one.severity() != Severity::Error));
-        if sound { Ok(found) } else { Err(found) }
+        let mut all = Diagnostics::default();
+        for (source, found) in self.0 {
+            all.append(found.into_diagnostics(source));
+        }
+        debug_assert!(!sound || all.counts().errors == 0);
+        if sound { Ok(all) } else { Err(all) }
     }
 }

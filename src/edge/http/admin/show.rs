@@ -1,7 +1,7 @@
 //! What is loaded, as JSON and as the reference's lines.
 //!
-//! Guarantees: `/config` has every diagnostic of the last refused load; `/rlconfig` has one line
-//! per rule, in the reference's form.
+//! Guarantees: `/config` has every diagnostic of the last refused load that `check` would show, and the count of the others;
+//! `/rlconfig` has one line per rule, in the reference's form.
 //! Leaves out: how loads are made, which is for [`crate::source`].
 
 use std::fmt;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::clock::Clock;
+use crate::config::diagnostic::Counts;
 use crate::config::{Config, Rule, Unit};
 use crate::engine::admit::fleet::Fleet;
 use crate::engine::admit::{Name, Seen, Shown};
@@ -30,6 +31,8 @@ pub struct Loads {
     pub files: Vec<Arc<str>>,
     /// What is probably not as it was meant, as diagnostics.
     pub warnings: Vec<Value>,
+    /// How many warnings there are beside them.
+    pub more_warnings: usize,
     /// The last load, when it was refused.
     pub last_error: Option<LastError>,
 }
@@ -41,6 +44,8 @@ pub struct LastError {
     pub at: Nanos,
     /// Why: diagnostics, or one sentence where the texts could not be had.
     pub diagnostics: Vec<Value>,
+    /// How many diagnostics there are beside them.
+    pub more: Counts,
 }
 
 /// `/config`: what is in force, how it got there, and what was refused.
@@ -53,11 +58,12 @@ pub fn config(loads: &Loads, config: Option<&Config>) -> Value {
         "loads": loads.loads,
         "refused": loads.refused,
         "last_error": last_error.map(|error| {
-            json!({"at": instant(error.at), "diagnostics": error.diagnostics})
+            json!({"at": instant(error.at), "diagnostics": error.diagnostics, "more": error.more})
         }),
         "files": loads.files.iter().map(|file| Value::from(&**file)).collect::<Value>(),
         "domains": config.map(domains).unwrap_or_default(),
         "warnings": loads.warnings,
+        "more_warnings": loads.more_warnings,
     })
 }
 
