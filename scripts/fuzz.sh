@@ -5,7 +5,7 @@
 #   scripts/fuzz.sh 30              each for 30 seconds
 #   scripts/fuzz.sh 600 yaml json   these two for ten minutes
 #
-# Sets up what is missing: cargo-fuzz into .tools, a C++ compiler with apt-get. Takes nightly where it is present, else
+# Sets up what is missing: cargo-fuzz into .tools, a C++ compiler and make with apt-get. Takes nightly where it is present, else
 # this compiler told to take nightly's flags. The exit code is 1 when anything was found; a finding is kept under
 # fuzz/artifacts, and `cargo fuzz run TARGET FILE` runs it again.
 set -Eeuo pipefail
@@ -25,15 +25,16 @@ logs=fuzz/target/logs
 mkdir -p "$logs"
 PATH="$PWD/.tools/cargo/bin:$PATH"
 
-install_cxx() {
-    command -v apt-get >/dev/null || { echo "no C++ compiler (c++) here: install one, such as g++" >&2; exit 2; }
+install_compiler() {
+    command -v apt-get >/dev/null || { echo "no C++ compiler (c++) and make here: install both, such as g++ and GNU make" >&2; exit 2; }
     local root=()
     [ "$(id -u)" = 0 ] || root=(sudo)
     "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ make
 }
 
-command -v c++ >/dev/null || install_cxx
+# The fuzzer's runtime is C++; the service's allocator is C and built by make.
+{ command -v c++ && command -v make; } >/dev/null || install_compiler
 if ! cargo fuzz --version 2>/dev/null | grep -qx "cargo-fuzz $fuzz_version"; then
     cargo install --locked --quiet --root .tools/cargo cargo-fuzz --version "$fuzz_version"
 fi

@@ -34,7 +34,9 @@ install_packages() {
 step "tools"
 command -v cargo >/dev/null || missing "no cargo here: install Rust first, https://rustup.rs"
 cargo --version
-command -v cc >/dev/null || install_packages "no C linker (cc) here: install one, such as gcc" gcc libc6-dev
+# The allocator and the cryptography are C; the allocator's build runs make, which Debian's gcc only suggests.
+command -v cc >/dev/null || install_packages "no C compiler (cc) here: install one, such as gcc" gcc libc6-dev
+command -v make >/dev/null || install_packages "no make here: install GNU make" make
 command -v redis-server >/dev/null ||
     install_packages "no redis-server here: install Redis 7; the tests start it themselves" redis-server
 redis-server --version

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Follows README and docs to the letter, as who has Rust and nothing else would, from an empty checkout of the last commit.
+# Follows README and docs to the letter, as who has what they ask for and nothing else would, from an empty checkout of the last commit.
 #
 #   scripts/walk.sh             compiles anew, which takes minutes
 #   WALK_TARGET=DIR scripts/walk.sh   takes what is compiled there
