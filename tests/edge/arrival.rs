@@ -2,6 +2,8 @@
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use proptest::prelude::*;
 use prost::Message as _;
 use sluicegate::edge::grpc::arrival::arrived;
 use sluicegate::edge::http::json;
@@ -82,6 +84,51 @@ fn as_many_as_may_be_are_read_and_one_more_is_refused_by_its_number() {
     let mut one_more = vec![with_entries(10); 1_000];
     one_more[999] = with_entries(11);
     assert_eq!(read(one_more), Err(Refusal::TooManyEntries { got: 10_001, most: 10_000 }));
+}
+
+/// Pieces of messages, sound and not.
+const PIECES: &[&[u8]] = &[
+    b"\n\x01d",
+    b"\x12\0",
+    b"\x12\x02\n\0",
+    b"\x12\x08\n\x06\n\x01k\x12\x01v",
+    b"\x12\x08\n\0\n\0\n\0\n\0",
+    b"\x18\x05",
+    // Field 99 as a number, as a text, as a group's begin and end; the end of another group.
+    b"\x98\x06\x01",
+    b"\x9a\x06\x02\x12\0",
+    b"\x9b\x06",
+    b"\x9c\x06",
+    b"\xa4\x06",
+    // A number where descriptors stand, no field, no type, a length beyond the end.
+    b"\x10\x01",
+    b"\x02\0",
+    b"\x17",
+    b"\x12\xff\xff\xff\x0f",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+    #[test]
+    fn what_arrives_is_what_a_decoder_makes_of_it_or_is_refused_by_its_number(
+        pieces in prop::collection::vec((prop::sample::select(PIECES), prop::sample::select(&[1, 1, 1, 999, 2_700])), 0..6),
+    ) {
+        let message: Vec<u8> = pieces.iter().flat_map(|(piece, times)| piece.repeat(*times)).collect();
+        let arrived = arrived(&message);
+        let Ok(decoded) = RateLimitRequest::decode(&*message) else {
+            prop_assert!(!matches!(arrived, Ok(Ok(_))));
+            return Ok(());
+        };
+        let descriptors = decoded.descriptors.len();
+        let entries = decoded.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+        let expected = match (descriptors, entries) {
+            (1_001.., _) => Err(Refusal::TooManyDescriptors { got: descriptors, most: 1_000 }),
+            (_, 10_001..) => Err(Refusal::TooManyEntries { got: entries, most: 10_000 }),
+            _ => Ok(decoded),
+        };
+        prop_assert_eq!(arrived, Ok(expected));
+    }
 }
 
 #[test]

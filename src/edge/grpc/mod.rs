@@ -17,7 +17,7 @@ pub mod metadata;
 pub mod peer;
 pub mod permits;
 mod prompt;
-mod reserved;
+pub mod reserved;
 pub mod rls;
 pub mod surface;
 mod timed;

@@ -14,7 +14,7 @@ use crate::kernel::units::Nanos;
 
 /// What a request is about.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub enum Call {
     /// Rate limits alone.
     Plain,
     /// Permits for `id` of what the descriptors `covered` meet, and the rate limits of all.
@@ -73,8 +73,8 @@ impl Word {
 /// Takes the reserved words off `request` and says what it is about.
 ///
 /// # Errors
-/// [`Refusal::BadId`].
-pub(super) fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> {
+/// [`Refusal::BadId`]; then what is left of `request` is not to be asked about.
+pub fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> {
     let found = found(request);
     let Some(first) = found.first() else { return Ok(Call::Plain) };
     let id = id(&found, first)?;
