@@ -45,7 +45,7 @@ fn every_layer_names_only_those_below_it() {
         let Some((_, allowed)) = MAY_NAME.iter().find(|(name, _)| *name == layer) else {
             return Vec::new();
         };
-        named_layers(code)
+        named_layers(code, depth_of(file))
             .filter(|named| *named != layer && !allowed.contains(named))
             .map(|named| format!("`{layer}` may not name `{named}`"))
             .collect()
@@ -90,9 +90,17 @@ fn no_room_is_named_for_nothing() {
 
 #[test]
 fn the_rules_bite() {
-    assert_eq!(named_layers("use crate::edge::grpc;").collect::<Vec<_>>(), ["edge"]);
-    let grouped = "use crate::{clock::Clock, engine::Engine};";
-    assert_eq!(named_layers(grouped).collect::<Vec<_>>(), ["clock", "engine"]);
+    // As `src/engine/plan.rs` would say it, which is two modules deep.
+    let named = |code| named_layers(code, 2).collect::<Vec<_>>();
+    assert_eq!(named("use crate::edge::grpc;"), ["edge"]);
+    assert_eq!(named("use crate::{clock::Clock, engine::Engine};"), ["clock", "engine"]);
+    assert_eq!(named("use super::super::edge;"), ["edge"]);
+    assert_eq!(named("let port = self::super::super::edge::PORT;"), ["edge"]);
+    assert_eq!(named("use super::{super::{cli, clock::{self, Clock}}, source};"), ["clock", "cli"]);
+    assert_eq!(named("use super::\n    super::edge;"), ["edge"]);
+    // What only looks so: neighbours, and visibility.
+    assert!(named("use super::edge; use self::cli; use super::{source, backend::x};").is_empty());
+    assert!(named("pub(super) const fn edge() { super::super() }").is_empty());
     assert!(says("let now = Instant::now();", "::now("));
     assert!(!says("/// operands", "rand"), "a word inside another is not that word");
 }
@@ -111,17 +119,81 @@ fn layer_of(file: &Path) -> String {
     first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// The layers that `code` names, whether as `crate::layer` or inside `crate::{…}`.
-fn named_layers(code: &str) -> impl Iterator<Item = &'static str> {
-    let spaced: String = code.split_whitespace().collect::<Vec<_>>().join(" ");
-    MAY_NAME.iter().map(|(layer, _)| *layer).filter(move |layer| {
-        let direct = format!("crate::{layer}");
-        let groups = spaced.split("crate::{").skip(1);
-        let mut groups = groups.filter_map(|rest| rest.split(';').next());
-        let member = |group: &str| {
-            group.split([',', '{', '}']).any(|item| item.trim().split("::").next() == Some(layer))
+/// How many modules deep a file is: `src/clock.rs` and `src/engine/mod.rs` one, `src/engine/plan.rs` two.
+fn depth_of(file: &Path) -> usize {
+    let inside = file.strip_prefix("src").unwrap().with_extension("");
+    inside.components().filter(|part| part.as_os_str() != "mod").count()
+}
+
+/// Where a path has come to.
+#[derive(Clone, Copy)]
+enum At {
+    /// Nowhere yet.
+    Start,
+    /// So many modules below the root.
+    Below(usize),
+    /// Past what is of interest.
+    Past,
+}
+
+impl At {
+    fn step(self, word: &str, depth: usize) -> Self {
+        match (word, self) {
+            ("crate", Self::Start) => Self::Below(0),
+            ("self", Self::Start) => Self::Below(depth),
+            ("super", Self::Start) => Self::Below(depth.saturating_sub(1)),
+            ("super", Self::Below(level)) => Self::Below(level.saturating_sub(1)),
+            _ => Self::Past,
+        }
+    }
+}
+
+/// The layers that `code`, so many modules deep, names: what it takes from the root, be it as `crate::layer`, by as many
+/// `super::` as lead there (a module within the file takes one more), or inside of braces after either.
+fn named_layers(code: &str, depth: usize) -> impl Iterator<Item = &'static str> + use<'_> {
+    // What each open brace's paths begin with, where the next word begins, and where the last one has come to.
+    let (mut braces, mut from, mut came) = (Vec::new(), At::Start, At::Start);
+    let mut named = Vec::new();
+    for token in tokens(code) {
+        match token {
+            "::" => {
+                from = came;
+                continue;
+            }
+            "{" => braces.push(from),
+            "}" => drop(braces.pop()),
+            _ => {}
+        }
+        let base = braces.last().copied().unwrap_or(At::Start);
+        if is_word(token) {
+            came = from.step(token, depth);
+            named.extend(matches!((from, came), (At::Below(0), At::Past)).then_some(token));
+            from = if matches!(base, At::Start) { base } else { At::Past };
+        } else {
+            (from, came) = (base, At::Start);
+        }
+    }
+    MAY_NAME.iter().map(|(layer, _)| *layer).filter(move |layer| named.contains(layer))
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
+}
+
+/// Words, `::`, and every other character by itself; no blanks.
+fn tokens(code: &str) -> impl Iterator<Item = &str> {
+    let mut rest = code;
+    std::iter::from_fn(move || {
+        rest = rest.trim_start();
+        let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        let length = match word {
+            0 if rest.starts_with("::") => 2,
+            0 => rest.chars().next()?.len_utf8(),
+            word => word,
         };
-        says(&spaced, &direct) || groups.any(member)
+        let (token, after) = rest.split_at(length);
+        rest = after;
+        Some(token)
     })
 }
 
