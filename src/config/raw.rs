@@ -24,7 +24,7 @@ use super::{schema, yaml};
 pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Diagnostics), Diagnostics> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
-    let file = file(&yaml::without_tight_comments(&text), &mut findings);
+    let file = file(&text, &mut findings);
     let failed = findings.has_errors();
     let source = Source::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);

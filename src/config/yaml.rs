@@ -6,6 +6,7 @@
 //! Leaves out: which keys and types a limits file has, which is for [`super::raw`].
 
 mod decode;
+mod input;
 mod node;
 mod scalar;
 mod soundness;
@@ -16,7 +17,6 @@ pub(super) use decode::decode;
 pub(super) use node::{Id, Kind, Tree, parse};
 pub(super) use scalar::Value;
 pub(super) use soundness::{Budget, check};
-pub(super) use strict::without_tight_comments;
 
 /// Nesting levels that a file may have, aliases followed. A descriptor takes two of them.
 ///

@@ -51,11 +51,42 @@ fn a_comment_may_follow_a_bracket_or_a_quote_at_once() {
         "domain: \"d\"#c",
         "domain: |#c\n  d\n",
         "domain: d\ndescriptors: [{key: 'k'}]#{[\n",
+        "{#c\ndomain: d,#c\ndescriptors: [#c\n]}\n",
     ] {
         assert!(is_read(text), "{text:?}");
     }
     let (file, ..) = raw::read("a.yaml", b"domain: d#c\nvalue: ']#'#c\n").unwrap();
     assert_eq!(file.domain.value, "d#c");
+}
+
+#[test]
+fn comments_that_follow_at_once_are_read_however_many_there_are() {
+    let lines =
+        (0..5_000).map(|number| format!("- key: 'k{number}'#c [{{\n  value: \"]#v\"#c '\n"));
+    let text = format!("domain: d\ndescriptors:\n{}", lines.collect::<String>());
+    let (file, ..) = raw::read("a.yaml", text.as_bytes()).unwrap();
+    assert_eq!(file.descriptors.len(), 5_000);
+    let last = &file.descriptors[4_999];
+    assert_eq!((last.key.value.as_str(), last.value.value.as_str()), ("k4999", "]#v"));
+}
+
+/// What the base language's reader takes; docs/compat.md tells of it.
+#[test]
+fn a_quoted_text_left_of_its_block_and_a_tab_in_brackets_in_a_block_are_refused() {
+    for text in [
+        "domain: d\ndescriptors:\n  - key: \"a\n  b\"\n",
+        "domain: d\ndescriptors:\n  - key: 'a\nb'\n",
+        "domain: d\ndescriptors: [\n\t{key: k}]\n",
+    ] {
+        assert!(!is_read(text), "{text:?}");
+    }
+    // The same with spaces, and further in.
+    for text in [
+        "domain: d\ndescriptors:\n  - key: \"a\n      b\"\n",
+        "domain: d\ndescriptors: [\n  {key: k}]\n",
+    ] {
+        assert!(is_read(text), "{text:?}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StructureStyle, Tag};
 
+use super::input::Text;
 use super::scalar::{self, Value};
 use super::strict::Strict;
 use super::{BYTES, DEPTH};
@@ -149,7 +150,7 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
     let version_at = text.find("%YAML").unwrap_or_default();
     let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
     let mut builder = Builder::new(text, version_at);
-    let mut parser = Parser::new_from_str_with_options(text, options(DEPTH));
+    let mut parser = Parser::with_options(Text::new(text), options(DEPTH));
     while let Some(event) = parser.next() {
         match event {
             Ok((Event::DocumentEnd | Event::StreamEnd, at)) => {
@@ -223,7 +224,7 @@ fn another(at: Span, is_first_nothing: bool, findings: &mut Findings) {
 }
 
 /// How the parser beneath is run.
-pub(super) fn options(depth: usize) -> granit_parser::Options {
+fn options(depth: usize) -> granit_parser::Options {
     let mut options = granit_parser::options! {
         flow_nesting_limit: depth,
         block_nesting_limit: depth,

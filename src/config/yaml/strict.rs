@@ -3,16 +3,14 @@
 //!
 //! Guarantees: tabs where a key may start, question marks and leading colons in unquoted texts
 //! inside brackets, the escapes `\/` and halves of UTF-16, and anchors of other than letters,
-//! digits, `_` and `-` are refused; a comment may follow a bracket or quote at once.
-//! Leaves out: line ends other than CR and LF; quoted texts that go on left of their block and tabs
+//! digits, `_` and `-` are refused.
+//! Leaves out: comments that follow at once, which are for [`super::input`]; line ends other than CR and LF; quoted texts that go on left of their block and tabs
 //! inside brackets inside blocks, which stay refused although YAML 1.1 takes them.
 
 use std::borrow::Cow;
 
-use granit_parser::{ErrorKind, Event, Parser, ScalarStyle};
+use granit_parser::ScalarStyle;
 
-use super::node::options;
-use super::{BYTES, DEPTH};
 use crate::config::diagnostic::{Code, Findings, Span};
 
 /// Watches the text between the nodes and the spelling of scalars.
@@ -158,39 +156,6 @@ fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool
             _ => key_may_start = false,
         }
         before = c;
-    }
-    None
-}
-
-/// `text` without the comments that follow a bracket, a quote or a block's mark without a blank:
-/// the parser beneath would refuse them. Places stay, for a blank is as long as what it replaces.
-pub(in crate::config) fn without_tight_comments(text: &str) -> Cow<'_, str> {
-    let mut text = Cow::Borrowed(text);
-    // Each round reads up to the next such comment: all together, twice the largest file.
-    let rounds = BYTES / text.len().max(1);
-    for _ in 0..rounds {
-        let tight = text.as_bytes().windows(2).any(|pair| {
-            matches!(pair, [b'}' | b']' | b'\'' | b'"' | b'|' | b'>' | b'+' | b'-', b'#'])
-        });
-        let start = if tight { first_tight_comment(&text) } else { None };
-        let Some(start) = start else { break };
-        let length = text[start..].find(['\n', '\r']).unwrap_or(text.len() - start);
-        text.to_mut().replace_range(start..start + length, &" ".repeat(length));
-    }
-    text
-}
-
-fn first_tight_comment(text: &str) -> Option<usize> {
-    for event in Parser::new_from_str_with_options(text, options(DEPTH)) {
-        match event {
-            Ok((Event::DocumentEnd | Event::StreamEnd, _)) => return None,
-            Ok(_) => {}
-            Err(error) if *error.kind() == ErrorKind::CommentNotSeparated => {
-                let at = error.marker().byte_offset()?;
-                return text.get(at..)?.starts_with('#').then_some(at);
-            }
-            Err(_) => return None,
-        }
     }
     None
 }
