@@ -173,7 +173,7 @@ impl Scene {
 
     /// Nobody comes any more: nothing is left inside, here or in the store.
     fn empties(&self) {
-        self.inside.stops.store(true, SeqCst);
+        self.inside.ends();
         until("the last has left", || match self.inside.now.load(SeqCst) {
             0 => Ok(()),
             inside => Err(inside.to_string()),
@@ -213,7 +213,7 @@ enum Fault {
 
 /// A caller that wants to be inside again and again.
 async fn work(at: usize, doors: Doors, inside: Arc<Inside>, mut dice: Dice) {
-    while !inside.stops.load(SeqCst) {
+    while !inside.is_over() {
         let id = format!("{:016x}{:016x}", dice.roll(), dice.roll());
         let Some(door) = doors[at].lock().clone() else {
             sleep(Duration::from_millis(20)).await;
