@@ -12,10 +12,10 @@ use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, over_all};
-use super::observed::{self, Ending, ends, free_since, since_before};
+use super::observed::{self, Ending, ends, free_since, none_since, since_before};
 use super::visits::Visit;
-use super::watchers::undisturbed;
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::watchers::undisturbed;
 use crate::waiting::{PATIENCE, now, until};
 
 const HOOKS: [Shipped; 3] =
@@ -161,8 +161,7 @@ fn a_client_in_the_queue(scene: &Scene) -> Duration {
     scene.shows("sluicegate_requests_queued", 1);
     let at = now();
     drop(waits);
-    scene.shows("sluicegate_requests_queued", 0);
-    let took = at.elapsed();
+    let took = none_since(scene.service.metrics, "sluicegate_requests_queued", at);
     scene.holds(1);
     visit.answer();
     scene.holds(0);
@@ -270,7 +269,8 @@ fn with_every_hook_a_place_is_free_as_soon_as_the_failure_table_says_whatever_en
     for (column, hook) in HOOKS.into_iter().enumerate() {
         let scene = Scene::changed(hook, &over_all(CEILING), with_endings);
         for (what, promised, end) in ENDINGS {
-            ends(name(hook), &scene, &Ending { what, promised: promised[column], end });
+            let ending = Ending { what, promised: promised[column], end };
+            ends(name(hook), scene.service.metrics, &scene, &ending);
         }
     }
 }

@@ -18,7 +18,6 @@ mod observed;
 mod rollout;
 mod upstream;
 mod visits;
-mod watchers;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,10 +28,10 @@ use std::time::{Duration, Instant};
 
 use envoy::{Envoy, WhenDown};
 use tempfile::TempDir;
-use watchers::{Spoiled, Watchers, undisturbed};
 
 use crate::http1::{self, Reply};
 use crate::service::Service;
+use crate::support::watchers::{Spoiled, Watchers, undisturbed};
 use crate::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
 
 /// Limits of the domain that the shipped Envoy configuration asks about: so many a day for each API key.

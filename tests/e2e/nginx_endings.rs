@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::envoy::replace_once;
 use super::in_flight::{gauge, over_all};
 use super::in_nginx::{BOTH, By, Scene};
-use super::observed::{self, Ending, ends, free_since, since_before};
+use super::observed::{self, Ending, ends, free_since, none_since, since_before};
 use super::visits::{Visit, Visits};
-use super::watchers::undisturbed;
+use crate::support::watchers::undisturbed;
 use crate::waiting::{PATIENCE, now};
 
 /// One place, and one that waits for it.
@@ -126,8 +126,7 @@ fn a_client_in_the_queue(scene: &Scene) -> Duration {
     scene.waits(1);
     let at = now();
     drop(waits);
-    scene.waits(0);
-    let took = at.elapsed();
+    let took = none_since(scene.service.metrics, "sluicegate_requests_queued", at);
     scene.holds(1);
     visit.answer();
     scene.holds(0);
@@ -249,7 +248,8 @@ fn a_place_is_free_as_soon_as_the_failure_table_says_whatever_ends_the_request()
     for (column, by) in BOTH.into_iter().enumerate() {
         let scene = scene(by);
         for (what, promised, end) in ENDINGS {
-            ends(name(by), &scene, &Ending { what, promised: promised[column], end });
+            let ending = Ending { what, promised: promised[column], end };
+            ends(name(by), scene.service.metrics, &scene, &ending);
         }
     }
 }

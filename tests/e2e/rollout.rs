@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
-use super::watchers::{Spoiled, undisturbed};
 use super::{Limits, Traffic, upstream};
 use crate::chart::Installed;
 use crate::http1;
 use crate::service::Service;
+use crate::support::watchers::{Spoiled, undisturbed};
 use crate::waiting::{now, until};
 
 /// The file that stands for the endpoints of a headless service.

@@ -10,4 +10,5 @@ pub mod proxy;
 pub mod redis;
 pub mod resp;
 pub mod sentinel;
+pub mod watchers;
 pub mod xds;
