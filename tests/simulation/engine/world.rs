@@ -5,7 +5,7 @@ use sluicegate::kernel::units::Nanos;
 
 use super::bound::Bound;
 use super::faults::Fault;
-use super::replica::{Limit, Replica, Request};
+use super::replica::{Limit, Replica, Request, Waited};
 use super::store::{Store, misplaced};
 use super::wire::Said;
 use crate::simulation::bad::Bad;
@@ -33,7 +33,9 @@ const QUIET: u64 = 500;
 /// After the last fault: terms and requests are over, and a store that forgot knows again, twice.
 const SETTLES: u64 = 300;
 /// How long a call is waited for, in ticks.
-const PATIENCE: u64 = 3;
+pub const PATIENCE: u64 = 3;
+/// How long one may wait in a queue: less than a term, so that some wait when it ends, and less than a request goes on.
+const QUEUES: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 / 2)];
 
 /// When what is lost arrives.
 const NEVER: u64 = u64::MAX;
@@ -46,6 +48,9 @@ pub struct Tally {
     late_answers: u64,
     amnesias_survived: u64,
     admitted: u64,
+    waited: Waited,
+    /// Schedules in which a ceiling had fewer permits than replicas.
+    scarce: u64,
     /// Ticks in which more was in use than anybody went by any more.
     lowered: u64,
     faults: [u64; Fault::ALL.len()],
@@ -58,6 +63,8 @@ impl Tally {
         self.late_answers += other.late_answers;
         self.amnesias_survived += other.amnesias_survived;
         self.admitted += other.admitted;
+        self.waited.add(other.waited);
+        self.scarce += other.scarce;
         self.lowered += other.lowered;
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
     }
@@ -69,6 +76,11 @@ impl Tally {
             ("late answer".to_owned(), self.late_answers),
             ("amnesia survived".to_owned(), self.amnesias_survived),
             ("request".to_owned(), self.admitted),
+            ("waiter woken by a grant".to_owned(), self.waited.granted),
+            ("waiter woken by one that left".to_owned(), self.waited.followed),
+            ("waiter turned away at a fence".to_owned(), self.waited.fenced),
+            ("waiter that waited in vain".to_owned(), self.waited.late),
+            ("ceiling below the number of replicas".to_owned(), self.scarce),
             ("use above a ceiling that fell".to_owned(), self.lowered),
         ];
         let faults = Fault::ALL.iter().zip(self.faults);
@@ -118,6 +130,8 @@ pub struct World {
     forgot_at: Option<u64>,
     /// As last configured.
     limit: Limit,
+    /// Whether there are fewer permits than replicas.
+    scarce: bool,
     bounds: [Bound; CEILINGS.len()],
     lives: u64,
     places: Vec<Place>,
@@ -133,9 +147,10 @@ impl World {
         let mut dice = Dice::new(seed);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let count = 2 + dice.up_to(2);
-        // As many as there are replicas at least: those of fewer take turns, which the other simulation is about.
-        let ceiling = count + dice.up_to(9);
+        let scarce = dice.once_in(4);
+        let ceiling = ceiling(scarce, count, &mut dice);
         let longest = dice.pick(&[SHORTEST, LONGEST, LONGEST]);
+        let queue = dice.once_in(2).then(|| dice.pick(&QUEUES));
         let mut world = Self {
             tick: 0,
             runtime,
@@ -143,14 +158,15 @@ impl World {
             bad,
             store: Store::new(bad),
             forgot_at: None,
-            limit: Limit { ceiling, longest, revision: 1 },
+            limit: Limit { ceiling, longest, queue, revision: 1 },
+            scarce,
             bounds: [Bound::new(ceiling); CEILINGS.len()],
             lives: 0,
             places: Vec::new(),
             orphans: Vec::new(),
             parcels: Vec::new(),
             full: Default::default(),
-            tally: Tally::default(),
+            tally: Tally { scarce: scarce.into(), ..Tally::default() },
             dice,
         };
         for id in 0..count {
@@ -230,7 +246,7 @@ impl World {
 
     /// Another ceiling is configured; each replica is told of it at another time.
     fn moves(&mut self) {
-        self.limit.ceiling = self.places.len() as u64 + self.dice.up_to(9);
+        self.limit.ceiling = ceiling(self.scarce, self.places.len() as u64, &mut self.dice);
         self.limit.revision += 1;
         for replica in self.places.iter_mut().flat_map(|place| &mut place.replica) {
             let at = self.tick + self.dice.up_to(SPREADS);
@@ -242,6 +258,7 @@ impl World {
         let Some(replica) = self.places[at].replica.take() else { return };
         self.tally.fences += replica.fences;
         self.tally.handoffs += replica.handoffs;
+        self.tally.waited.add(replica.waited);
         self.orphans.extend(replica.dies());
     }
 
@@ -330,7 +347,7 @@ impl World {
         let _time = self.runtime.enter();
         self.places.iter_mut().flat_map(|place| &mut place.replica).for_each(|replica| {
             if replica.stands_until <= self.tick {
-                replica.goes_on();
+                replica.goes_on(self.tick);
             }
         });
     }
@@ -363,7 +380,7 @@ impl World {
             && let Some(replica) = &mut self.places[at].replica
             && replica.stands_until <= tick
         {
-            replica.goes_on();
+            replica.goes_on(tick);
             self.sends(at);
         }
     }
@@ -386,6 +403,10 @@ impl World {
         let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
         for (at, inside) in inside.iter_mut().enumerate() {
             *inside = self.judges_one(at)?;
+        }
+        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
+        if let Some(wrong) = all.filter_map(Replica::wrong).next() {
+            return Err(format!("{wrong}, tick {tick}"));
         }
         if WICKED + SETTLES < tick {
             self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
@@ -427,13 +448,18 @@ impl World {
     }
 }
 
+/// Fewer permits than these replicas where they are scarce, which take turns then; else no fewer.
+fn ceiling(scarce: bool, replicas: u64, dice: &mut Dice) -> u64 {
+    if scarce { 1 + dice.up_to(replicas - 2) } else { replicas + dice.up_to(9) }
+}
+
 /// Requests come to both ceilings; how many passed.
 fn crowds(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mut Dice) -> u64 {
     let (mut passed, most) = (0, longest.0 / TICK.0);
     for ceiling in 0..CEILINGS.len() {
         for _ in 0..dice.up_to(replica.rush) {
             let lasts = if dice.once_in(3) || most == 0 { most } else { 1 + dice.up_to(most - 1) };
-            passed += u64::from(replica.admits(ceiling, tick + lasts));
+            passed += u64::from(replica.admits(ceiling, tick, lasts));
         }
     }
     passed
