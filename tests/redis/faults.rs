@@ -21,8 +21,6 @@ use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 /// What the services here are given: above what a crowded machine makes of a healthy Redis.
 pub(super) const DEADLINE: Duration = Duration::from_millis(400);
-/// What a caller may see above that: a connection of its own for each question, a crowded machine.
-pub(super) const MARGIN: Duration = Duration::from_millis(900);
 pub(super) const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
 
 pub(super) const LIMIT: u32 = 10;
