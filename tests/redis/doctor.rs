@@ -14,7 +14,7 @@ fn doctor(store: &Store, more: &[&str]) -> (Outcome, String, String) {
     doctor_at(&store.url(), more)
 }
 
-fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
+pub(super) fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
     // A crowded machine is no far Redis.
     let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();

@@ -2,6 +2,9 @@
 
 use std::os::unix::fs::symlink;
 
+use sluicegate::cli::Outcome;
+
+use super::doctor::doctor_at;
 use super::{Store, apart, ask, failures, limits, ready, serve, wait_until_whole};
 use crate::service::Service;
 use crate::support::ports;
@@ -10,12 +13,16 @@ use crate::waiting::{for_a_day_with_a_minute_left, until};
 const PASSWORD: &str = "open%2Fsesame";
 const PLAIN: &str = "open/sesame";
 
-/// Whoever takes its port first makes the next one be tried.
 fn over_tcp() -> (Store, u16) {
+    over_tcp_with(&[])
+}
+
+/// Whoever takes its port first makes the next one be tried.
+fn over_tcp_with(flags: &[&str]) -> (Store, u16) {
     let started = || {
         let port = ports::free().port();
         let mut store = Store::absent();
-        store.start(&["--port", &port.to_string()]);
+        store.start(&[&["--port", &port.to_string()], flags].concat());
         let answers = std::net::TcpStream::connect(("127.0.0.1", port));
         answers.map(|_| (store, port)).map_err(|error| error.to_string())
     };
@@ -149,6 +156,35 @@ fn a_connection_that_is_open_is_told_a_rotated_password_and_lives_on_where_it_is
     for text in [service.log(), service.said.clone()] {
         assert!(!text.contains("sesame"), "{text}");
     }
+}
+
+/// It repeats the arguments of a command that it does not know. At level `trace`, where the client speaks too.
+#[test]
+fn a_store_that_does_not_know_how_to_be_told_the_password_is_named_and_the_password_shown_nowhere()
+{
+    let ((_store, port), limits) = (over_tcp_with(&["--rename-command", "AUTH", ""]), limits(10));
+    let limits = apart(&limits);
+    let plain = format!("redis://gate:{PASSWORD}@127.0.0.1:{port}");
+    let sentinel = format!("redis+sentinel://127.0.0.1:{port}/shop");
+    let for_sentinels = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", PLAIN];
+    for (url, more) in [(plain, &[][..]), (sentinel, &for_sentinels)] {
+        let service = serve(&limits, &url, &[more, &["--log-level", "trace"]].concat());
+        let is_told = || match service.log() {
+            log if log.lines().any(names_the_command) => Ok(()),
+            log => Err(log),
+        };
+        until("the log says what failed", is_told).unwrap();
+        let (outcome, out, err) = doctor_at(&url, more);
+        assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+        assert!(err.contains("ERR unknown command 'AUTH'"), "{err}");
+        for text in [service.log(), service.said.clone(), err] {
+            assert!(!text.contains("sesame"), "{text}");
+        }
+    }
+}
+
+fn names_the_command(line: &str) -> bool {
+    line.contains("redis cannot be had") && line.contains("ERR unknown command 'AUTH'")
 }
 
 /// Waits until it does: a connection that was closed may be missed only with the next question.

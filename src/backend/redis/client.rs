@@ -1,7 +1,8 @@
 //! One client of one Redis process.
 //!
 //! Guarantees: it is connected and knows who we are, or there is none; its connection is closed when
-//! it is dropped; it never reconnects, and a command is sent at most once. The client's own
+//! it is dropped; it never reconnects, and a command is sent at most once; what it could not do is said
+//! without what it was told ([`in_words`], [`without_arguments`]). The client's own
 //! reconnecting holds back what it could not send and sends it later, when its caller has long had
 //! another answer.
 //! Leaves out: making a new one ([`super::connection`]), and which process ([`super::sentinel`],
@@ -61,11 +62,18 @@ impl fmt::Display for At {
 /// Why it cannot be had, for a person. The client shows what the operating system said as a structure
 /// of this language: of that only the sentence is kept.
 pub(super) fn in_words(error: &Error) -> String {
-    let details = error.details();
+    let details = without_arguments(error);
     // What the system said itself, or what the library put around it.
     let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
     let sentence = after("message: \"").or_else(|| after("error: \""));
     sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
+}
+
+/// What was said, without what it was said of: one that does not know a command repeats what it was given with it,
+/// and what AUTH is given is a password.
+pub(super) fn without_arguments(error: &Error) -> &str {
+    let details = error.details();
+    details.split_once(", with args beginning with:").map_or(details, |(said, _)| said)
 }
 
 /// As whom one process is spoken to.
@@ -168,11 +176,13 @@ async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login
                 tracing::info!(%at, "redis was told the new password");
                 (told, said) = (now, String::new());
             }
-            Err(error) if error.details() != said => {
-                tracing::warn!(%at, error = %in_words(&error), "redis does not take the new password");
-                error.details().clone_into(&mut said);
+            Err(error) => {
+                let why = in_words(&error);
+                if why != said {
+                    tracing::warn!(%at, error = %why, "redis does not take the new password");
+                    said = why;
+                }
             }
-            Err(_) => {}
         }
     }
 }
@@ -276,5 +286,17 @@ mod tests {
         assert_eq!(shown(&unknown), "failed to lookup address information");
         let other = Error::new(ErrorKind::Auth, "error: \"kept\" as it is");
         assert_eq!(in_words(&other), "error: \"kept\" as it is");
+    }
+
+    #[test]
+    fn of_a_command_that_is_not_known_no_argument_is_shown() {
+        let shown = |said: &'static str| in_words(&Error::new(ErrorKind::Unknown, said));
+        let of_7 = "ERR unknown command 'AUTH', with args beginning with: 'gate' 's3cret' ";
+        assert_eq!(shown(of_7), "ERR unknown command 'AUTH'");
+        let of_6 = "ERR unknown command `AUTH`, with args beginning with: `s3cret`, ";
+        assert_eq!(shown(of_6), "ERR unknown command `AUTH`");
+        let sentinel = "sentinel host:1: ERR unknown command 'AUTH', with args beginning with: 'a, with args' ";
+        assert_eq!(shown(sentinel), "sentinel host:1: ERR unknown command 'AUTH'");
+        assert_eq!(shown("ERR syntax error"), "ERR syntax error");
     }
 }

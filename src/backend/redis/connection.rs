@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::breaker::Breaker;
-use super::client::At;
+use super::client::{At, in_words, without_arguments};
 use super::cluster::{Cluster, Redirect};
 use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL, codec};
 
@@ -400,7 +400,7 @@ impl Live {
 async fn run_id(client: &Client) -> Result<String, Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
-            tracing::warn!(error = %error.details(), "redis does not say which run of it this is: let the user run INFO");
+            tracing::warn!(error = %in_words(&error), "redis does not say which run of it this is: let the user run INFO");
             String::new()
         }
         answer => answer?,
@@ -466,8 +466,8 @@ pub(super) fn refusal(error: &Error) -> Option<Cause> {
 
 /// Why a call failed.
 pub(super) fn cause(error: &Error) -> Cause {
-    tracing::debug!(%error, "a call to redis failed");
-    let said = |word: &str| error.details().contains(word);
+    tracing::debug!(kind = ?error.kind(), error = %in_words(error), "a call to redis failed");
+    let said = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
         ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
         ErrorKind::Timeout => Cause::Late,

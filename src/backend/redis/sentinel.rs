@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::client::{At, Opened, PATIENCE, run};
+use super::client::{At, Opened, PATIENCE, run, without_arguments};
 use super::options::{Address, Options, Sentinels};
 use super::pauses::Pauses;
 
@@ -131,7 +131,8 @@ impl Watcher {
 async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Result<Said, Error> {
     let address = &watcher.address;
     let of_it = |error: Error| {
-        Error::new(error.kind().clone(), format!("sentinel {address}: {}", error.details()))
+        let said = without_arguments(&error);
+        Error::new(error.kind().clone(), format!("sentinel {address}: {said}"))
     };
     let mut opened = watcher.opened.lock().await;
     let connection = if let Some(connection) = opened.take() {

@@ -27,10 +27,14 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     drop(started);
 }
 
-/// What others write at `trace` is not for people: one tells of every change to a file, and be it the log's own.
+/// What others write at `trace` is not for people: one tells of every change to a file, and be it the log's own. The client
+/// of Redis shows at `debug` whatever it is answered, which can be the password that it sent.
 fn filter(level: LogLevel) -> EnvFilter {
-    let word = level.word();
-    EnvFilter::new(if word == "trace" { "debug,sluicegate=trace" } else { word })
+    EnvFilter::new(match level.word() {
+        "trace" => "debug,sluicegate=trace,fred=info",
+        "debug" => "debug,fred=info",
+        word => word,
+    })
 }
 
 /// The keys of the reference's JSON: `@timestamp`, `@message`, `level`, and each field by its name.
