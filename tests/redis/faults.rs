@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sluicegate::backend::redis::Batching;
 use sluicegate::backend::{Backend as _, Cause, Outcome, Rule};
+use tokio::runtime::Runtime;
 
 use super::observed::{Watch, tell};
 use super::{
@@ -281,16 +282,33 @@ fn a_redis_that_may_not_write_is_said_to_be_lost_once_however_long_that_lasts() 
 
 #[test]
 fn a_redis_out_of_memory_is_said_to_be_once_for_as_long_as_that_lasts_and_then_counts_again() {
+    let full = ["CONFIG", "SET", "maxmemory", "1"];
+    let wide = ["CONFIG", "SET", "maxmemory", "0"];
+    takes_no_write([&full, &wide], Cause::OutOfMemory, "redis is out of memory");
+}
+
+#[test]
+fn a_redis_without_replicas_enough_is_said_to_refuse_once_for_as_long_as_that_lasts_and_then_counts_again()
+ {
+    let lonely = ["CONFIG", "SET", "min-replicas-to-write", "1"];
+    let content = ["CONFIG", "SET", "min-replicas-to-write", "0"];
+    let told = "redis refuses to count: on_backend_failure answers error=NOREPLICAS ";
+    takes_no_write([&lonely, &content], Cause::Failing, told);
+}
+
+/// From the first order to the second Redis refuses whatever is written for this cause, and the log has a line of it.
+fn takes_no_write([refuse, take]: [&[&str]; 2], cause: Cause, line: &str) {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_whole(&service);
+    let answer = format!("does not answer ({})", cause.as_str());
     let said = |what: &str| {
         let log = service.log();
         log.lines().filter(|line| line.contains(what) && !line.contains("in time again")).count()
     };
     let is_told = || match (ready(&service).text(), metric(&service, "sluicegate_backend_up")) {
-        (text, 0) if text.contains("does not answer (out_of_memory)") => Ok(()),
+        (text, 0) if text.contains(&answer) => Ok(()),
         told => Err(format!("{told:?} {}", service.log())),
     };
     // It is asked without one question: the replica speaks once a second.
@@ -300,21 +318,21 @@ fn a_redis_out_of_memory_is_said_to_be_once_for_as_long_as_that_lasts_and_then_c
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     };
     for outage in 1..=2 {
-        store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+        store.tell(refuse);
         let before = spoken();
         until("it is told before it is asked", is_told).unwrap();
         let answered = said("redis answers");
-        holds_every_rule(&service, &format!("full {outage}"));
-        assert!(0 < failures(&service, "out_of_memory"));
+        holds_every_rule(&service, &format!("meanwhile {outage}"));
+        assert!(0 < failures(&service, cause.as_str()));
         until("it lasts", || match spoken() - before {
             5.. => Ok(()),
             times => Err(times.to_string()),
         })
         .unwrap();
         until("it is told still", is_told).unwrap();
-        let told = (said("redis is out of memory"), said("redis answers"));
+        let told = (said(line), said("redis answers"));
         assert_eq!(told, (outage, answered), "{}", service.log());
-        store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
+        store.tell(take);
         wait_until_whole(&service);
         assert_eq!(metric(&service, "sluicegate_backend_up"), 1);
         until("it is said to answer again", || match said("redis answers") {
@@ -324,6 +342,41 @@ fn a_redis_out_of_memory_is_said_to_be_once_for_as_long_as_that_lasts_and_then_c
         .unwrap();
         holds_the_limit(&service, &format!("after {outage}"));
     }
+}
+
+/// Who may not run a command of the script that counts is refused whatever is counted.
+#[test]
+fn a_redis_that_lets_nobody_count_is_known_to_be_down_and_one_that_refuses_a_key_is_not() {
+    let store = Store::running();
+    let redis = batch::connected(&store, Batching::Off);
+    let runtime = Runtime::new().unwrap();
+    let asks = |name: &str| {
+        let charges = batch::charges(name, batch::window(), Rule::Each);
+        runtime.block_on(batch::ask(&redis, &charges))[0]
+    };
+    asks("odd");
+    let Value::Array(keys) = store.tell(&["KEYS", "*odd*"]) else { panic!() };
+    let [Value::Text(key)] = &keys[..] else { panic!("{keys:?}") };
+    let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
+    client.call(&[b"DEL".as_slice(), key]);
+    client.call(&[b"HSET".as_slice(), key, b"field", b"value"]);
+    for round in 0..50 {
+        assert_eq!(asks("odd"), Outcome::Failed(Cause::WrongType));
+        assert!(matches!(asks("even"), Outcome::Stepped(_)), "{round}");
+        assert_eq!(redis.trouble(), None, "{round}");
+    }
+    store.tell(&["ACL", "SETUSER", "default", "-set"]);
+    until("it is known", || match (asks("new"), redis.trouble()) {
+        (Outcome::Failed(Cause::Failing), Some(Cause::Failing)) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
+    store.tell(&["ACL", "SETUSER", "default", "+set"]);
+    until("it is known to count again", || match (asks("new"), redis.trouble()) {
+        (Outcome::Stepped(_), None) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
 }
 
 #[test]

@@ -321,6 +321,29 @@ async fn what_is_no_counter_fails_alone_and_a_full_one_denies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_takes_no_write_is_known_to_be_down_until_it_does() {
+    let at = connected(reference::Options::default());
+    let known = |wanted: Option<Cause>| {
+        let is_known = || match at.stores.trouble() {
+            trouble if trouble == wanted => Ok(()),
+            trouble => Err(format!("{trouble:?}")),
+        };
+        until("it is known", is_known).unwrap();
+    };
+    // A pipeline, and a script.
+    for rule in [Rule::Each, ALL] {
+        let asked = charges([charge("k", 10, 1)], rule);
+        at.main.tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+        let outcome = ask(&at.stores, now(), &asked).await[0];
+        assert_eq!(outcome, Outcome::Failed(Cause::Failing), "{rule:?}");
+        known(Some(Cause::Failing));
+        at.main.tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+        known(None);
+        assert!(!ask(&at.stores, now(), &asked).await[0].denies(), "{rule:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_of_the_reference_and_ours_share_one_count() {
     let prefix = "rl:".to_owned();
     let at = connected(reference::Options { prefix, jitter_secs: 300, ..Default::default() });

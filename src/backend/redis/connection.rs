@@ -3,8 +3,9 @@
 //! Guarantees: there is a connection that is ready, or calls fail at once; a call is sent once, and
 //! sent on only where a node of a Cluster said that it did not run it; what is answered over a
 //! connection ends that one at most, never the one that follows it; after one that was of no use there is
-//! [`Link::trouble`] until the next has lasted, and where Redis is out of memory until no call was refused for
-//! it any more for a while. Where none can be had, what the process says of itself is why.
+//! [`Link::trouble`] until the next has lasted, and where Redis refuses what it is to count, for want of memory or
+//! because it takes no writes, until no call was refused so any more for a while: what is one key's own is no such
+//! refusal. Where none can be had, what the process says of itself is why.
 //! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -66,13 +67,23 @@ pub(super) struct Live {
     useless: Notify,
     /// What that was, the first time.
     spoiled: OnceLock<Cause>,
-    /// It refused a call because it has no memory, which no other connection mends.
-    starved: Notify,
-    /// It answered a call as it should, and none was refused for that since.
+    /// It refused a call for what no other connection mends.
+    refused: Notify,
+    /// Why it last did, until somebody is told.
+    refusing: Mutex<Option<Refusing>>,
+    /// It answered a call as it should, and none was refused so since.
     has_served: AtomicBool,
     served: Notify,
     /// A call over it was given up.
     doubted: Notify,
+}
+
+/// Why Redis refuses calls over every connection alike.
+#[derive(Debug)]
+pub(super) struct Refusing {
+    pub(super) cause: Cause,
+    /// What it said.
+    pub(super) why: String,
 }
 
 /// A script.
@@ -81,6 +92,8 @@ pub(super) struct Script<'s> {
     pub(super) text: &'s str,
     /// What Redis calls it; none of one that is sent whole.
     pub(super) digest: Option<&'s str>,
+    /// Whether it has an answer for whatever lives under its keys, so that an error is the store's and no key's.
+    pub(super) takes_any: bool,
 }
 
 /// A call whose bytes are shared by all that it is sent to.
@@ -95,6 +108,13 @@ pub(super) struct Next {
     pub(super) live: Arc<Live>,
     /// Whether each command must say before that it was sent on.
     pub(super) asks: bool,
+}
+
+impl<'s> Script<'s> {
+    /// One that knows only what it wrote itself.
+    const fn new(text: &'s str, digest: &'s str) -> Self {
+        Self { text, digest: Some(digest), takes_any: false }
+    }
 }
 
 impl Link {
@@ -197,7 +217,8 @@ impl Live {
             cluster,
             useless: Notify::new(),
             spoiled: OnceLock::new(),
-            starved: Notify::new(),
+            refused: Notify::new(),
+            refusing: Mutex::default(),
             has_served: AtomicBool::new(false),
             served: Notify::new(),
             doubted: Notify::new(),
@@ -205,7 +226,7 @@ impl Live {
     }
 
     /// Returns once a call was answered as it should be, at once if one was and nobody has been told;
-    /// what was answered before one was refused for want of memory does not count.
+    /// what was answered before one was refused does not count.
     pub(super) async fn served(&self) {
         loop {
             self.served.notified().await;
@@ -215,9 +236,16 @@ impl Live {
         }
     }
 
-    /// Returns once a call was refused for want of memory, at once if one was and nobody has been told.
-    pub(super) async fn starved(&self) {
-        self.starved.notified().await;
+    /// Returns why a call was refused for what no other connection mends, at once if one was and nobody has been
+    /// told.
+    pub(super) async fn refused(&self) -> Refusing {
+        loop {
+            self.refused.notified().await;
+            let refusing = self.refusing.lock().take();
+            if let Some(refusing) = refusing {
+                return refusing;
+            }
+        }
     }
 
     /// A call over it was given up before it was answered.
@@ -244,12 +272,26 @@ impl Live {
                 self.spoiled.get_or_init(|| cause);
                 self.useless.notify_one();
             }
-            Some(Cause::OutOfMemory) => {
-                self.has_served.store(false, Relaxed);
-                self.starved.notify_one();
-            }
             Some(_) => {}
         }
+    }
+
+    /// Why a call that was answered over it failed, which it learns from. An error that has no name here is the store's
+    /// where `is_no_keys`; else something under one key may have made it.
+    pub(super) fn failed(&self, error: &Error, is_no_keys: bool) -> Cause {
+        let cause = cause(error);
+        if refuses_writes(error) || (is_no_keys && cause == Cause::Failing) {
+            self.refuses(Refusing { cause, why: in_words(error) });
+        } else {
+            self.saw(Some(cause));
+        }
+        cause
+    }
+
+    fn refuses(&self, refusing: Refusing) {
+        self.has_served.store(false, Relaxed);
+        *self.refusing.lock() = Some(refusing);
+        self.refused.notify_one();
     }
 
     fn serves(&self) {
@@ -267,7 +309,8 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: CHARGE, digest: Some(&self.digest) };
+        let digest = Some(&*self.digest);
+        let script = Script { text: CHARGE, digest, takes_any: true };
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -278,7 +321,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: BORROW, digest: Some(&self.borrow_digest) };
+        let script = Script::new(BORROW, &self.borrow_digest);
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -289,7 +332,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: HEARTBEAT, digest: Some(&self.heartbeat_digest) };
+        let script = Script::new(HEARTBEAT, &self.heartbeat_digest);
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -300,7 +343,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: ACQUIRE, digest: Some(&self.acquire_digest) };
+        let script = Script::new(ACQUIRE, &self.acquire_digest);
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -311,7 +354,7 @@ impl Live {
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, Cause> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = Script { text: TELL, digest: Some(&self.tell_digest) };
+        let script = Script::new(TELL, &self.tell_digest);
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
@@ -325,7 +368,7 @@ impl Live {
         &self,
         (keys, args): (Vec<Vec<u8>>, Vec<Vec<u8>>),
     ) -> Result<Vec<i64>, Cause> {
-        let script = Script { text: HOLD, digest: Some(&self.hold_digest) };
+        let script = Script::new(HOLD, &self.hold_digest);
         let bytes = |all: Vec<Vec<u8>>| all.into_iter().map(Bytes::from).collect();
         let (keys, args) = (bytes(keys), bytes(args));
         integers(self.script(script, keys, args).await?)
@@ -340,8 +383,8 @@ impl Live {
     ) -> Result<Value, Cause> {
         let (answer, other) = self.answer(&Shared { script, keys, args }).await;
         let at = other.as_deref().unwrap_or(self);
-        at.saw(answer.as_ref().err().copied());
-        answer
+        let answer = answer.inspect(|_| at.saw(None));
+        answer.map_err(|error| at.failed(&error, script.takes_any))
     }
 
     /// The client, for what needs no script.
@@ -350,7 +393,7 @@ impl Live {
     }
 
     /// What is answered by the node that has the keys, and over which connection, if that is another.
-    async fn answer(&self, call: &Shared<'_>) -> (Result<Value, Cause>, Option<Arc<Self>>) {
+    async fn answer(&self, call: &Shared<'_>) -> (Result<Value, Error>, Option<Arc<Self>>) {
         let (mut answer, mut other) = (self.run(call).await, None::<Arc<Self>>);
         for _ in 0..MOST_REDIRECTS {
             let Err(error) = &answer else { break };
@@ -359,7 +402,7 @@ impl Live {
             answer = if asks { live.run_asking(call).await } else { live.run(call).await };
             other = Some(live);
         }
-        (answer.map_err(|error| cause(&error)), other)
+        (answer, other)
     }
 
     async fn run(&self, call: &Shared<'_>) -> Result<Value, Error> {
@@ -426,20 +469,21 @@ fn command(name: &'static str) -> CustomCommand {
 
 impl Live {
     /// As [`Live::call`], a script that is seldom run, whole. The connection is not condemned by it: one
-    /// that may not run it can still count. One that has no memory for it has none for counters.
+    /// that may not run it can still count. One that takes no write of it takes none of counters.
     pub(super) async fn eval<const N: usize>(
         &self,
         script: &str,
         key: String,
         args: [String; N],
     ) -> Result<Value, Cause> {
-        let script = Script { text: script, digest: None };
+        let script = Script { text: script, digest: None, takes_any: false };
         let (keys, args) = (vec![Bytes::from(key)], args.map(Bytes::from).into());
         let (answer, other) = self.answer(&Shared { script, keys, args }).await;
-        if matches!(answer, Ok(_) | Err(Cause::OutOfMemory)) {
-            other.as_deref().unwrap_or(self).saw(answer.as_ref().err().copied());
-        }
-        answer
+        let at = other.as_deref().unwrap_or(self);
+        let answer = answer.inspect(|_| at.saw(None));
+        answer.map_err(|error| {
+            if refuses_writes(&error) { at.failed(&error, false) } else { cause(&error) }
+        })
     }
 }
 
@@ -462,6 +506,13 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
 pub(super) fn refusal(error: &Error) -> Option<Cause> {
     Some(cause(error))
         .filter(|said| matches!(said, Cause::NotPermitted | Cause::Loading | Cause::OutOfMemory))
+}
+
+/// Whether it is what Redis answers to every write, whatever is written: it has no memory, cannot save what it has,
+/// or has too few replicas.
+fn refuses_writes(error: &Error) -> bool {
+    let said = without_arguments(error);
+    ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| said.contains(word))
 }
 
 /// Why a call failed.

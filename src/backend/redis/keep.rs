@@ -4,8 +4,8 @@
 //! not the primary any more is replaced as a whole, at once and then with jittered pauses, for ever:
 //! nothing that was sent or waited on the old one is sent on the new one. Where the primary is is
 //! asked anew each time. A silent connection is replaced after [`PATIENCE`]. The log is told once of each
-//! reason why there is none, and again only after one served. That Redis is out of memory is told the same way,
-//! and the connection stays: another is no cure.
+//! reason why there is none, and again only after one served. That Redis refuses what it is to count is told the
+//! same way, and the connection stays: another is no cure.
 //! Leaves out: what is sent over it ([`super::connection`]).
 
 use std::pin::pin;
@@ -21,7 +21,7 @@ use super::Cause;
 use super::breaker::LATE_IN_A_ROW;
 use super::client::{At, Opened, PATIENCE, in_words, run};
 use super::cluster::Cluster;
-use super::connection::{Link, Live};
+use super::connection::{Link, Live, Refusing};
 use super::options::Options;
 use super::pauses::Pauses;
 use super::sentinel::Watchers;
@@ -29,9 +29,9 @@ use super::sentinel::Watchers;
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long no call may have been refused for want of memory before there is some again: each replica writes
+/// How long no call may have been refused before Redis takes writes again: each replica writes
 /// its record once a second, and a call that only reads proves nothing.
-const FED: Duration = Duration::from_secs(3);
+const WILLING: Duration = Duration::from_secs(3);
 
 /// Reasons that are not said again; a store out of reach has a few.
 const MOST_REASONS: usize = 16;
@@ -139,9 +139,14 @@ impl Told {
         }
     }
 
-    fn is_starved(&mut self, at: &At) {
-        if self.is_new("out of memory") {
+    fn refuses(&mut self, refusing: &Refusing, at: &At) {
+        if !self.is_new(refusing.cause.as_str()) {
+            return;
+        }
+        if refusing.cause == Cause::OutOfMemory {
             tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
+        } else {
+            tracing::warn!(error = %refusing.why, %at, "redis refuses to count: on_backend_failure answers");
         }
     }
 
@@ -220,11 +225,11 @@ impl Watched<'_> {
                 () = self.live.useless() => return "it may not write, or is not ready",
                 () = &mut doubts => {}
                 () = &mut leaves => return "the sentinels name another primary",
-                () = self.live.starved() => {
+                refusing = self.live.refused() => {
                     is_proven = false;
-                    proves_itself.set(sleep(FED));
-                    self.link.mistrust(Cause::OutOfMemory);
-                    told.is_starved(at);
+                    proves_itself.set(sleep(WILLING));
+                    self.link.mistrust(refusing.cause);
+                    told.refuses(&refusing, at);
                 }
                 () = &mut proves_itself, if !is_proven => {
                     is_proven = true;

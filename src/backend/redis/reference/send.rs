@@ -105,10 +105,10 @@ impl Question<'_> {
             }
             other = Some(live);
         }
+        let at = other.as_deref().unwrap_or(live);
         let replies = places.iter().zip(answers);
         let replies =
-            replies.map(|(&place, piped)| self.piped(place, piped.counted, way)).collect();
-        let at = other.as_deref().unwrap_or(live);
+            replies.map(|(&place, piped)| self.piped(at, place, piped.counted, way)).collect();
         self.learn(at, slot, way, &replies).map(|()| replies)
     }
 
@@ -166,7 +166,7 @@ impl Question<'_> {
     }
 
     /// What the answer to one command of a pipeline says.
-    fn piped(&self, place: usize, answer: Answer, way: Way) -> Reply {
+    fn piped(&self, live: &Live, place: usize, answer: Answer, way: Way) -> Reply {
         let held = match answer.map(natural) {
             Ok(Some(held)) => held,
             Ok(None) => return Reply::Failed(Cause::WrongType),
@@ -175,7 +175,8 @@ impl Question<'_> {
             Err(error) if error.details().contains("not an integer") => {
                 return Reply::Failed(Cause::WrongType);
             }
-            Err(error) => return Reply::Failed(cause(&error)),
+            // What a key can be to blame for was said above, but for its type, which has a name.
+            Err(error) => return Reply::Failed(live.failed(&error, true)),
         };
         let limit = Hits(u64::from(self.counters[place].window.limit()));
         match way {
@@ -185,7 +186,7 @@ impl Question<'_> {
         }
     }
 
-    /// A cause that is not one key's own is the connection's.
+    /// Where no command failed for more than its own key, the connection is as it should be.
     fn learn(&self, live: &Live, slot: u16, way: Way, replies: &Replies) -> Result<(), Cause> {
         let failed = |reply: &Reply| match reply {
             Reply::Failed(Cause::WrongType) => None,
@@ -199,7 +200,6 @@ impl Question<'_> {
             }
             return Ok(());
         };
-        live.saw(Some(cause));
         if replies.iter().all(|reply| failed(reply).is_some()) {
             return Err(cause);
         }
@@ -218,7 +218,8 @@ impl Question<'_> {
         let records = places.iter().flat_map(|&place| self.record(place, way));
         let args = std::iter::once(rule.to_owned()).chain(records).map(Bytes::from).collect();
         let digest = Some(self.reference.digest(live).await?);
-        let answer = live.script(Script { text: SCRIPT, digest }, keys, args).await?;
+        let script = Script { text: SCRIPT, digest, takes_any: true };
+        let answer = live.script(script, keys, args).await?;
         let mut replies = scripted(answer, places.len())?;
         for reply in &mut replies {
             // No hits were put to it.
@@ -270,13 +271,10 @@ impl Reference {
     async fn digest(&self, live: &Live) -> Result<&str, Cause> {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
-            let digest = digest.map_err(|error| cause(&error));
             // One that may not write knows scripts all the same.
-            if let Err(cause) = digest {
-                live.saw(Some(cause));
-            }
+            let digest = digest.map_err(|error| live.failed(&error, true))?;
             // Whoever was first: all of them are told the same.
-            drop(self.digest.set(digest?));
+            drop(self.digest.set(digest));
         }
         Ok(self.digest.get().map(String::as_str).unwrap_or_default())
     }
