@@ -149,7 +149,7 @@ async fn dynamic_metadata_carries_the_reason_of_each_degraded_answer() {
     assert_eq!(said, wanted.map(|reason| Kind::StringValue(reason.to_owned())));
 }
 
-fn descriptor(key: &str) -> RateLimitDescriptor {
+pub(super) fn descriptor(key: &str) -> RateLimitDescriptor {
     let entry = Entry { key: key.to_owned(), value: "v".to_owned() };
     RateLimitDescriptor {
         entries: vec![entry],

@@ -22,6 +22,7 @@ mod observed;
 mod overshoot;
 mod owed;
 mod parts;
+mod patience;
 mod peers;
 mod places;
 mod reference;
