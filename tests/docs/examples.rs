@@ -75,6 +75,44 @@ fn every_other_yaml_block_is_of_a_file_that_is_shipped_or_of_settings() {
     }
 }
 
+/// What ingress-nginx sets by itself, as its page says.
+const BY_INGRESS: [&str; 2] = ["X-Original-Method", "X-Real-IP"];
+
+#[test]
+fn every_example_that_asks_check_sets_or_clears_whatever_a_client_could_say_in_its_place() {
+    let hooks = page("docs/hooks.md");
+    let said = rows(&hooks, "header").into_iter().map(|row| bare(&row[0]).to_owned());
+    let ours: Vec<_> = said.take_while(|name| name != "Host").collect();
+    assert_eq!(ours.len(), 5, "NGINX must set the first five: {ours:?}");
+    let mut asked = 0;
+    for (place, text) in examples_of_nginx() {
+        let sets = |name: &str| {
+            text.lines().any(|line| line.trim().starts_with(&format!("proxy_set_header {name} ")))
+        };
+        let by_itself =
+            |name: &str| text.contains("kubernetes.io/auth-url:") && BY_INGRESS.contains(&name);
+        let missing = ours.iter().find(|name| !sets(name) && !by_itself(name));
+        assert_eq!(missing, None, "{place}: not set, so that a client can send it");
+        asked += 1;
+    }
+    assert_eq!(asked, 3, "rate_limit.conf, concurrency.conf, ingress-nginx.md");
+}
+
+/// All that NGINX is told to ask `/check` by, shipped or on a page.
+fn examples_of_nginx() -> impl Iterator<Item = (String, String)> {
+    let files = fs::read_dir(root().join("config/nginx")).unwrap().map(|entry| {
+        let path = entry.unwrap().path();
+        (path.display().to_string(), fs::read_to_string(path).unwrap())
+    });
+    let languages = ["yaml", "nginx", "conf", "text", ""];
+    let shown = languages.into_iter().flat_map(blocks).map(|block| (block.place, block.text));
+    let asks = |line: &str| {
+        let line = line.trim().trim_end_matches(';');
+        line.ends_with("/check") && (line.starts_with("proxy_pass ") || line.contains("auth-url:"))
+    };
+    files.chain(shown).filter(move |(_, text)| text.lines().any(asks))
+}
+
 #[test]
 fn every_command_is_one_that_the_command_line_reads() {
     let consoles: Vec<_> = blocks("console").into_iter().chain(blocks("sh")).collect();
