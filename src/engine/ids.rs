@@ -3,7 +3,8 @@
 //! Guarantees: an id holds what it was given once; while it waits or holds permits it is for nobody
 //! else, and who asks with it all the same holds nothing and has moved no counter. A release that
 //! comes before its acquire is remembered for a while, and what the acquire then takes is given back
-//! at once. What is remembered is bounded for each source, and a full memory refuses, it never evicts.
+//! at once; the release of a request that was given nothing, whyever, is none of those. What is remembered is
+//! bounded for each source, and a full memory refuses, it never evicts.
 //! Leaves out: how a call says what it is, which is the edge's.
 
 use std::net::IpAddr;
@@ -38,15 +39,22 @@ type Source = Option<IpAddr>;
 #[derive(Debug)]
 pub(super) struct Ids(Mutex<Register<Box<str>, Source, Permits>>);
 
-/// An id for which an answer is sought; dropped, it may be asked with again.
-struct Claim<'i> {
-    ids: &'i Ids,
+/// An id for which an answer is sought; dropped, it may be asked with again. Where it was given nothing until then,
+/// whatever the reason, that is noted.
+struct Claim<'e> {
+    engine: &'e Engine,
     id: Box<str>,
+    /// It was given something, which may be over by now.
+    given: bool,
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.ids.0.lock().unclaim(&self.id);
+        let ids = &self.engine.ids;
+        ids.0.lock().unclaim(&self.id);
+        if !self.given {
+            ids.note_nothing(self.engine.clock().steady(), &self.id);
+        }
     }
 }
 
@@ -55,10 +63,9 @@ impl Ids {
         Self(Mutex::new(Register::new(bounds)))
     }
 
-    /// `id` for one question; nothing where it is another's, which waits or holds its permits still.
+    /// `id`, for one question; nothing where it is another's, which waits or holds its permits still.
     /// What deadlines left of them is given back.
-    fn claim(&self, now: Nanos, id: &str) -> Option<Claim<'_>> {
-        let id: Box<str> = id.into();
+    fn claim(&self, now: Nanos, id: Box<str>) -> Option<Box<str>> {
         let mut ids = self.0.lock();
         let before = ids.held(&id).filter(|permits| !permits.is_empty());
         let holds = before.map(|permits| permits.is_held());
@@ -70,7 +77,7 @@ impl Ids {
         if over.is_some() {
             IdSeen(IdEvent::Expired).emit();
         }
-        Some(Claim { ids: self, id })
+        Some(id)
     }
 
     /// Forgets that `id` holds nothing: whoever was turned away may ask again.
@@ -83,7 +90,7 @@ impl Ids {
     }
 
     /// Notes that `id` holds nothing, for as long as an early release would be noted: the release of
-    /// a request that was turned away comes as well, and must not take an early one's place.
+    /// a request that was given nothing comes as well, and must not take an early one's place.
     fn note_nothing(&self, now: Nanos, id: &str) {
         let mut ids = self.0.lock();
         if ids.len() < MOST {
@@ -119,33 +126,31 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
         // First of all: whom it is refused to has moved no counter.
-        let Some(claim) = self.ids.claim(self.clock().steady(), id) else {
+        let Some(claim) = self.claim(id) else {
             IdSeen(IdEvent::Taken).emit();
             let why = "this id is in flight already: one id is for one request";
             return Err(Refusal::BadId { descriptor, why });
         };
         let admitted = self.admit_under(covered, question, patience, Keep::MaxDuration).await?;
-        Ok(self.settle_id(&claim, admitted))
-    }
-
-    /// Puts what was given in the hands of the id, or notes that nothing was.
-    fn settle_id(&self, claim: &Claim<'_>, admitted: Admitted) -> Admitted {
-        let now = self.clock().steady();
-        match admitted {
+        Ok(match admitted {
             Admitted::Decided(answer, permits) if !permits.is_empty() => {
-                self.hold(claim, now, permits);
+                self.hold(claim, permits);
                 Admitted::Decided(answer, Permits::default())
             }
-            other => {
-                self.ids.note_nothing(now, &claim.id);
-                other
-            }
-        }
+            other => other,
+        })
+    }
+
+    fn claim(&self, id: &str) -> Option<Claim<'_>> {
+        let id = self.ids.claim(self.clock().steady(), id.into())?;
+        Some(Claim { engine: self, id, given: false })
     }
 
     /// Puts `permits` in the hands of the id. Whose release came first is over: what it took is given
     /// back here.
-    fn hold(&self, claim: &Claim<'_>, now: Nanos, permits: Permits) {
+    fn hold(&self, mut claim: Claim<'_>, permits: Permits) {
+        claim.given = true;
+        let now = self.clock().steady();
         let until = now.plus(permits.longest_keep().unwrap_or_default());
         self.ids.forget_nothing(now, &claim.id);
         let acquired = self.ids.0.lock().acquire(now, claim.id.clone(), until, permits);

@@ -6,7 +6,9 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
+use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::{self, Backend, Cause, Charges, Outcomes, Reply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
@@ -607,6 +609,53 @@ fn the_release_of_one_that_was_turned_away_is_expected_and_remembered_no_longer(
     assert!(matches!(acquire(&engine, other), Ok(Admitted::Decided(..))), "it may ask again");
     assert_eq!(in_flight(&engine), 1);
     assert!(engine.release(other, None, Outcome::Success, None));
+}
+
+/// A store that does not answer.
+#[derive(Debug)]
+struct Away;
+
+impl Backend for Away {
+    fn charge<'a>(&'a self, _: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        let away = |_| backend::Outcome::Failed(Cause::Unreachable);
+        Reply::Now(charges.list.iter().map(away).collect())
+    }
+
+    fn borrow<'a>(&'a self, _: Nanos, _: &'a Message) -> Reply<'a, Lent> {
+        Reply::Now(Lent::Failed(Cause::Unreachable))
+    }
+}
+
+#[test]
+fn the_release_of_one_that_could_not_be_answered_is_expected_and_takes_no_early_one_s_place() {
+    let clock = Clock::manual(Nanos::from_secs(1));
+    let engine = Engine::new(clock, Arc::new(Away), Policy::default());
+    publish(&engine, BOTH);
+    assert!(matches!(acquire(&engine, ID), Err(Refusal::BackendDown(_))));
+    assert_eq!(in_flight(&engine), 0);
+    assert!(!engine.release(ID, None, Outcome::Ignored, None));
+    assert_eq!(engine.early_releases().0, 0);
+    assert!(matches!(acquire(&engine, ID), Err(Refusal::BackendDown(_))), "it may ask again");
+}
+
+#[test]
+fn the_release_of_one_that_left_the_queue_is_expected_and_takes_no_early_one_s_place() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, queue: {size: 2, timeout: 1h}}\n");
+    let asked = question(&[("k", "v")]);
+    let asks = |id| Box::pin(engine.acquire((id, 0), &asked, &asked, None));
+    block_on(async {
+        assert!(is_admitted(&asks(ID).await));
+        let (mut leaves, mut told) = (asks(OTHER), asks("its-release-is-before"));
+        assert!(is_pending(leaves.as_mut()) && is_pending(told.as_mut()));
+        engine.release("its-release-is-before", None, Outcome::Ignored, None);
+        assert_eq!(engine.early_releases().0, 1);
+        drop(told);
+        assert_eq!(engine.early_releases().0, 0, "what it was remembered for is over");
+        drop(leaves);
+        assert!(!engine.release(OTHER, None, Outcome::Ignored, None));
+        assert_eq!(engine.early_releases().0, 0);
+    });
+    assert!(engine.release(ID, None, Outcome::Success, None));
 }
 
 #[test]
