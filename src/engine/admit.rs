@@ -12,6 +12,7 @@
 mod bucket;
 pub mod fleet;
 mod leased;
+mod queued;
 mod strict;
 mod teller;
 mod usage;
@@ -30,6 +31,7 @@ use crate::telemetry::trace;
 use bucket::{Bucket, Place};
 use fleet::Fleet;
 pub use leased::{Shared, Shown};
+pub use queued::with_places;
 pub use strict::{Seen, Strictly};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
@@ -133,7 +135,7 @@ impl Admission {
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
-                    let queued = trace::part(trace::Part::Queue);
+                    let queued = (trace::part(trace::Part::Queue), queued::begins());
                     let permit = waiting.permit().await.ok_or(Denied::Late)?;
                     drop(queued);
                     Ok(self.held(bucket, permit, ask.keep))

@@ -11,7 +11,7 @@ use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::Reporting;
 use sluicegate::edge::headers::Headers;
 use sluicegate::edge::health::{Health, Ready};
-use sluicegate::edge::http::{Ask, router, serve};
+use sluicegate::edge::http::{Ask, router, router_with, serve};
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::units::Revision;
@@ -19,6 +19,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::codegen::Service as _;
 
@@ -272,7 +273,62 @@ async fn an_id_that_is_none_or_twice_or_in_flight_is_refused() {
     assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
 }
 
-/// The same until it is told to leave, which is when it lets go of what is held.
+/// A port at which so many are held or wait at one time, and one request is in flight.
+fn of_places(most: usize) -> (Arc<Engine>, Router) {
+    let (engine, _) = under_a_ceiling(", queue: {size: 9, timeout: 10m}");
+    let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
+    let (health, leaving) = (Health::new(Ready::Yes), watch::channel(false).1);
+    let ask = Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving };
+    (engine, router_with(ask, most))
+}
+
+/// Asks under a ceiling where another is in flight, and waits.
+async fn waits(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
+    let (router, before) = (router.clone(), engine.ceilings().total().waiting);
+    let asks = async move { status(&router, &[("x-key", "v"), (ID.0, id)]).await };
+    let asked = tokio::spawn(asks);
+    until("it waits", || engine.ceilings().total().waiting == before + 1).await;
+    asked
+}
+
+#[tokio::test]
+async fn who_waits_in_a_queue_has_a_place_of_those_that_are_held_and_beyond_them_nobody_waits() {
+    let (engine, router) = of_places(1);
+    let waiting = || engine.ceilings().total().waiting;
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    let first = waits(&engine, &router, "the-first-that-waits").await;
+    let second = ("x-sluicegate-id", "the-second-of-them");
+    let (refused, _, said) = check(&router, &with(&[("x-key", "v"), second])).await;
+    assert_eq!(refused, 503);
+    assert!(said.contains("1 requests are held or wait"), "{said}");
+    assert_eq!(waiting(), 1, "it waits no more");
+    assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
+    assert!(!engine.release(second.1, None, Outcome::Ignored, None));
+    assert_eq!(engine.early_releases().0, 0, "its release is expected");
+
+    let elsewhere = ("x-sluicegate-id", "under-another-ceiling");
+    assert_eq!(status(&router, &[("x-key", "w"), elsewhere]).await, 200, "it need not wait");
+
+    engine.release(ID.1, None, Outcome::Success, None);
+    assert_eq!(first.await.unwrap(), 200);
+    let next = waits(&engine, &router, "the-next-that-waits").await;
+    next.abort();
+    assert!(next.await.unwrap_err().is_cancelled());
+    waits(&engine, &router, "who-left-left-its-place").await.abort();
+}
+
+#[tokio::test]
+async fn who_is_held_leaves_no_place_to_wait_in_once_there_are_as_many_as_may_be() {
+    let (engine, router) = of_places(1);
+    let held = hold(&router, "GET").await;
+    assert_eq!(held.status().as_u16(), 200);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 503);
+    assert_eq!(engine.ceilings().total().waiting, 0);
+    drop(held);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+}
+
+/// One request in flight, until the port is told to leave, which is when it lets go of what is held.
 fn staying(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (engine, _) = under_a_ceiling(rest);
     let (leave, leaving) = watch::channel(false);

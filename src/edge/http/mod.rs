@@ -2,8 +2,9 @@
 //!
 //! Guarantees: a connection that is slow to send its head, or to read its answers, is closed,
 //! connections are bounded, and at shutdown the listener closes at once while requests under way are
-//! finished. Nobody waits in a queue for a client that has left, unless more came after the question
-//! than the socket's receive buffer takes, which hides that it has.
+//! finished. Those who are held, or wait in a queue, leave connections for others. Nobody waits in a
+//! queue for a client that has left, unless more came after the question than the socket's receive
+//! buffer takes, which hides that it has.
 //! Leaves out: TLS, and any limit on how long the finishing may take.
 
 pub mod admin;
@@ -34,7 +35,7 @@ use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
 
 use connection::Peer;
-use nginx::hold::Holds;
+use nginx::hold::{Holds, MAX_HELD};
 pub use serve::serve;
 
 /// What the port for questions and health serves.
@@ -60,38 +61,45 @@ const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Browsers must not take an error's text for a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
+/// What is behind the port.
+struct Port {
+    ask: Ask,
+    holds: Holds,
+}
+
 /// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free
 /// but for `/hold`, which is for GET.
 pub fn router(ask: Ask) -> Router {
-    let holds = Holds::default();
-    let hold = move |State(ask): State<Arc<Ask>>, request: Request<Body>| {
-        let holds = holds.clone();
-        async move { held(&ask, &holds, request).await }
-    };
+    router_with(ask, MAX_HELD)
+}
+
+/// The same, where at most `most` requests of `/check` and `/hold` are held or wait in queues at one time.
+pub fn router_with(ask: Ask, most: usize) -> Router {
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
-        .route("/hold", any(hold))
+        .route("/hold", any(held))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
         .fallback(not_found)
-        .with_state(Arc::new(ask))
+        .with_state(Arc::new(Port { ask, holds: Holds::new(most) }))
 }
 
-async fn json(State(ask): State<Arc<Ask>>, request: Request<Body>) -> Response {
+async fn json(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
     let span = question(Protocol::Json, request.headers());
-    span.around(json::answer(&ask, request.into_body())).await
+    span.around(json::answer(&port.ask, request.into_body())).await
 }
 
-async fn check(State(ask): State<Arc<Ask>>, request: Request<Body>) -> Response {
+async fn check(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
     let span = question(Protocol::Nginx, &head.headers);
     let peer = Peer::of(&head.extensions);
-    unless_left(&peer, span.around(nginx::answer(&ask, &head.headers))).await
+    let answer = nginx::answer(&port.ask, &port.holds, &head.headers);
+    unless_left(&peer, span.around(answer)).await
 }
 
-async fn held(ask: &Ask, holds: &Holds, request: Request<Body>) -> Response {
+async fn held(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
     // An answer to HEAD has no body, and so nothing that could last.
     if head.method != Method::GET {
@@ -99,7 +107,7 @@ async fn held(ask: &Ask, holds: &Holds, request: Request<Body>) -> Response {
     }
     let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
     let peer = Peer::of(&head.extensions);
-    let answer = nginx::hold::answer(ask, holds, &head.headers, &peer);
+    let answer = nginx::hold::answer(&port.ask, &port.holds, &head.headers, &peer);
     unless_left(&peer, span.around(answer)).await
 }
 
@@ -118,8 +126,8 @@ fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
 }
 
 /// As the reference answers: the state and nothing else.
-async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
-    match ask.health.ready() {
+async fn healthcheck(State(port): State<Arc<Port>>) -> Response {
+    match port.ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
         Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
@@ -127,13 +135,14 @@ async fn healthcheck(State(ask): State<Arc<Ask>>) -> Response {
     }
 }
 
-async fn readyz(State(ask): State<Arc<Ask>>) -> Response {
-    let ready = ask.health.ready();
+async fn readyz(State(port): State<Arc<Port>>) -> Response {
+    let Ask { engine, health, .. } = &port.ask;
+    let ready = health.ready();
     let status = match ready {
         Ready::Yes => StatusCode::OK,
         Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (status, PLAIN, format!("{ready}{}\n", Degraded(ask.engine.trouble()))).into_response()
+    (status, PLAIN, format!("{ready}{}\n", Degraded(engine.trouble()))).into_response()
 }
 
 /// What a ready process says of a store that does not answer. It stays ready: it answers, and a

@@ -4,7 +4,8 @@
 //! `X-Real-IP`, `X-Sluicegate-Id`) is said at most once, or refused: a second one would be the client's.
 //! 200 may pass, 403 may not, with the status for the client in `X-Deny-Status` and a ceiling's body in
 //! `X-Deny-Body`; 400 and 501 are mistakes of the configurations, 503 is for NGINX's to pass or not.
-//! Ceilings are asked where there is an id, which a datagram gives back ([`crate::edge::syslog`]).
+//! Ceilings are asked where there is an id, which a datagram gives back ([`crate::edge::syslog`]). Who waits in a
+//! queue has one of the places that are [`hold`]'s as well, so that others find a connection.
 //! Leaves out: whether NGINX set those headers at all. Its configuration must, every one.
 
 pub(super) mod hold;
@@ -21,9 +22,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use super::{Ask, NO_SNIFFING, PLAIN};
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::hook::{self, Unanswered};
+use crate::engine::admit::with_places;
 use crate::engine::{Admitted, Answer, Refusal, Rejection};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use hold::Holds;
 
 /// Which hook to go by; the first without it, or where it is empty.
 const HOOK: &str = "x-hook";
@@ -42,22 +45,30 @@ const DENY_BODY: HeaderName = HeaderName::from_static("x-deny-body");
 const NO_ADDRESS: &str = "unix:";
 
 /// Answers one call.
-pub(super) async fn answer(ask: &Ask, headers: &HeaderMap) -> Response {
+pub(super) async fn answer(ask: &Ask, holds: &Holds, headers: &HeaderMap) -> Response {
     let began = ask.engine.clock().now();
     let (outcome, response) = match Original::of(headers) {
-        Ok(original) => {
-            let admitted = decide(ask, headers, &original).await;
-            let mut response = show(ask, admitted.as_ref());
-            if admitted.is_ok() && original.id.is_some() {
-                name_owner(ask, response.headers_mut());
-            }
-            (hook::counted(&admitted), response)
-        }
+        Ok(original) => checked(ask, holds, headers, &original).await,
         Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
     };
     Asked { protocol: Protocol::Nginx, outcome }.emit();
     Answered { came: began, at: ask.engine.clock().now() }.emit();
     response
+}
+
+async fn checked(
+    ask: &Ask,
+    holds: &Holds,
+    headers: &HeaderMap,
+    original: &Original<'_>,
+) -> (Outcome, Response) {
+    let decided = decide(ask, headers, original);
+    let Some(admitted) = with_places(decided, || holds.place()).await else { return holds.full() };
+    let mut response = show(ask, admitted.as_ref());
+    if admitted.is_ok() && original.id.is_some() {
+        name_owner(ask, response.headers_mut());
+    }
+    (hook::counted(&admitted), response)
 }
 
 async fn decide(

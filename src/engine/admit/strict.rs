@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::bucket::{Bucket, Spoken};
 use super::fleet::Fleet;
-use super::{Admission, Ask, Denied, Held};
+use super::{Admission, Ask, Denied, Held, queued};
 use crate::backend::permits::{Acquire, Ask as Wanted};
 use crate::backend::{Backend, Reply};
 use crate::kernel::concurrency::limiter::Waiting;
@@ -139,7 +139,7 @@ impl Admission {
         let queue = strictly.waiting.filter(|_| Nanos(0) < left).ok_or(Denied::Full)?;
         let _place = line.join(queue.size).ok_or(Denied::QueueFull)?;
         let patience = Duration::from_nanos(queue.timeout.min(left).0);
-        let queued = trace::part(trace::Part::Queue);
+        let queued = (trace::part(trace::Part::Queue), queued::begins());
         let waited = timeout(patience, self.wait_in(&line, &bucket, asking)).await;
         drop(queued);
         waited.unwrap_or(Err(Denied::Late))

@@ -31,16 +31,33 @@ use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
-/// Most requests that are held at one time; health checks and questions have the other connections.
-const MAX_HELD: usize = MAX_CONNECTIONS / 4 * 3;
+/// Most requests that are held, or wait in queues, at one time; health checks and questions have the other connections.
+pub(in crate::edge::http) const MAX_HELD: usize = MAX_CONNECTIONS / 4 * 3;
 
-/// What holds have to share.
+/// What those share that have a connection to themselves for long: who is held, and who waits.
 #[derive(Clone, Debug)]
-pub(in crate::edge::http) struct Holds(Arc<Semaphore>);
+pub(in crate::edge::http) struct Holds {
+    places: Arc<Semaphore>,
+    most: usize,
+}
 
-impl Default for Holds {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_HELD)))
+impl Holds {
+    /// So many at one time.
+    pub(in crate::edge::http) fn new(most: usize) -> Self {
+        let most = most.min(Semaphore::MAX_PERMITS);
+        Self { places: Arc::new(Semaphore::new(most)), most }
+    }
+
+    /// A connection's place, while there is one.
+    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
+    /// What one is answered for whom there is none.
+    pub(super) fn full(&self) -> (Outcome, Response) {
+        let most = self.most;
+        let why = format!("{most} requests are held or wait in queues, which is as many as may be");
+        (Outcome::TooMany, explained(StatusCode::SERVICE_UNAVAILABLE, &why))
     }
 }
 
@@ -67,10 +84,7 @@ async fn held(
     original: &Original<'_>,
     (holds, peer): (&Holds, &Peer),
 ) -> (Outcome, Response) {
-    let Ok(slot) = Arc::clone(&holds.0).try_acquire_owned() else {
-        let why = format!("{MAX_HELD} requests are held, which is as many as may be");
-        return (Outcome::TooMany, explained(StatusCode::SERVICE_UNAVAILABLE, &why));
-    };
+    let Some(slot) = holds.place() else { return holds.full() };
     let admitted = decide(ask, headers, original).await;
     let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
     // The connection is this place, or no use any more: it is asked nothing else.
