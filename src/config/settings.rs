@@ -268,7 +268,8 @@ settings! {
     max_keys: u64 = 10_000_000, "keys";
     /// What a new key gets once there are `max_keys`.
     when_full: WhenFull = WhenFull::Deny, "word";
-    /// Most buckets of ceilings on requests in flight at one time; who needs one more is turned away.
+    /// Most buckets of ceilings on requests in flight at one time, with names of 512 bytes on average; one more takes
+    /// the place of an idle one, or is turned away.
     max_buckets: u64 = 100_000, "buckets";
     /// What a limit carried in a request may do: replace the configured one, nothing, only tighten it.
     overrides: Overrides = Overrides::Allow, "word";

@@ -3,13 +3,13 @@
 //! Guarantees: what is held is given back once, whatever happens to whom it was given: a
 //! [`Held`] that is dropped leaves, an acquire whose future is dropped leaves the queue, or gives
 //! back the permit that was on its way. Nobody waits longer than its patience, for the store no longer than for its
-//! answer. Buckets are bounded,
-//! and those that have been idle are dropped.
+//! answer. Buckets are bounded, and those that have been idle are dropped: after a while, or for new ones.
 //! Leaves out: the decisions, which are [`Limiter`]'s; ids of requests (see
 //! [`Register`](crate::kernel::concurrency::Register)); which questions ask for which bucket.
 //! Cost: two locks for an acquire (the map's for as long as a look-up takes), one for a release.
 
 mod bucket;
+mod buckets;
 pub mod fleet;
 mod leased;
 mod queued;
@@ -17,7 +17,7 @@ mod strict;
 mod teller;
 mod usage;
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use crate::kernel::concurrency::{Outcome, Permit};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::trace;
 use bucket::{Bucket, Place};
+use buckets::Buckets;
 use fleet::Fleet;
 pub use leased::{Shared, Shown};
 pub use queued::with_places;
@@ -46,8 +47,7 @@ pub type Name = Box<[u8]>;
 #[derive(Debug)]
 pub struct Admission {
     clock: Arc<Clock>,
-    buckets: RwLock<HashMap<Name, Arc<Bucket>>>,
-    most: usize,
+    buckets: RwLock<Buckets>,
     jitter: u64,
     fleet: Option<Arc<Fleet>>,
 }
@@ -84,17 +84,18 @@ pub enum Denied {
     /// A place in the queue did not become a permit in time.
     #[error("no permit became free in the time to wait for one")]
     Late,
-    /// There are as many buckets as there may be.
+    /// There are as many buckets as there may be, or as large ones, and none of those looked at is idle.
     #[error("there are as many ceilings in use as may be")]
     TooManyBuckets,
 }
 
 impl Admission {
-    /// No buckets yet, and never more than `most`. `jitter` is any number, another one for each
-    /// replica: it spreads the recalibrations of ceilings.
+    /// No buckets yet, and never more than `most`, nor more bytes of names than 512 for each of those
+    /// together (1 MiB where that is more): one more takes the place of an idle one. `jitter` is any
+    /// number, another one for each replica: it spreads the recalibrations of ceilings.
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
-        Self { clock, buckets: RwLock::default(), most, jitter, fleet: None }
+        Self { clock, buckets: RwLock::new(Buckets::new(most)), jitter, fleet: None }
     }
 
     /// The same, one of a fleet that shares ceilings.
@@ -169,11 +170,11 @@ impl Admission {
     pub fn sweep(&self) {
         // For ages alone: each bucket is swept at an instant of its own.
         let now = self.clock.steady();
-        let all: Vec<_> = self.buckets.read().values().cloned().collect();
+        let all = self.each();
         let is_idle = |bucket: &&Arc<Bucket>| bucket.sweep(&self.clock).is_some_and(is_old(now));
         let idle = all.iter().filter(is_idle).count();
         if 0 < idle {
-            self.buckets.write().retain(|_, bucket| !bucket.retire(is_old(now)));
+            self.buckets.write().retire(is_old(now));
         }
     }
 
@@ -234,8 +235,8 @@ impl Admission {
     /// How much there is of everything together.
     #[must_use]
     pub fn total(&self) -> Total {
-        let all: Vec<_> = self.buckets.read().values().cloned().collect();
-        let mut total = Total { buckets: all.len(), most: self.most, ..Total::default() };
+        let (all, most) = (self.each(), self.buckets.read().most());
+        let mut total = Total { buckets: all.len(), most, ..Total::default() };
         for load in all.iter().map(|bucket| bucket.load()) {
             total.in_flight = total.in_flight.saturating_add(load.in_flight.into());
             total.waiting = total.waiting.saturating_add(load.waiting);
@@ -246,7 +247,11 @@ impl Admission {
 
     fn all(&self) -> Vec<(Name, Arc<Bucket>)> {
         let buckets = self.buckets.read();
-        buckets.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
+        buckets.all().map(|(name, bucket)| (name.into(), Arc::clone(bucket))).collect()
+    }
+
+    fn each(&self) -> Vec<Arc<Bucket>> {
+        self.buckets.read().all().map(|(_, bucket)| Arc::clone(bucket)).collect()
     }
 
     fn tell(&self, bucket: &[u8], event: Event) {
@@ -264,14 +269,8 @@ impl Admission {
         if let Some(bucket) = self.buckets.read().get(ask.bucket) {
             return Ok(Arc::clone(bucket));
         }
-        let mut buckets = self.buckets.write();
-        if self.most <= buckets.len() && !buckets.contains_key(ask.bucket) {
-            return Err(Denied::TooManyBuckets);
-        }
-        let number = u64::try_from(buckets.len()).unwrap_or(u64::MAX);
-        let jitter = self.jitter.wrapping_add(number);
-        let made = || Arc::new(Bucket::new(ask.revision, ask.rules, jitter));
-        Ok(Arc::clone(buckets.entry(ask.bucket.into()).or_insert_with(made)))
+        let make = |number| Bucket::new(ask.revision, ask.rules, self.jitter.wrapping_add(number));
+        self.buckets.write().get_or_make(ask.bucket, make).ok_or(Denied::TooManyBuckets)
     }
 }
 

@@ -93,7 +93,7 @@ pub enum Reason {
     QueueFull,
     /// Waited in a ceiling's queue, and no permit came in time.
     QueueTimeout,
-    /// There are as many buckets of ceilings as may be, `max_buckets`.
+    /// There are as many buckets of ceilings as may be, `max_buckets`, and none was found that is idle.
     TooManyBuckets,
 }
 

@@ -220,13 +220,13 @@ fn who_asks_by_an_older_configuration_puts_nothing_of_it_back() {
 }
 
 #[test]
-fn buckets_are_bounded_and_idle_ones_make_room() {
+fn buckets_are_bounded_and_those_that_are_idle_for_long_are_dropped() {
     let (clock, admission) = manual();
     let rules = Rules::fixed(1);
-    let of = |bucket: &'static [u8]| Ask { bucket, ..ask(&rules) };
     let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
-    let mut held: Vec<_> = names.map(|name| at_once(&admission, of(name)).unwrap()).into();
-    assert_eq!(at_once(&admission, of(b"e")).unwrap_err(), Denied::TooManyBuckets);
+    let mut held: Vec<_> =
+        names.map(|name| at_once(&admission, ask_of(name, &rules)).unwrap()).into();
+    assert_eq!(at_once(&admission, ask_of(b"e", &rules)).unwrap_err(), Denied::TooManyBuckets);
     held.truncate(1);
     pass(&clock, Nanos::from_secs(599));
     admission.sweep();
@@ -234,5 +234,93 @@ fn buckets_are_bounded_and_idle_ones_make_room() {
     pass(&clock, Nanos::from_secs(1));
     admission.sweep();
     assert_eq!(admission.buckets(), 1, "the one in use stays");
-    assert!(at_once(&admission, of(b"e")).is_ok());
+    assert!(at_once(&admission, ask_of(b"e", &rules)).is_ok());
+}
+
+fn ask_of<'a>(bucket: &'a [u8], rules: &'a Rules) -> Ask<'a> {
+    Ask { bucket, ..ask(rules) }
+}
+
+#[test]
+fn a_newcomer_takes_the_place_of_the_bucket_that_is_idle_for_longest() {
+    let (clock, admission) = manual();
+    let rules = Rules::fixed(1);
+    let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+    let [a, b, c, _d] = names.map(|name| at_once(&admission, ask_of(name, &rules)).unwrap());
+    for held in [b, c, a] {
+        pass(&clock, Nanos::SECOND);
+        drop(held);
+    }
+    let orders: [(&[u8], &[u8]); 3] = [(b"e", b"b"), (b"f", b"c"), (b"g", b"a")];
+    let mut held = Vec::new();
+    for (comes, goes) in orders {
+        assert!(admission.load(goes).is_some());
+        held.push(at_once(&admission, ask_of(comes, &rules)).unwrap());
+        assert_eq!((admission.load(goes), admission.buckets()), (None, 4));
+    }
+    assert_eq!(at_once(&admission, ask_of(b"h", &rules)).unwrap_err(), Denied::TooManyBuckets);
+    assert_eq!(admission.load(b"d").unwrap().in_flight, 1, "it was in use all the time");
+    assert_eq!(admission.total().in_flight, 4);
+}
+
+#[test]
+fn a_bucket_in_which_somebody_waits_makes_no_room() {
+    let (_, admission) = manual();
+    let (runtime, rules) = (runtime(), queued(1, 1));
+    let _inside = runtime.enter();
+    let names: [&[u8]; 4] = [b"shop", b"b", b"c", b"d"];
+    let mut held = names.map(|name| Some(at_once(&admission, ask_of(name, &rules)).unwrap()));
+    admission.share(b"shop", 0);
+    held[0] = None;
+    let mut waits = pin!(admission.acquire(ask(&rules)));
+    assert!(poll(waits.as_mut()).is_pending());
+    assert_eq!(load(&admission), Load { in_flight: 0, waiting: 1, limit: 0 });
+    assert_eq!(at_once(&admission, ask_of(b"e", &rules)).unwrap_err(), Denied::TooManyBuckets);
+    admission.share(b"shop", 1);
+    assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn the_one_bucket_of_a_thousand_that_is_idle_is_found_by_who_asks_as_often() {
+    const MOST: usize = 1_000;
+    let admission = Admission::new(Arc::new(Clock::manual(START)), MOST, 0);
+    let rules = Rules::fixed(1);
+    let name = |number: usize| number.to_le_bytes();
+    let holds = |number| at_once(&admission, ask_of(&name(number), &rules));
+    let mut held: Vec<_> = (0..MOST).map(|number| holds(number).unwrap()).collect();
+    for idle in [0, 500, 998] {
+        drop(held.swap_remove(idle));
+        let found = (0..MOST).find_map(|turn| holds((idle + 1) * MOST + turn).ok());
+        held.push(found.expect("it was never found"));
+        assert_eq!(admission.total().in_flight, 1_000);
+        assert_eq!(holds(usize::MAX).unwrap_err(), Denied::TooManyBuckets);
+    }
+}
+
+#[test]
+fn names_take_no_more_memory_than_so_much_for_each_bucket() {
+    const MIB: usize = 1 << 20;
+    let (clock, rules) = (Arc::new(Clock::manual(START)), Rules::fixed(1));
+    for (most, bytes) in [(100, MIB), (4_096, 2 * MIB)] {
+        let admission = Admission::new(Arc::clone(&clock), most, 0);
+        let holds = |first: u8, len: usize| {
+            let name: Vec<u8> = [first].into_iter().cycle().take(len).collect();
+            at_once(&admission, ask_of(&name, &rules))
+        };
+        let sixteenth = bytes / 16;
+        let mut held: Vec<_> = (0..16).map(|first| holds(first, sixteenth).unwrap()).collect();
+        assert_eq!(holds(99, 1).unwrap_err(), Denied::TooManyBuckets);
+        held.truncate(15);
+        // The idle one goes, and its room is as large as it was.
+        held.push(holds(16, sixteenth - 1).unwrap());
+        held.push(holds(99, 1).unwrap());
+        assert_eq!(holds(98, 1).unwrap_err(), Denied::TooManyBuckets);
+        assert_eq!(admission.buckets(), 17);
+        drop(held);
+        assert_eq!(holds(97, bytes + 1).unwrap_err(), Denied::TooManyBuckets);
+        assert_eq!(admission.buckets(), 17, "for what finds no room in any case nobody goes");
+        let all_of_it = (0..17).find_map(|_| holds(97, bytes).ok());
+        assert!(all_of_it.is_some(), "who asks as often has had all looked at");
+        assert_eq!(admission.buckets(), 1);
+    }
 }

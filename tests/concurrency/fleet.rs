@@ -19,7 +19,7 @@ use sluicegate::engine::admit::Shown;
 use sluicegate::engine::admit::fleet::{Fleet, Pace};
 use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
 use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -141,25 +141,36 @@ impl Replica {
     }
 
     fn of_life(store: &Arc<Store>, name: &str, ceiling: &str, life: Nanos) -> Self {
-        Self::of(store, name, ceiling, (life, Duration::from_millis(1)))
+        Self::of(store, name, ceiling, (life, Duration::from_millis(1), 100))
     }
 
     /// One that waits for an answer as long as it takes.
     fn patient(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
-        Self::of(store, name, ceiling, (Nanos::from_secs(1_000), Duration::from_secs(3_600)))
+        let life = Nanos::from_secs(1_000);
+        Self::of(store, name, ceiling, (life, Duration::from_secs(3_600), 100))
+    }
+
+    /// One of at most `most` buckets.
+    fn of_buckets(
+        store: &Arc<Store>,
+        name: &str,
+        ceiling: &str,
+        (life, most): (Nanos, usize),
+    ) -> Self {
+        Self::of(store, name, ceiling, (life, Duration::from_millis(1), most))
     }
 
     fn of(
         store: &Arc<Store>,
         name: &str,
         ceiling: &str,
-        (life, patience): (Nanos, Duration),
+        (life, patience, most): (Nanos, Duration, usize),
     ) -> Self {
         let clock = Clock::manual(Nanos::from_secs(1_000));
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = Pace { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) };
         let fleet = Arc::new(Fleet::new(membership, life, pace, patience));
-        let engine = Engine::new(clock, store.clone(), Policy::default());
+        let engine = Engine::new(clock, store.clone(), Policy::default()).with_buckets(most, 0);
         let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
         replica.publish(ceiling);
         replica
@@ -177,17 +188,19 @@ impl Replica {
     }
 
     fn asks_of(&mut self, key: &str) -> bool {
+        let admitted = self.admits(&question_of(key));
+        admitted.map(|permits| self.held.push(permits)).is_some()
+    }
+
+    fn admits(&self, question: &Question<'_>) -> Admitted {
         block_on(async {
-            let question = question_of(key);
-            let mut asked = pin!(self.engine.admit(&question, None));
+            let mut asked = pin!(self.engine.admit(question, None));
             tokio::select! {
                 biased;
                 admitted = &mut asked => admitted.unwrap(),
                 () = self.engine.speak_once() => asked.await.unwrap(),
             }
         })
-        .map(|permits| self.held.push(permits))
-        .is_some()
     }
 
     /// Takes what there is; how much that was.
@@ -223,7 +236,11 @@ pub(super) fn question() -> Question<'static> {
 }
 
 fn question_of(key: &str) -> Question<'_> {
-    let entries = [(key, "v")].into_iter().collect();
+    question_with((key, "v"))
+}
+
+fn question_with<'a>(entry: (&'a str, &'a str)) -> Question<'a> {
+    let entries = [entry].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
@@ -444,6 +461,22 @@ fn a_ceiling_that_was_forgotten_while_the_store_was_away_is_spoken_of_no_more() 
     }
     alone.beats();
     assert_eq!((alone.engine.ceilings().buckets(), spoken_of(&alone)), (0, 0));
+}
+
+#[test]
+fn a_bucket_that_has_a_seat_makes_no_room_until_it_is_given_up() {
+    let (store, life) = (Store::new(), Nanos::from_secs(1_000));
+    let mut alone = Replica::of_buckets(&store, "a", "limit: 4", (life, 1));
+    assert!(alone.asks());
+    alone.ends(1);
+    let other = question_with(("k", "w"));
+    let Admitted::Rejected(rejection) = alone.admits(&other) else { panic!("it took the place") };
+    assert_eq!(rejection.reason, Reason::TooManyBuckets);
+    for _ in 0..12 {
+        later(&[&alone], Nanos::SECOND);
+    }
+    assert!(alone.admits(&other).map(drop).is_some(), "ten heartbeats without a request");
+    assert_eq!(alone.engine.ceilings().buckets(), 1);
 }
 
 /// Both want all of it; the first has it before the second comes.

@@ -19,7 +19,7 @@ use sluicegate::config;
 use sluicegate::engine::admit::fleet::{Fleet, Pace};
 use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
 use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -116,12 +116,16 @@ struct Replica {
 
 impl Replica {
     fn new(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
+        Self::of_buckets(store, name, ceiling, 100)
+    }
+
+    fn of_buckets(store: &Arc<Store>, name: &str, ceiling: &str, most: usize) -> Self {
         let clock = Clock::manual(START);
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = Pace { heartbeat: BEAT, term: Nanos::from_secs(5) };
         let fleet = Fleet::new(membership, clock.now(), pace, Duration::from_millis(1));
         let engine = Engine::new(clock, store.clone(), Policy::default());
-        let engine = engine.with_fleet(Arc::new(fleet));
+        let engine = engine.with_buckets(most, 0).with_fleet(Arc::new(fleet));
         let replica = Self { engine, held: Vec::new() };
         replica.publish(ceiling);
         replica
@@ -189,7 +193,11 @@ impl Replica {
 }
 
 fn question() -> Question<'static> {
-    let entries = [("k", "v")].into_iter().collect();
+    question_of("v")
+}
+
+fn question_of(value: &str) -> Question<'_> {
+    let entries = [("k", value)].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
@@ -230,6 +238,37 @@ fn two_replicas_together_have_as_many_in_flight_as_may_be_with_a_call_for_each()
     a.tells();
     assert_eq!((b.fills(), b.held.len()), (1, 2));
     assert_eq!(store.held(b.now()), 3);
+}
+
+#[test]
+fn a_bucket_in_whose_line_somebody_waits_or_of_which_the_store_is_to_be_told_makes_no_room() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 1h}";
+    let [mut a, b] = ["a", "b"].map(|name| Replica::of_buckets(&store, name, ceiling, 1));
+    let others = |replica: &Replica| match block_on(replica.engine.admit(&question_of("w"), None))
+        .unwrap()
+    {
+        Admitted::Rejected(rejection) => Err(rejection.reason),
+        Admitted::Decided(..) => Ok(()),
+    };
+    assert!(a.asks());
+    assert_eq!(others(&a), Err(Reason::TooManyBuckets), "in flight");
+    block_on(async {
+        let waits = question();
+        let mut waits = Box::pin(b.engine.admit(&waits, None));
+        assert!(poll_immediate(&mut waits).await.is_none(), "in line");
+        b.engine.speak_once().await;
+        let taken = b.engine.admit(&question_of("w"), None).await.unwrap();
+        let Admitted::Rejected(rejection) = taken else { panic!("it took the place") };
+        assert_eq!(rejection.reason, Reason::TooManyBuckets);
+    });
+    b.tells();
+    assert_eq!(others(&b), Ok(()), "who waited has left");
+    b.tells();
+    a.ends(1);
+    assert_eq!(others(&a), Err(Reason::TooManyBuckets), "to be told over");
+    a.tells();
+    assert_eq!(others(&a), Ok(()));
 }
 
 #[test]

@@ -151,12 +151,15 @@ impl Bucket {
         state.limiter.idle_since()
     }
 
-    /// Retires the bucket if it is idle and `old` enough.
+    /// Since when nothing of it is in use, if nothing is.
+    pub(super) fn rests_since(&self) -> Option<Nanos> {
+        self.0.lock().rests_since()
+    }
+
+    /// Retires the bucket if it rests and is `old` enough.
     pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
-        let seated = state.leased.as_ref().is_some_and(|leased| leased.is_seated());
-        let rests = !seated && state.in_line() == 0;
-        state.retired = rests && state.limiter.idle_since().is_some_and(old);
+        state.retired = state.rests_since().is_some_and(old);
         state.retired
     }
 
@@ -193,6 +196,12 @@ impl Bucket {
 }
 
 impl State {
+    fn rests_since(&self) -> Option<Nanos> {
+        let seated = self.leased.as_ref().is_some_and(|leased| leased.is_seated());
+        let asks = self.strict.as_ref().is_some_and(|strict| strict.is_in_use());
+        self.limiter.idle_since().filter(|_| !seated && !asks)
+    }
+
     /// A question that began before a reload may come after it: what it asks by is over.
     fn reload(&mut self, now: Nanos, revision: Revision, rules: &Rules) {
         if revision < self.revision {

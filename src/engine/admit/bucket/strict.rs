@@ -224,6 +224,13 @@ impl Strict {
         }
     }
 
+    /// Whether one who came is here still, asking or in line, or the store is to be told of one: a bucket of the
+    /// same name beside this one would be told in its place.
+    pub(super) fn is_in_use(&self) -> bool {
+        // Who comes takes the line along, under the bucket's lock, and so does what is over and not told yet.
+        self.is_told || 1 < Arc::strong_count(&self.line)
+    }
+
     fn begins(&mut self, permit: Permit, keep: Nanos) -> Id {
         let id = self.teller.next_id();
         self.permits
