@@ -298,7 +298,9 @@ async fn who_waits_in_a_queue_has_a_place_of_those_that_are_held_and_beyond_them
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     let first = waits(&engine, &router, "the-first-that-waits").await;
     let second = ("x-sluicegate-id", "the-second-of-them");
-    let (refused, _, said) = check(&router, &with(&[("x-key", "v"), second])).await;
+    let headers = with(&[("x-key", "v"), second]);
+    let refused = timeout(PATIENCE, check(&router, &headers)).await;
+    let (refused, _, said) = refused.expect("it waits, too");
     assert_eq!(refused, 503);
     assert!(said.contains("1 requests are held or wait"), "{said}");
     assert_eq!(waiting(), 1, "it waits no more");
@@ -322,7 +324,8 @@ async fn who_is_held_leaves_no_place_to_wait_in_once_there_are_as_many_as_may_be
     let (engine, router) = of_places(1);
     let held = hold(&router, "GET").await;
     assert_eq!(held.status().as_u16(), 200);
-    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 503);
+    let refused = timeout(PATIENCE, status(&router, &[("x-key", "v"), ID])).await;
+    assert_eq!(refused.expect("it waits"), 503);
     assert_eq!(engine.ceilings().total().waiting, 0);
     drop(held);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
