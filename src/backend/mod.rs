@@ -37,7 +37,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
 
     /// Takes a member's message about a leased key: what it reports and gives back, the hits of a
-    /// question, and a grant, in one step at the instant `now`.
+    /// question, and a grant, in one step at the instant `now`. A failure with [`Reply::Now`] says that the store
+    /// was not asked, and that the message never comes there.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent>;
 
     /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait

@@ -4,7 +4,8 @@
 //! the store has to be asked for is charged there once, or not known to be; one that waits for another's
 //! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; messages
 //! are numbered over all keys of this process, which is a
-//! member of its own; a message whose future is dropped is given up. At most [`MOST_LEDGERS`] keys are
+//! member of its own; a message whose future is dropped is given up; what went with one that surely never
+//! left is held as before. At most [`MOST_LEDGERS`] keys are
 //! held: where a new one finds no room, the one that nobody asked for longest gives back and goes.
 //! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
 
@@ -405,15 +406,33 @@ impl Leases {
         let Charge { key, home, strategy, per_second, .. } = charge.clone();
         let message =
             Message { key, home, per_second, strategy, terms, member: self.member, borrow };
-        LeasedHits { hits: borrow.returned, end: LeaseEnd::GivenBack }.emit();
+        let given_back = LeasedHits { hits: borrow.returned, end: LeaseEnd::GivenBack };
         let lent = match self.backend.borrow(self.clock.now(), &message) {
-            Reply::Now(lent) => lent,
-            Reply::Later(later) => later.await,
+            Reply::Now(failed @ Lent::Failed(_)) => {
+                self.take_back(&message.key, borrow.number);
+                return failed;
+            }
+            Reply::Now(lent) => {
+                given_back.emit();
+                lent
+            }
+            Reply::Later(later) => {
+                given_back.emit();
+                later.await
+            }
         };
         if let Lent::Answered(Answer { granted, .. }) = lent {
             LeasedHits { hits: granted, end: LeaseEnd::Borrowed }.emit();
         }
         lent
+    }
+
+    /// A message never left: what went with it is held as before.
+    fn take_back(&self, key: &CounterKey, number: Number) {
+        let (now, place) = (self.clock.now(), self.place(key));
+        if let Some(held) = self.shard(place).get_mut(&place) {
+            held.unsent(now, number);
+        }
     }
 
     /// Charges a question as if its limit were not leased. One that is denied because what is left is held here, or

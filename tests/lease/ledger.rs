@@ -78,6 +78,66 @@ fn an_answer_to_a_message_given_up_is_ignored() {
 }
 
 #[test]
+fn what_went_with_a_message_that_never_left_is_held_as_before_until_its_deadline() {
+    type Write = fn(&mut Ledger) -> Option<Borrow>;
+    let writes: [Write; 3] = [
+        |ledger| ledger.borrow(after(100), Number(2), Hits(11)),
+        |ledger| ledger.abandon(after(100), Number(2), TERM),
+        |ledger| ledger.give_back(after(100), Number(2)),
+    ];
+    for write in writes {
+        let mut ledger = lent();
+        assert_eq!(write(&mut ledger).unwrap().returned, Hits(10));
+        for _ in 0..2 {
+            ledger.unsent(after(200), Number(2));
+            assert_eq!(
+                (ledger.balance(after(997)), ledger.balance(after(998))),
+                (Hits(10), Hits(0))
+            );
+        }
+        assert!(ledger.borrow(after(200), Number(3), Hits(11)).is_some(), "none is on its way");
+    }
+}
+
+#[test]
+fn nothing_comes_back_with_a_message_that_never_left_once_its_lease_is_over() {
+    let mut ledger = lent();
+    ask(&mut ledger, after(900), 2, 11);
+    ledger.unsent(after(998), Number(2));
+    assert_eq!(ledger.balance(after(998)), Hits(0));
+    assert_eq!(ledger.expire(after(998)), Hits(0));
+}
+
+#[test]
+fn nothing_comes_back_with_a_message_that_never_left_once_the_store_was_told_something_else() {
+    let mut ledger = lent();
+    ledger.abandon(NOW, Number(2), TERM).unwrap();
+    assert_eq!(ask(&mut ledger, NOW, 3, 1).held, Hits(0));
+    ledger.unsent(NOW, Number(2));
+    assert_eq!(ledger.balance(NOW), Hits(0), "nothing is held, by what the store hears");
+    ledger.settle(NOW, &grant(3, 4, 0));
+    assert_eq!(ledger.balance(NOW), Hits(4), "nor was the other given up");
+}
+
+#[test]
+fn what_went_with_a_message_that_may_have_left_does_not_come_back() {
+    let mut ledger = lent();
+    ask(&mut ledger, NOW, 2, 11);
+    ledger.lost(Number(2));
+    assert_eq!(ledger.balance(NOW), Hits(0));
+}
+
+#[test]
+fn surplus_that_never_left_is_not_counted_as_unspent() {
+    let mut told = learned(80);
+    let mut untold = told;
+    assert_eq!(told.abandon(NOW, Number(2), TERM).unwrap().returned, Hits(80));
+    told.unsent(NOW, Number(2));
+    let want = |ledger: &mut Ledger| ask(ledger, NOW, 3, 1).want;
+    assert_eq!(want(&mut told), want(&mut untold));
+}
+
+#[test]
 fn one_message_is_on_its_way_at_a_time() {
     let mut ledger = ledger();
     ask(&mut ledger, NOW, 1, 1);

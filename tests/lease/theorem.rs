@@ -82,6 +82,7 @@ fn careless_designs_are_refuted() {
         (Flaw::GivenBackAfterExpiry, &KINDS[..], 80),
         (Flaw::OldAnswerTaken, &KINDS[..], 50),
         (Flaw::PutBackAfterAMessage, &KINDS[..], 100),
+        (Flaw::UndoneThoughItLeft, &KINDS[..], 100),
     ] {
         let refuted = refuted(kinds, flaw, worlds_each);
         println!("{flaw:?}: refuted in {refuted} of {} worlds", worlds_each * kinds.len() as u64);

@@ -58,6 +58,8 @@ pub enum Flaw {
     /// Hits of a question that is denied as a whole are put back although the store was told since that they
     /// are not held.
     PutBackAfterAMessage,
+    /// What went with a message is held again although it left.
+    UndoneThoughItLeft,
 }
 
 pub struct World {
@@ -97,13 +99,15 @@ pub struct Seen {
     pub ahead: u64,
     pub put_back: u64,
     pub put_back_in_vain: u64,
+    pub undone: u64,
+    pub undone_in_vain: u64,
     pub most_out: u64,
 }
 
 type Tally = fn(&Seen) -> u64;
 
 impl Seen {
-    pub const ALL: [(&'static str, Tally); 13] = [
+    pub const ALL: [(&'static str, Tally); 15] = [
         ("lent", |seen| seen.lent),
         ("spent", |seen| seen.spent),
         ("asked", |seen| seen.asked),
@@ -116,6 +120,8 @@ impl Seen {
         ("ahead", |seen| seen.ahead),
         ("put back", |seen| seen.put_back),
         ("put back in vain", |seen| seen.put_back_in_vain),
+        ("undone", |seen| seen.undone),
+        ("undone in vain", |seen| seen.undone_in_vain),
         ("out", |seen| seen.most_out),
     ];
 }
@@ -128,6 +134,8 @@ struct Node {
     /// How far this member's own clock is behind the store's.
     behind: Nanos,
     last: Option<Borrow>,
+    /// A message that never left, which its member is not told of yet.
+    unsent: Option<Borrow>,
     numbers: u64,
     /// Rises with whatever changes what the store may list, as `engine::leases::held` has it.
     epoch: u64,
@@ -231,6 +239,7 @@ impl World {
             ppm: self.dice.up_to(2 * DRIFT_PPM),
             behind: Nanos(self.dice.up_to(self.span.0 / 20)),
             last: None,
+            unsent: None,
             numbers: self.dice.up_to(1_000),
             epoch: 0,
             undecided: Vec::new(),
@@ -264,6 +273,7 @@ impl World {
             6 | 7 => self.part(node, false),
             8..=11 => self.look_ahead(node),
             12..=15 => self.deny_as_a_whole(node),
+            16..=18 => self.undo(node),
             _ => {
                 let hits = self.hits();
                 self.question(node, hits);
@@ -357,8 +367,16 @@ impl World {
     }
 
     fn send(&mut self, node: usize, borrow: Borrow) {
-        self.nodes[node].last = Some(borrow);
         self.nodes[node].epoch += 1;
+        let is_careless = self.flaw == Flaw::UndoneThoughItLeft;
+        if self.dice.once_in(if is_careless { 2 } else { 12 }) {
+            self.nodes[node].unsent = Some(borrow);
+            if !is_careless {
+                return;
+            }
+            self.undo(node);
+        }
+        self.nodes[node].last = Some(borrow);
         let member = self.nodes[node].member;
         self.post(Mail::ToStore(member, borrow));
     }
@@ -367,6 +385,20 @@ impl World {
         if let Some(borrow) = self.nodes[node].last {
             let member = self.nodes[node].member;
             self.post(Mail::ToStore(member, borrow));
+        }
+    }
+
+    /// A member is told that a message never left.
+    fn undo(&mut self, node: usize) {
+        let now = self.nodes[node].clock(self.now);
+        let node = &mut self.nodes[node];
+        let Some(borrow) = node.unsent.take() else { return };
+        let before = node.ledger.balance(now);
+        node.ledger.unsent(now, borrow.number);
+        if before < node.ledger.balance(now) {
+            self.seen.undone += 1;
+        } else if borrow.returned != Hits(0) {
+            self.seen.undone_in_vain += 1;
         }
     }
 

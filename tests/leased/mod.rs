@@ -33,6 +33,10 @@ pub struct Far {
     memory: Memory,
     pub calls: AtomicU64,
     pub is_away: AtomicBool,
+    /// Whether it is known to be away, so that nothing is sent there.
+    pub is_cut_off: AtomicBool,
+    /// How long a question may wait, in nanoseconds; 0 for ever.
+    pub deadline: AtomicU64,
     /// Whether calls stand from now on until they are told to go on.
     stands: AtomicBool,
     /// Every call that stood, in the order that they came in.
@@ -52,6 +56,8 @@ impl Far {
             memory: Memory::new(1_000_000, WhenFull::Deny, [7; 16]),
             calls: AtomicU64::new(0),
             is_away: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
+            deadline: AtomicU64::new(0),
             stands: AtomicBool::new(false),
             standing: Mutex::default(),
         })
@@ -105,6 +111,10 @@ fn at_hand<T>(reply: Reply<'_, T>) -> T {
 
 impl Backend for Far {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+        if self.is_cut_off.load(Relaxed) {
+            let failed = |_| Outcome::Failed(Cause::Unreachable);
+            return Reply::Now(charges.list.iter().map(failed).collect());
+        }
         self.later(move || {
             if self.is_away() {
                 return charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
@@ -114,6 +124,9 @@ impl Backend for Far {
     }
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+        if self.is_cut_off.load(Relaxed) {
+            return Reply::Now(Lent::Failed(Cause::Unreachable));
+        }
         self.later(move || {
             if self.is_away() {
                 return Lent::Failed(Cause::Late);

@@ -252,6 +252,59 @@ async fn what_is_held_is_spent_while_the_store_is_away_and_then_the_limits_word_
 }
 
 #[tokio::test]
+async fn a_question_for_more_than_is_held_leaves_what_is_held_while_nothing_can_be_sent() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let limits = limits.replace("unit: day", "on_backend_failure: deny, unit: day");
+        let engine = engine(&store, &limits);
+        until_held(&engine).await;
+        let before = held(&engine);
+        store.is_cut_off.store(true, Relaxed);
+        for _ in 0..3 {
+            assert!(!admits(&engine, K, before + 1).await);
+            assert_eq!(held(&engine), before);
+        }
+        for _ in 0..before {
+            let answer = ask(&engine, K, 1).await.unwrap();
+            assert_eq!(answer.statuses[0].finding.reason, Reason::WithinLimit);
+        }
+        assert!(!admits(&engine, K, 1).await);
+        store.is_cut_off.store(false, Relaxed);
+        assert!(admits(&engine, K, 1).await, "none is believed to be on its way");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_back_while_nothing_can_be_sent_is_held_until_its_lease_is_over() {
+    let store = Far::new();
+    let engine = engine(&store, GCRA);
+    until_held(&engine).await;
+    let before = held(&engine);
+    store.is_cut_off.store(true, Relaxed);
+    // So long that whoever could would give back.
+    for _ in 0..20 {
+        pass(&engine, Nanos::SECOND);
+        engine.leases().unwrap().tend().await;
+        assert_eq!(held(&engine), before);
+    }
+    engine.leases().unwrap().give_back().await;
+    assert_eq!(held(&engine), before);
+    pass(&engine, Nanos::from_secs(10));
+    assert_eq!(held(&engine), 0);
+}
+
+#[tokio::test]
+async fn what_went_with_a_question_that_the_store_may_have_taken_is_not_held_any_more() {
+    let store = Far::new();
+    let engine = engine(&store, &GCRA.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    until_held(&engine).await;
+    store.is_away.store(true, Relaxed);
+    let more = held(&engine) + 1;
+    assert!(!admits(&engine, K, more).await);
+    assert_eq!(held(&engine), 0);
+}
+
+#[tokio::test]
 async fn what_is_held_of_a_key_that_nobody_asks_for_goes_back() {
     let store = Far::new();
     let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));

@@ -145,6 +145,11 @@ impl Held {
         self.wrote(all, None)
     }
 
+    /// Takes back what message `number` took, because it surely never left.
+    pub(super) fn unsent(&mut self, now: Nanos, number: Number) {
+        self.ledger.unsent(now, number);
+    }
+
     /// Takes the answer to message `number`, or that none came and why. Those who wait are told.
     pub(super) fn settle(
         &mut self,

@@ -11,7 +11,8 @@
 //!
 //! Guarantees: a grant is settled once, and only as the answer to the last message; what is spent
 //! was granted, before its deadline; what is given back or superseded is gone from here before the
-//! message leaves. A remembered denial answers only questions of as many hits or more.
+//! message leaves, and comes back only where it surely never left. A remembered denial answers only
+//! questions of as many hits or more.
 //! Leaves out: who waits for whom, and the numbers, which rise over all keys of a member.
 
 use super::counter::room;
@@ -45,6 +46,7 @@ pub struct Ledger {
     /// The last lease settled.
     lease: Number,
     flight: Option<Flight>,
+    written: Written,
     denial: Option<Denial>,
     /// What the key had left when it was last heard of.
     heard: Option<(Nanos, Room)>,
@@ -60,6 +62,19 @@ struct Flight {
     number: Number,
     sent: Nanos,
     hits: Hits,
+}
+
+/// The last message that was written, and what it took out of the balance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Written {
+    number: Number,
+    taken: Hits,
+    /// How much of that was counted as stranded.
+    stranded: Hits,
+}
+
+impl Written {
+    const NONE: Self = Self { number: Number(0), taken: Hits(0), stranded: Hits(0) };
 }
 
 /// So many hits do not pass before then.
@@ -102,6 +117,7 @@ impl Ledger {
             until: Nanos(0),
             lease: Number(0),
             flight: None,
+            written: Written::NONE,
             denial: None,
             heard: None,
             round_trip: Nanos(0),
@@ -225,8 +241,9 @@ impl Ledger {
             return None;
         }
         self.balance = self.balance.less(surplus);
-        self.sizer.stranded(now, surplus);
-        Some(self.parting(now, number, surplus))
+        let parting = self.parting(now, number, surplus);
+        self.strand(now, surplus);
+        Some(parting)
     }
 
     /// The message that gives everything back because nobody asks any more, after `quiet` in which so
@@ -239,8 +256,9 @@ impl Ledger {
             return None;
         }
         let all = std::mem::take(&mut self.balance);
-        self.sizer.stranded(now, all);
-        Some(self.farewell(now, number, all))
+        let farewell = self.farewell(now, number, all);
+        self.strand(now, all);
+        Some(farewell)
     }
 
     /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes
@@ -277,6 +295,19 @@ impl Ledger {
         self.flight = self.flight.filter(|flight| flight.number != number);
     }
 
+    /// Undoes the writing of a message that surely never left, so that the store cannot take it whenever: what it
+    /// took out of the balance may be spent until the deadline that it had. Not where another was written
+    /// since, which said what is held without it; then the message is only given up.
+    pub fn unsent(&mut self, now: Nanos, number: Number) {
+        self.lost(number);
+        if self.written.number == number {
+            let Written { taken, stranded, .. } =
+                std::mem::replace(&mut self.written, Written::NONE);
+            self.sizer.not_stranded(now, stranded);
+            self.put_back(now, taken);
+        }
+    }
+
     /// Voids what is past its deadline: these hits.
     pub fn expire(&mut self, now: Nanos) -> Hits {
         if now < self.until || self.balance == Hits(0) {
@@ -309,6 +340,7 @@ impl Ledger {
         returned: Hits,
     ) -> Borrow {
         self.flight = Some(Flight { number, sent: now, hits });
+        self.written = Written { number, taken: returned, stranded: Hits(0) };
         let (demand, held, lease) = (self.sizer.demand(now), self.balance(now), self.lease);
         Borrow { number, hits, want, demand, held, returned, lease }
     }
@@ -318,6 +350,12 @@ impl Ledger {
         let parting = self.message(now, number, Hits(0), Hits(0), returned);
         self.flight = None;
         parting
+    }
+
+    /// Counts what the last message gives back as unspent.
+    fn strand(&mut self, now: Nanos, hits: Hits) {
+        self.sizer.stranded(now, hits);
+        self.written.stranded = hits;
     }
 
     /// The parting of who will not ask soon: others need not share what is left with it.

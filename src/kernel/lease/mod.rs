@@ -26,7 +26,8 @@
 //! 3. A member's messages are numbered and each supersedes those before it. The book takes a
 //!    message only if none later was taken; the ledger takes an answer only to its last message.
 //!    So what the ledger held when it wrote its report is the most it can hold until the answer,
-//!    and a message that comes late, twice or never changes nothing that counts.
+//!    and a message that comes late, twice or never changes nothing that counts. One that surely never
+//!    left is undone as if it had not been written, unless another was written since.
 //!
 //! Guarantees: the theorem, as long as the store keeps its state, its clock does not leap forward,
 //! and clocks run within 1,000 ppm of true. A member that crashes or falls silent costs the others

@@ -126,6 +126,14 @@ impl Sizer {
         }
     }
 
+    /// Hits that were just counted as unspent may be spent after all.
+    pub fn not_stranded(&mut self, now: Nanos, hits: Hits) {
+        if self.size == Size::Learned {
+            self.turn(now);
+            self.current.stranded = self.current.stranded.less(hits);
+        }
+    }
+
     /// Hits asked for in the last span. With a fixed size, one lease.
     #[must_use]
     pub fn demand(&self, now: Nanos) -> Hits {
