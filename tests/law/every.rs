@@ -124,6 +124,31 @@ fn rested_is_never_seen<L: Limit>(limit: L, trace: &Trace, rest: &Trace) -> Outc
     })
 }
 
+/// What was left is enough to say what is left later: never more than the counter says if nobody came, and
+/// the same from when it is at rest.
+fn later_is_known<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome {
+    at_every_step(limit, trace, |_, after, now, _, step| {
+        let Some(before) = room(step) else { return Ok(()) };
+        for share in shares {
+            let span = u128::from(limit.span().0) * u128::from(*share) / 1_000;
+            let later = now.plus(Nanos(u64::try_from(span).unwrap()));
+            let Some(is) = room(limit.ask(after, later, Hits(0))) else { continue };
+            let said = limit.strategy().later(before, now, later);
+            prop_assert!(said.remaining <= is.remaining, "{said:?}, {is:?}");
+            prop_assert!(before.remaining <= said.remaining, "{said:?}");
+            let tick = limit.tick().size();
+            prop_assert!(
+                is.reset_after.0.abs_diff(said.reset_after.0) <= tick.0,
+                "{said:?}, {is:?}"
+            );
+            if before.reset_after <= later.since(now) {
+                prop_assert_eq!(said.remaining, is.remaining);
+            }
+        }
+        Ok(())
+    })
+}
+
 /// A refund at the instant of the charge leaves what was left before; one of more than was
 /// charged leaves no more than a counter at rest has.
 fn refund_undoes<L: Limit>(limit: L, trace: &Trace) -> Outcome {
@@ -217,6 +242,15 @@ macro_rules! laws {
                     limit in $limits, trace in traces(),
                 ) {
                     refund_undoes(limit, &trace)?;
+                }
+
+                #[test]
+                fn what_is_left_later_is_told_by_what_was_left(
+                    limit in $limits,
+                    trace in traces(),
+                    shares in prop::collection::vec(0..3_000_u16, 1..5),
+                ) {
+                    later_is_known(limit, &trace, &shares)?;
                 }
 
                 #[test]

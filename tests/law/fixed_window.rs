@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
 use sluicegate::kernel::rate::limit::LimitError;
-use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::rate::{self, Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{Client, Limit, START, cases, fixed_windows, is_admitted, play, traces};
@@ -177,6 +177,24 @@ fn a_calendar_window_ends_when_the_next_begins() {
     assert!(!is_admitted(limit.step(&mut state, STARTS[0], Hits(1))));
     assert!(is_admitted(limit.step(&mut state, STARTS[2], Hits(5))));
     assert_eq!(state, Count { start: STARTS[2], count: 5 });
+}
+
+#[test]
+fn what_is_left_later_in_a_calendar_ends_with_the_day_that_it_is_by_then() {
+    let strategy = rate::Strategy::FixedWindow(calendar(5));
+    let hour = |hours: u64| Nanos::from_secs(3_600 * hours);
+    let full = Room { remaining: Hits(0), reset_after: hour(2) };
+    let at = STARTS[0].plus(hour(22));
+    for (later, remaining, reset_after) in [
+        (hour(1), 0, hour(1)),
+        (hour(2), 5, hour(25)),
+        (hour(26), 5, hour(1)),
+        (hour(27), 5, hour(24)),
+        (hour(60), 5, hour(0)),
+    ] {
+        let expected = Room { remaining: Hits(remaining), reset_after };
+        assert_eq!(strategy.later(full, at, at.plus(later)), expected, "{later} later");
+    }
 }
 
 #[test]

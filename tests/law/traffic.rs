@@ -8,7 +8,7 @@ use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
 use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
-use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::rate::{self, Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 /// Where traces begin; not a boundary of any window.
@@ -32,6 +32,8 @@ pub(super) trait Limit: Copy + Debug {
     fn most(&self) -> u64;
     /// A length of time in which much happens to this limit.
     fn span(&self) -> Nanos;
+    /// The same limit as one of the four.
+    fn strategy(&self) -> rate::Strategy;
 }
 
 macro_rules! limit {
@@ -59,6 +61,9 @@ macro_rules! limit {
             }
             fn span(&self) -> Nanos {
                 $span(self)
+            }
+            fn strategy(&self) -> rate::Strategy {
+                rate::Strategy::$limit(*self)
             }
         }
     };

@@ -3,7 +3,8 @@
 use sluicegate::kernel::lease::ledger::{Ledger, Spend};
 use sluicegate::kernel::lease::sizer::Size;
 use sluicegate::kernel::lease::{Answer, Borrow, Number, early};
-use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate::kernel::rate::{Room, Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
@@ -366,7 +367,8 @@ fn while_others_hold_hits_that_would_do_a_denial_is_asked_again_after_a_round_tr
 
 #[test]
 fn a_denial_that_the_counter_counts_is_asked_again_eight_times_in_a_span() {
-    let mut ledger = ledger().of_one_that_counts_denied();
+    let window = FixedWindow::new(100, Windows::Every(TERM)).unwrap();
+    let mut ledger = ledger().of(Strategy::FixedWindow(window));
     ask(&mut ledger, NOW, 1, 11);
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
     assert!(matches!(ledger.spend(after(124), Hits(11)), Spend::Denied { .. }));

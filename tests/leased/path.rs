@@ -100,6 +100,60 @@ async fn a_peek_answers_for_the_key_and_spends_nothing() {
     }
 }
 
+/// A hundred a second, of which 90 are charged and 10 lent at 0 s: what is left, and until when, at some milliseconds.
+#[tokio::test]
+async fn what_is_left_is_not_what_was_left_when_the_store_was_last_asked() {
+    let all = (100, 0);
+    let laws: [(&str, &[(u64, (u64, u64))]); 3] = [
+        (
+            "fixed_window",
+            &[
+                (0, (10, 1_000)),
+                (999, (10, 1)),
+                (1_000, (100, 1_000)),
+                (1_250, (100, 750)),
+                (9_000, (100, 1_000)),
+            ],
+        ),
+        (
+            "gcra",
+            &[(0, (10, 1_000)), (250, (35, 750)), (999, (100, 1)), (1_000, all), (9_000, all)],
+        ),
+        // What was charged fades in the second after.
+        (
+            "sliding_window",
+            &[
+                (0, (10, 2_000)),
+                (1_000, (10, 1_000)),
+                (1_500, (60, 500)),
+                (1_750, (85, 250)),
+                (2_000, all),
+                (9_000, all),
+            ],
+        ),
+    ];
+    for (strategy, law) in laws {
+        let store = Far::new();
+        let engine = engine(
+            &store,
+            &format!(
+                "- key: k\n  rate_limit: {{unit: second, requests_per_unit: 100, strategy: {strategy}, mode: leased, \
+                 max_overshoot: 10%, lease_hits: 10}}\n"
+            ),
+        );
+        assert!(admits(&engine, K, 90).await);
+        let (calls, mut now) = (store.calls(), 0);
+        for (millis, left) in law {
+            pass(&engine, Nanos((millis - now) * Nanos::MILLI.0));
+            now = *millis;
+            let room = at_once(&engine, K, 0).unwrap().statuses[0].finding.room;
+            let said = (room.remaining.0, room.reset_after.0 / Nanos::MILLI.0);
+            assert_eq!(said, *left, "{strategy}, {millis} ms");
+        }
+        assert_eq!((store.calls(), held(&engine)), (calls, 10));
+    }
+}
+
 #[tokio::test]
 async fn two_engines_admit_the_limit_and_no_more_where_leases_end_with_the_window() {
     let store = Far::new();

@@ -11,7 +11,7 @@ use crate::backend::{Cause, Charge, Outcome};
 use crate::kernel::lease::ledger::{Ledger, Spend};
 use crate::kernel::lease::sizer;
 use crate::kernel::lease::{Answer, Borrow, Number, Terms};
-use crate::kernel::rate::{Room, Step, Strategy};
+use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
 
@@ -42,9 +42,8 @@ impl Held {
     pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
         let Leased { charge, terms } = leased;
         let ledger = Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most()));
-        let counts_denied = matches!(charge.strategy, Strategy::FixedWindow(_));
         Self {
-            ledger: if counts_denied { ledger.of_one_that_counts_denied() } else { ledger },
+            ledger: ledger.of(charge.strategy),
             charge: charge.clone(),
             terms,
             asked: now,

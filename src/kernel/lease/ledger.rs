@@ -18,7 +18,7 @@
 use super::counter::room;
 use super::sizer::{Size, Sizer, scaled};
 use super::{Answer, Borrow, Number, early};
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// What changes only when another member gives back is looked at so often in a span: whether there is
@@ -38,8 +38,8 @@ const NO_CHANCE: u64 = 8;
 pub struct Ledger {
     term: Nanos,
     sizer: Sizer,
-    /// Whether the counter counts what it denies, so that each try costs what others give back.
-    counts_denied: bool,
+    /// How the counter counts; nothing where that is not said, and then it has left what was last heard.
+    strategy: Option<Strategy>,
     balance: Hits,
     /// When the balance is void.
     until: Nanos,
@@ -112,7 +112,7 @@ impl Ledger {
         Self {
             term,
             sizer: Sizer::new(size, term, most),
-            counts_denied: false,
+            strategy: None,
             balance: Hits(0),
             until: Nanos(0),
             lease: Number(0),
@@ -125,10 +125,10 @@ impl Ledger {
         }
     }
 
-    /// The same, of a counter that counts what it denies.
+    /// The same, of a counter that counts by `strategy`.
     #[must_use]
-    pub const fn of_one_that_counts_denied(self) -> Self {
-        Self { counts_denied: true, ..self }
+    pub const fn of(self, strategy: Strategy) -> Self {
+        Self { strategy: Some(strategy), ..self }
     }
 
     /// Hits that may be spent now.
@@ -186,15 +186,24 @@ impl Ledger {
         self.flight.is_none() && self.pause <= now && self.is_due(now, self.balance(now))
     }
 
-    /// What the key has left for those who ask here: what the store had when last heard of, and the
-    /// balance.
+    /// What the key has left for those who ask here: what the counter has by now if nobody came since it was last
+    /// heard of, and the balance; at most what a counter at rest has.
     #[must_use]
     pub fn room(&self, now: Nanos) -> Room {
         let Some((at, room)) = self.heard else { return Room::default() };
-        Room {
-            remaining: room.remaining.plus(self.balance(now)),
-            reset_after: room.reset_after.since(now.since(at)),
-        }
+        let Some(strategy) = self.strategy else {
+            let (remaining, elapsed) = (room.remaining.plus(self.balance(now)), now.since(at));
+            return Room { remaining, reset_after: room.reset_after.since(elapsed) };
+        };
+        let room = strategy.later(room, at, now);
+        let remaining =
+            room.remaining.plus(self.balance(now)).min(Hits(u64::from(strategy.most())));
+        Room { remaining, ..room }
+    }
+
+    /// Whether the counter counts what it denies, so that each try costs what others give back.
+    const fn counts_denied(&self) -> bool {
+        matches!(self.strategy, Some(Strategy::FixedWindow(_)))
     }
 
     /// The message for a question that only the store can answer. What is left of the balance did
@@ -389,7 +398,7 @@ impl Ledger {
                 // Who waited for this answer is told of it, and one who asks a round trip later could not
                 // have heard of anything sooner.
                 let heard = now.plus(self.round_trip);
-                let again = if self.counts_denied {
+                let again = if self.counts_denied() {
                     flight.sent.plus(self.try_again()).max(heard)
                 } else {
                     heard

@@ -191,6 +191,22 @@ impl Windows {
         }
     }
 
+    /// How long the window at `now` lasts, where one began at `boundary`, not after `now`. 0 where no calendar window
+    /// is known.
+    #[must_use]
+    pub fn left(&self, boundary: Nanos, now: Nanos) -> Nanos {
+        match self {
+            Self::Every(length) => {
+                let elapsed = now.since(boundary).0.checked_rem(length.0).unwrap_or(0);
+                length.since(Nanos(elapsed))
+            }
+            Self::Calendar { starts } => {
+                let next = starts.iter().find(|start| now < **start);
+                next.map_or(Nanos(0), |start| start.since(now))
+            }
+        }
+    }
+
     /// Does a window start after `since` and not after `now`?
     fn parts(&self, since: Nanos, now: Nanos) -> bool {
         match self {

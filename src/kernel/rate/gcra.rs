@@ -131,6 +131,14 @@ impl Gcra {
         *state = self.tat(now, self.ahead(*state, now).saturating_sub(owed));
     }
 
+    /// Hits that surely pass where the counter is at rest after `wait`.
+    #[must_use]
+    pub fn left_before(&self, wait: Nanos) -> Hits {
+        let ticks = wait.0.div_ceil(self.tick.size().0);
+        let owed = ticks.saturating_mul(u64::from(self.requests.get())).min(self.capacity);
+        Hits(self.free(owed))
+    }
+
     /// Is this state as good as never seen?
     #[must_use]
     pub fn rested(&self, state: &Tat, now: Nanos) -> bool {

@@ -41,7 +41,7 @@ pub struct Room {
 }
 
 /// How a limit counts, with its numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// The generic cell rate algorithm.
     Gcra(gcra::Gcra),
@@ -99,6 +99,34 @@ impl Strategy {
             }
             Self::SlidingWindow(_) | Self::SlidingLog(_) => None,
         }
+    }
+
+    /// What a counter has left at `now` that had `room` at `at`, if nobody came meanwhile: at most what it would say
+    /// itself, and the same as soon as it is at rest, as long as its clock does not step back. Cost: no allocation.
+    ///
+    /// | 100 a second, of which 0 were left at 0 s | 0.5 s | 1 s | 1.5 s | 2 s |
+    /// |---|---|---|---|---|
+    /// | GCRA, at rest at 1 s: a hit in 10 ms | 50 | 100 | 100 | 100 |
+    /// | fixed window that ends at 1 s | 0 | 100 | 100 | 100 |
+    /// | sliding window, at rest at 2 s: from 1 s on the hits of before fade | 0 | 0 | 50 | 100 |
+    /// | sliding log, at rest at 1 s | 0 | 100 | 100 | 100 |
+    #[must_use]
+    pub fn later(&self, room: Room, at: Nanos, now: Nanos) -> Room {
+        let elapsed = now.since(at);
+        if room.reset_after <= elapsed {
+            let reset_after = match self {
+                Self::FixedWindow(limit) => limit.windows().left(at.plus(room.reset_after), now),
+                Self::Gcra(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => Nanos(0),
+            };
+            return Room { remaining: Hits(u64::from(self.most())), reset_after };
+        }
+        let reset_after = room.reset_after.since(elapsed);
+        let earned = match self {
+            Self::Gcra(limit) => limit.left_before(reset_after),
+            Self::SlidingWindow(limit) => limit.left_before(room, reset_after),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => Hits(0),
+        };
+        Room { remaining: room.remaining.max(earned), reset_after }
     }
 
     /// Is one tick worth more than 1 % of what passes at one instant?

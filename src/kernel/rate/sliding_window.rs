@@ -120,6 +120,18 @@ impl SlidingWindow {
         Step::Admit(self.room(&seen))
     }
 
+    /// Hits that surely pass where the counter, which had `room`, is at rest after `wait`: what was used of it fades
+    /// in the last period before that, or what is left of one.
+    #[must_use]
+    pub fn left_before(&self, room: Room, wait: Nanos) -> Hits {
+        let limit = Hits(u64::from(self.limit));
+        let fades_for = self.tick.floor(room.reset_after).min(self.period.get()).max(1);
+        let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
+        // Below 2^53: what is used is at most the limit.
+        let used = limit.less(room.remaining).0.saturating_mul(left);
+        limit.less(Hits(used.div_ceil(fades_for)))
+    }
+
     /// Is this state as good as never seen?
     #[must_use]
     pub fn rested(&self, state: &Pair, now: Nanos) -> bool {
