@@ -5,15 +5,15 @@
 //! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; messages
 //! are numbered over all keys of this process, which is a
 //! member of its own; a message whose future is dropped is given up; what went with one that surely never
-//! left is held as before. At most [`MOST_LEDGERS`] keys are
-//! held: where a new one finds no room, the one that nobody asked for longest gives back and goes.
+//! left is held as before. At most [`MOST_LEDGERS`] keys of at most
+//! [`MOST_BYTES`] are held: where a new one finds no room, those that nobody asked for longest give back and go.
 //! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
 
 mod held;
 mod question;
+mod shard;
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher, RandomState};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -37,13 +37,15 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
 use held::Held;
 pub use question::AllTerms;
+use shard::{Ledgers, Place};
 
 const SHARDS: usize = 256;
 
-/// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB.
-pub const MOST_LEDGERS: usize = SHARDS * WAYS;
+/// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB beside the keys.
+pub const MOST_LEDGERS: usize = SHARDS * shard::WAYS;
 
-const WAYS: usize = 256;
+/// The most bytes of their keys, 32 MiB: as much in each shard.
+pub const MOST_BYTES: usize = SHARDS * shard::MOST_BYTES;
 
 /// A small part of the longest lease.
 const TENDED_EVERY: Duration = Duration::from_secs(1);
@@ -92,11 +94,6 @@ pub struct Leases {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Guarded(Mutex<Ledgers>);
-
-type Ledgers = HashMap<Place, Held, BuildHasherDefault<Second>>;
-
-/// A keyed hash of a counter's key: the first half says which shard.
-type Place = [u64; 2];
 
 /// What is held of all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -223,7 +220,7 @@ impl Leases {
         self.borrow_at_leisure(now);
         self.part(|held, number| held.surplus(now, number)).await;
         for shard in &self.shards {
-            shard.0.lock().retain(|_, held| !held.is_idle(now));
+            shard.0.lock().retain(|held| !held.is_idle(now));
         }
     }
 
@@ -318,12 +315,9 @@ impl Leases {
         now: Nanos,
     ) -> Option<(Held, Borrow)> {
         let before = shard.remove(&place).and_then(|before| self.dismissed(before, now));
-        if WAYS <= shard.len() {
-            let idle = shard.iter().filter_map(|(place, held)| Some((held.last_asked()?, *place)));
-            let Some((_, longest)) = idle.min() else { return before };
-            self.tell_later(shard.remove(&longest).and_then(|gone| self.dismissed(gone, now)));
+        for gone in shard.insert(place, Held::new(leased, now, self.next())) {
+            self.tell_later(self.dismissed(gone, now));
         }
-        shard.insert(place, Held::new(leased, now, self.next()));
         before
     }
 
@@ -537,21 +531,5 @@ impl Drop for Flight<'_> {
         if let Some(held) = shard.get_mut(&self.place) {
             held.settle(now, self.number, self.came);
         }
-    }
-}
-
-/// The second half of a [`Place`], which is a hash already.
-#[derive(Debug, Default)]
-struct Second(u64);
-
-impl Hasher for Second {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _bytes: &[u8]) {}
-
-    fn write_u64(&mut self, half: u64) {
-        self.0 = half;
     }
 }

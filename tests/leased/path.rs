@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
 use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::engine::leases::MOST_LEDGERS;
+use sluicegate::engine::leases::{MOST_BYTES, MOST_LEDGERS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -436,6 +436,19 @@ async fn ledgers_are_bounded_and_one_that_goes_gives_back() {
         let answer = ask(&engine, &[("k", name)], 0).await.unwrap();
         assert_eq!(answer.statuses[0].finding.room.remaining, Hits(997), "nothing of it is parked");
     }
+}
+
+#[tokio::test]
+async fn ledgers_of_long_keys_are_bounded_by_their_bytes() {
+    const LONG: usize = 60_000;
+    let engine = engine(&Far::new(), COUPLED);
+    for name in 0..700 {
+        let name = format!("{name:0LONG$}");
+        let question = question(&[("k", &name)], Cost::Charge(Hits(1)));
+        assert_eq!(engine.decide(&question).await.unwrap().verdict, Verdict::Admit);
+    }
+    let keys = engine.leases().unwrap().sum().keys;
+    assert!(0 < keys && keys * LONG <= MOST_BYTES, "{keys} keys");
 }
 
 #[tokio::test]
