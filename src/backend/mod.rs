@@ -76,6 +76,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Reply::Now(round.unheard(Cause::Failing))
     }
 
+    /// How long a question may wait for answers, whatever the number of its calls; nothing where none is waited for.
+    fn deadline(&self) -> Option<Nanos> {
+        None
+    }
+
     /// Why charges are not answered just now, if they are not.
     fn trouble(&self) -> Option<Cause> {
         None

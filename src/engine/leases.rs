@@ -2,12 +2,13 @@
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
 //! the store has to be asked for is charged there once, or not known to be; one that waits for another's
-//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; messages
+//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more, all of it
+//! within one deadline of the backend's; messages
 //! are numbered over all keys of this process, which is a
 //! member of its own; a message whose future is dropped is given up; what went with one that surely never
 //! left is held as before. At most [`MOST_LEDGERS`] keys of at most
 //! [`MOST_BYTES`] are held: where a new one finds no room, those that nobody asked for longest give back and go.
-//! Leaves out: deadlines, which are the backend's and the caller's; which limits are leased.
+//! Leaves out: the deadline of one call, which is the backend's; the caller's; which limits are leased.
 
 mod held;
 mod question;
@@ -23,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::smallvec;
 use tokio::sync::{Notify, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
@@ -149,29 +150,56 @@ impl Leases {
     /// Answers a question: from the balance; by the store, which is asked for the question's own hits
     /// and for a lease; or with what a message that is on its way already brings.
     pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
+        let end = self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline));
+        // The backend sees to the deadline of a first call, and learns from it.
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
-            Turn::Alone => self.charge_alone(leased, hits).await,
-            Turn::Sends(borrow) => self.ask_with(leased, borrow, hits).await,
-            Turn::Waits(mut settled) => {
-                // An error says that the ledger is gone, which is as good.
-                let told = settled.changed().await.is_ok();
-                let failed = if told { *settled.borrow() } else { None };
-                match (self.look(leased, hits), failed) {
-                    (Some(outcome), _) => outcome,
-                    // The store did not answer one question, and another is not made to wait for it.
-                    (None, Some(cause)) => Outcome::Failed(cause),
-                    (None, None) => self.ask_again(leased, hits).await,
-                }
+            Turn::Alone => {
+                let outcome = self.charge_one(leased, hits).await;
+                self.reconsider(leased, hits, outcome, end).await
             }
+            Turn::Sends(borrow) => {
+                let lent = self.send(leased, borrow).await;
+                self.conclude(leased, hits, lent, end).await
+            }
+            Turn::Waits(settled) => self.ask_after(settled, leased, hits, end).await,
         }
     }
 
-    /// Asks with a message, which what is left of the balance goes back with.
-    async fn ask_with(&self, leased: Leased<'_>, borrow: Borrow, hits: Hits) -> Outcome {
-        match self.send(leased, borrow).await {
+    /// Waits for another's message, and asks for what it does not bring.
+    async fn ask_after(
+        self: &Arc<Self>,
+        mut settled: watch::Receiver<Option<Cause>>,
+        leased: Leased<'_>,
+        hits: Hits,
+        end: Option<Nanos>,
+    ) -> Outcome {
+        let told = self.within(end, settled.changed()).await;
+        let failed = match told {
+            None => Some(Cause::Late),
+            Some(Ok(())) => *settled.borrow(),
+            // The ledger is gone, which is as good as an answer.
+            Some(Err(_)) => None,
+        };
+        match (self.look(leased, hits), failed) {
+            (Some(outcome), _) => outcome,
+            // The store did not answer one question, and another is not made to wait for it.
+            (None, Some(cause)) => Outcome::Failed(cause),
+            (None, None) => self.ask_again(leased, hits, end).await,
+        }
+    }
+
+    /// What the answer to a question's own message comes to.
+    async fn conclude(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        lent: Lent,
+        end: Option<Nanos>,
+    ) -> Outcome {
+        match lent {
             Lent::Answered(answer) => Outcome::Stepped(answer.step),
-            Lent::Superseded => self.charge_alone(leased, hits).await,
+            Lent::Superseded => self.charge_alone(leased, hits, end).await,
             Lent::Full(verdict) => Outcome::Full(verdict),
             Lent::Stale(now) => Outcome::Stale(now),
             Lent::Failed(cause) => Outcome::Failed(cause),
@@ -179,12 +207,34 @@ impl Leases {
     }
 
     /// Asks for what another's message did not bring.
-    async fn ask_again(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
+    async fn ask_again(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        end: Option<Nanos>,
+    ) -> Outcome {
+        if self.is_over(end) {
+            return Outcome::Failed(Cause::Late);
+        }
         match self.turn_again(leased, hits) {
             Turn::Answered(outcome) => outcome,
-            Turn::Sends(borrow) => self.ask_with(leased, borrow, hits).await,
-            Turn::Waits(_) | Turn::Alone => self.charge_alone(leased, hits).await,
+            Turn::Sends(borrow) => {
+                let lent = self.send_within(end, leased, borrow).await;
+                self.conclude(leased, hits, lent, end).await
+            }
+            Turn::Waits(_) | Turn::Alone => self.charge_alone(leased, hits, end).await,
         }
+    }
+
+    /// What `act` comes to, if it does before `end`, which is by the steady clock.
+    async fn within<T>(&self, end: Option<Nanos>, act: impl Future<Output = T>) -> Option<T> {
+        let Some(end) = end else { return Some(act.await) };
+        let left = Duration::from_nanos(end.since(self.clock.steady()).0);
+        timeout(left, act).await.ok()
+    }
+
+    fn is_over(&self, end: Option<Nanos>) -> bool {
+        end.is_some_and(|end| end <= self.clock.steady())
     }
 
     /// Takes other limits into force: where leased ones are not as `before`, all is given back soon.
@@ -395,6 +445,24 @@ impl Leases {
         lent
     }
 
+    /// Sends a message of which who asked hears until `end`. It goes on without him: given up before its own deadline, what it
+    /// brings would be charged and spent by nobody.
+    async fn send_within(
+        self: &Arc<Self>,
+        end: Option<Nanos>,
+        leased: Leased<'_>,
+        borrow: Borrow,
+    ) -> Lent {
+        let (all, charge, terms) = (Arc::clone(self), leased.charge.clone(), leased.terms);
+        let mut sent =
+            Box::pin(async move { all.send(Leased { charge: &charge, terms }, borrow).await });
+        if let Some(lent) = self.within(end, &mut sent).await {
+            return lent;
+        }
+        tokio::spawn(sent);
+        Lent::Failed(Cause::Late)
+    }
+
     async fn tell(&self, leased: Leased<'_>, borrow: Borrow) -> Lent {
         let Leased { charge, terms } = leased;
         let Charge { key, home, strategy, per_second, .. } = charge.clone();
@@ -429,18 +497,41 @@ impl Leases {
         }
     }
 
-    /// Charges a question as if its limit were not leased. One that is denied because what is left is held here, or
-    /// on its way here, is answered with that, or asked again together with it.
-    async fn charge_alone(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
-        let outcome = self.charge_one(leased, hits).await;
+    /// Charges a question as if its limit were not leased, in what is left of its time.
+    async fn charge_alone(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        end: Option<Nanos>,
+    ) -> Outcome {
+        if self.is_over(end) {
+            return Outcome::Failed(Cause::Late);
+        }
+        let outcome = self.within(end, self.charge_one(leased, hits)).await;
+        let outcome = outcome.unwrap_or(Outcome::Failed(Cause::Late));
+        self.reconsider(leased, hits, outcome, end).await
+    }
+
+    /// What a question that was charged alone comes to. One that is denied because what is left is held here, or
+    /// on its way here, is answered with that, or asked again together with it, in what is left of its time.
+    async fn reconsider(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        outcome: Outcome,
+        end: Option<Nanos>,
+    ) -> Outcome {
         if !matches!(outcome, Outcome::Stepped(Step::Deny { .. })) {
             return outcome;
         }
-        if let Some(mut settled) = self.awaited(leased) {
-            drop(settled.changed().await);
+        if let Some(mut settled) = self.awaited(leased)
+            && self.within(end, settled.changed()).await.is_none()
+        {
+            return outcome;
         }
         // A window that counts what it denies has nothing left now.
         let is_worth_it = self.balance(&leased.charge.key) != Hits(0)
+            && !self.is_over(end)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
         let turn = if is_worth_it {
             self.turn_again(leased, hits)
@@ -449,7 +540,7 @@ impl Leases {
         };
         match turn {
             Turn::Answered(held @ Outcome::Stepped(Step::Admit(_))) => held,
-            Turn::Sends(borrow) => match self.send(leased, borrow).await {
+            Turn::Sends(borrow) => match self.send_within(end, leased, borrow).await {
                 Lent::Answered(answer) => Outcome::Stepped(answer.step),
                 _ => outcome,
             },

@@ -134,6 +134,10 @@ impl Backend for Far {
             at_hand(self.memory.borrow(now, message))
         })
     }
+
+    fn deadline(&self) -> Option<Nanos> {
+        Some(Nanos(self.deadline.load(Relaxed))).filter(|deadline| *deadline != Nanos(0))
+    }
 }
 
 /// An engine over `store`, with these descriptors in domain `d`, whose clock stands.

@@ -73,6 +73,66 @@ async fn who_waits_for_a_message_that_fails_is_told_so_and_does_not_wait_again()
     assert_eq!((verdict(other).await, store.calls()), (Verdict::Deny, 1));
 }
 
+/// A store of which an answer may take ten seconds, and a limit that denies where none comes.
+fn with_ten_seconds() -> (Arc<Far>, Arc<Engine>) {
+    let (store, engine) =
+        standing(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    store.deadline.store(Nanos::from_secs(10).0, Relaxed);
+    (store, engine)
+}
+
+/// Asks for `hits` behind a question for `first`, which is answered when all of its time but `left` is over.
+async fn behind(
+    (store, engine): &(Arc<Far>, Arc<Engine>),
+    first: u64,
+    hits: [u64; 2],
+    left: Nanos,
+) -> [JoinHandle<Result<Answer, Refusal>>; 2] {
+    let first = asked(engine, first).await;
+    let both = [asked(engine, hits[0]).await, asked(engine, hits[1]).await];
+    assert_eq!(store.calls(), 1, "both wait");
+    pass(engine, Nanos::from_secs(10).since(left));
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    both
+}
+
+#[tokio::test]
+async fn who_waited_for_anothers_message_waits_for_its_own_only_in_what_is_left_of_its_time() {
+    let all = with_ten_seconds();
+    // Three are left beside the 10 that are lent, of which one takes 6.
+    let [one, other] = behind(&all, 87, [6, 6], Nanos::MILLI).await;
+    let verdicts = [verdict(one).await, verdict(other).await];
+    assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Admit).count(), 1);
+    let (store, engine) = all;
+    assert_eq!((store.calls(), held(&engine)), (2, 0), "its message is not answered");
+    store.take(1);
+    store.answer(1);
+    turns().await;
+    assert_eq!(held(&engine), 1, "of 3 and 4 it was charged 6: what else it brings is held");
+}
+
+#[tokio::test]
+async fn who_is_charged_alone_after_a_wait_waits_only_in_what_is_left_of_its_time() {
+    let all = with_ten_seconds();
+    let both = behind(&all, 50, [11, 11], Nanos::MILLI).await;
+    for asking in both {
+        assert_eq!(verdict(asking).await, Verdict::Deny);
+    }
+    assert_eq!(all.0.calls(), 3, "a message, and a charge");
+}
+
+#[tokio::test]
+async fn who_waited_all_of_its_time_asks_no_more() {
+    let all = with_ten_seconds();
+    let both = behind(&all, 50, [11, 11], Nanos(0)).await;
+    for asking in both {
+        assert_eq!(verdict(asking).await, Verdict::Deny);
+    }
+    assert_eq!((all.0.calls(), held(&all.1)), (1, 10), "and takes nothing along");
+}
+
 #[tokio::test]
 async fn who_asks_again_after_a_wait_asks_with_what_is_left_of_the_balance() {
     let (store, engine) = standing(TEN);

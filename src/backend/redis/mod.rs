@@ -346,6 +346,10 @@ impl Backend for Redis {
         Reply::Later(Box::pin(self.tell_all(round)))
     }
 
+    fn deadline(&self) -> Option<Nanos> {
+        u64::try_from(self.deadline.as_nanos()).ok().map(Nanos)
+    }
+
     fn trouble(&self) -> Option<Cause> {
         self.route.trouble()
     }

@@ -304,6 +304,10 @@ impl Backend for Stores {
         self.main.tell(now, round)
     }
 
+    fn deadline(&self) -> Option<Nanos> {
+        self.main.deadline()
+    }
+
     fn trouble(&self) -> Option<Cause> {
         self.main.trouble().or_else(|| self.per_second.as_ref()?.trouble())
     }
