@@ -80,15 +80,16 @@ if rule == 'e' then
   return reply
 end
 
+-- The hits of each key that were asked so far.
+local together = {}
+
 -- What charge i would come to; but for 's', if all before it were charged.
 local function ask(i)
   local act, hits, limit, _, standing = charge(i)
   local count = held(KEYS[i])
-  local sum = (count or 0) + (act == 'r' and 0 or tonumber(hits))
-  for j = 1, rule ~= 's' and i - 1 or 0 do
-    local its_act, its_hits = charge(j)
-    if KEYS[j] == KEYS[i] and its_act == 'c' then sum = sum + tonumber(its_hits) end
-  end
+  local sum = (act == 'r' and 0 or tonumber(hits)) + (rule ~= 's' and together[KEYS[i]] or 0)
+  together[KEYS[i]] = sum
+  sum = sum + (count or 0)
   -- What cannot be read holds nobody back, and a refund is made whatever its counter holds.
   local denies = act ~= 'r' and count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
