@@ -41,6 +41,13 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// was not asked, and that the message never comes there.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent>;
 
+    /// For how long a denial of `charge`, whose domain is charged as one, may be due to hits that are given back then: a
+    /// question that several places decide holds its hits in each until all have answered. Nothing where one place
+    /// decides all of the domain's: such a denial stands until a question gives hits back.
+    fn held_for(&self, _charge: &Charge) -> Option<Nanos> {
+        None
+    }
+
     /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait
     /// with.
     fn is_at_hand(&self) -> bool {
@@ -136,19 +143,31 @@ pub enum Home {
     Itself,
     /// Beside all that have this number.
     Beside(u64),
+    /// The same, and none of its domain lives elsewhere.
+    OfAll(u64),
 }
 
 impl Home {
     /// Beside the counters of `domain` whose descriptors have `value` too.
     #[must_use]
     pub fn beside(domain: &str, value: &str) -> Self {
+        Self::Beside(Self::number(domain, value))
+    }
+
+    /// Beside all counters of `domain`.
+    #[must_use]
+    pub fn of_all(domain: &str) -> Self {
+        Self::OfAll(Self::number(domain, ""))
+    }
+
+    fn number(domain: &str, value: &str) -> u64 {
         // No secret: every replica must come to the same place. A collision only makes neighbours.
         let mut hasher = SipHasher24::new();
         hasher.write(domain.as_bytes());
         // No byte of UTF-8: where the one ends and the other begins.
         hasher.write(&[0xff]);
         hasher.write(value.as_bytes());
-        Self::Beside(hasher.finish())
+        hasher.finish()
     }
 }
 

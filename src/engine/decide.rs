@@ -323,7 +323,8 @@ impl Engine {
             rest.missing.put(answered, &mut rest.outcomes);
             self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
             let call = Call { sent: now, answered: self.clock.now(), revision };
-            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call);
+            let held_for = |charge: &Charge| self.backend.held_for(charge);
+            self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call, held_for);
         }
         self.finish(&plan, &rest.outcomes, revision, now)
     }

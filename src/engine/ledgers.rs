@@ -3,7 +3,8 @@
 //! Guarantees: an answer given here is one that the store would have given, had nobody given hits
 //! back or changed the limit elsewhere meanwhile: a denial is remembered for limits that say
 //! `cached_deny`, until the hits it denied would pass, counted from when the question was sent;
-//! for at least as many hits; never for none and never for a refund. It is forgotten with the
+//! for at least as many hits; never for none and never for a refund. Where it may be due to hits that
+//! another question only holds, it is for no longer than a hold may last. It is forgotten with the
 //! configuration that it was given under, and at a refund to its counter through this replica. At
 //! most 65,536 counters are known, some 12 MB: in [`SHARDS`] shards of [`WAYS`]; where a new one
 //! finds no room, the one of its shard whose denial ends first goes.
@@ -81,7 +82,7 @@ struct Ledger {
 struct Denial {
     /// How many hits were denied.
     hits: Hits,
-    /// When they may pass if the store answered at once: always early.
+    /// When they may pass if the store answered at once, or if what is held is given back: always early.
     over: Nanos,
     /// When they pass for certain: callers are told this, so that none comes back too soon.
     passes: Nanos,
@@ -130,14 +131,18 @@ impl Ledgers {
         spent
     }
 
-    /// Learns from what the store answered to `plan`'s charges; `asked` says which went there.
+    /// Learns from what the store answered to `plan`'s charges; `asked` says which went there, and
+    /// `held_for` how long a denial of one that is charged as one may be due to a hold.
     pub(super) fn settle(
         &self,
         plan: &Plan<'_>,
         asked: &Missing,
         outcomes: &[Outcome],
         call: Call,
+        held_for: impl Fn(&Charge) -> Option<Nanos>,
     ) {
+        let is_for_itself = matches!(plan.charges.rule, Rule::Each);
+        let held_for = |charge: &Charge| if is_for_itself { None } else { held_for(charge) };
         for (place, (part, charge)) in charges(plan).enumerate() {
             let outcome = outcomes.get(place);
             match (charge.cost, outcome) {
@@ -151,7 +156,7 @@ impl Ledgers {
                 ) if is_cached(part) && asked.has(place) && hits != Hits(0) => {
                     let denied = together(plan, place, hits);
                     let denial = Denial::new(denied, *retry_after, *room, call);
-                    self.remember(charge, denial, call);
+                    self.remember(charge, denial.held(held_for(charge), call), call);
                 }
                 _ => {}
             }
@@ -272,6 +277,12 @@ impl Denial {
             remaining: room.remaining,
             rested: call.answered.plus(room.reset_after),
         }
+    }
+
+    /// The same of hits that may be due to a hold, which is over so long after they were asked for.
+    fn held(self, held_for: Option<Nanos>, call: Call) -> Self {
+        let over = held_for.map_or(self.over, |held_for| call.sent.plus(held_for).min(self.over));
+        Self { over, ..self }
     }
 }
 

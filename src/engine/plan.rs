@@ -335,7 +335,7 @@ fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str
     let Some(key) = &domain.colocate else {
         return match domain.charge {
             Charging::Each => Home::Itself,
-            Charging::AllOrNothing => Home::beside(&domain.name, ""),
+            Charging::AllOrNothing => Home::of_all(&domain.name),
         };
     };
     let entry = entries.find(|(name, _)| *name == &**key);

@@ -175,7 +175,7 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     Charge {
         key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
         // What is charged as one in one step lives in one place; `Apart` undoes it.
-        home: Home::beside("d", ""),
+        home: Home::of_all("d"),
         strategy,
         cost: Cost::Charge(Hits(hits)),
         standing: Standing::default(),

@@ -33,7 +33,7 @@ fn key_of(domain: &str) -> Vec<u8> {
     let day = Counting::FixedWindow(Nanos::from_secs(86_400));
     codec::key(
         &CounterKey::injective(domain, [("many", "load")].into_iter(), day),
-        Home::beside(domain, ""),
+        Home::of_all(domain),
         b"sluicegate",
     )
 }

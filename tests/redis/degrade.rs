@@ -10,7 +10,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{Options, Place, Redis};
-use sluicegate::backend::{Backend as _, Cause};
+use sluicegate::backend::{Backend, Cause};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::Reporting;
@@ -36,11 +36,16 @@ pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
     Options { key_prefix, deadline, jitter: 1, ..Options::at(place) }
 }
 
-pub(super) fn engine_over(redis: Redis, clock: Clock, limits: &str, replicas: u32) -> Engine {
+pub(super) fn engine_over(
+    backend: impl Backend + 'static,
+    clock: Clock,
+    limits: &str,
+    replicas: u32,
+) -> Engine {
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
     let membership = Membership::new("me", 1, NonZeroU32::new(replicas).unwrap());
     let local = Local::new(memory, Arc::new(membership));
-    let engine = Engine::new(clock, Arc::new(redis), Policy::default()).with_local(local);
+    let engine = Engine::new(clock, Arc::new(backend), Policy::default()).with_local(local);
     engine.publish(Arc::new(load([("d.yaml", limits.as_bytes())], Revision(1), false).unwrap().0));
     engine
 }

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use sluicegate::backend::redis::{Address, Place, Redis, Stores};
 use sluicegate::backend::{Backend as _, Cause, Charge, Charges, Outcome, Rule};
+use sluicegate::clock::Clock;
+use sluicegate::engine::{Answer, Engine};
+use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
-use super::degrade::redis_at;
+use super::degrade::{engine_over, question, redis_at};
 use super::reference::{ALL, ask, charges, gist, now as today, ours};
 use super::{Store, serve, wait_until_whole};
 use crate::http1;
@@ -77,9 +81,13 @@ const KEYS: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"
 
 /// Asks for so many of what each of `keys` limits and of what the second store has.
 fn ask_for(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
+    ask_only(service, &[keys, &["second"]].concat(), hits)
+}
+
+/// Asks for so many of what each of `keys` limits.
+fn ask_only(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
     let entry = |key: &&str| format!(r#"{{"entries":[{{"key":"{key}","value":"v"}}]}}"#);
-    let keys: Vec<_> = keys.iter().chain(&["second"]).map(entry).collect();
-    let list = keys.join(",");
+    let list = keys.iter().map(entry).collect::<Vec<_>>().join(",");
     let body = format!(r#"{{"domain":"d","descriptors":[{list}],"hitsAddend":{hits}}}"#);
     let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes()));
     reply.ok().map(|reply| reply.status)
@@ -87,6 +95,16 @@ fn ask_for(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
 
 #[test]
 fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_term_is_over() {
+    is_given_back_after_a_kill(ask_for);
+}
+
+/// A question in one place has no step that looks for holds, but where it is denied.
+#[test]
+fn what_a_holder_that_was_killed_held_is_given_back_to_questions_in_one_place_too() {
+    is_given_back_after_a_kill(ask_only);
+}
+
+fn is_given_back_after_a_kill(ask: fn(&Service, &[&str], u64) -> Option<u16>) {
     for_a_day_with_a_minute_left();
     let (two, dir) = (Two::new(), tempfile::tempdir().unwrap());
     std::fs::write(dir.path().join("d.yaml"), LIMITS).unwrap();
@@ -107,17 +125,70 @@ fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_ter
     two.proxy.pass();
     wait_until_whole(&next);
     for key in KEYS {
-        assert_eq!(ask_for(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
+        assert_eq!(ask(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
     }
     for key in KEYS {
-        until("what was held is given back", || match ask_for(&next, &[key], 10) {
+        until("what was held is given back", || match ask(&next, &[key], 10) {
             Some(200) => Ok(()),
             other => Err(format!("{key}: {other:?}")),
         })
         .unwrap();
-        assert_eq!(ask_for(&next, &[key], 1), Some(429), "{key}: ten passed");
+        assert_eq!(ask(&next, &[key], 1), Some(429), "{key}: ten passed");
     }
     println!("observed: killed between two steps: given back {:?} later, of 4 s", died.elapsed());
+}
+
+/// Ten a day whose denials are remembered, and what lives in the second store.
+const CACHED: &str = "domain: d
+charge: all_or_nothing
+descriptors:
+- {key: cached, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+- {key: second, rate_limit: {unit: second, requests_per_unit: 1000}}
+";
+
+fn replica(stores: Stores) -> Engine {
+    engine_over(stores, Clock::manual(Nanos::from_secs(1_000_000_000)), CACHED, 1)
+}
+
+async fn cached(replica: &Engine, hits: u64) -> Answer {
+    replica.decide(&question(&["cached"], hits)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_that_anothers_hold_caused_is_forgotten_when_that_would_be_over() {
+    for_a_day_with_a_minute_left();
+    let two = Two::within();
+    let [(asks, _asking), (holds, _holding)] = [two.connected(PATIENCE), two.connected(PATIENCE)];
+    let (asks, holds) = (replica(asks), replica(holds));
+    assert_eq!(cached(&asks, 9).await.verdict, Verdict::Admit);
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    let before = two.keys();
+    let both = question(&["cached", "second"], 1);
+    let mut holding = Box::pin(holds.decide(&both));
+    let held = async {
+        while two.keys() == before {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = &mut holding => panic!("{answer:?}"),
+        () = held => {}
+    }
+    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Deny, "nine are used, and one is held");
+    drop(holding);
+    two.proxy.pass();
+    let given_back = async {
+        while cached(&asks, 0).await.statuses[0].finding.room.remaining != Hits(1) {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("what it held is given back", given_back).await;
+    let Clock::Manual(clock) = asks.clock() else { panic!() };
+    let term = Nanos::from_secs(2 * PATIENCE.as_secs());
+    clock.advance(Nanos(term.0 - 1));
+    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Deny, "remembered");
+    clock.advance(Nanos(1));
+    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Admit, "one was left all the while");
 }
 
 fn both(hits: u64) -> Charges {

@@ -176,6 +176,61 @@ async fn every_rule_answers_as_memory_does() {
     }
 }
 
+/// A thousand charges of so many counters, each of which is over somewhere on the way.
+fn thousand(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
+    let one = |_| {
+        let hits = if dice.once_in(400) { 1 << 52 } else { dice.pick(&[0, 1, 1, 2]) };
+        let counter = dice.up_to(u64::from(counters) - 1);
+        let one = charge(&format!("{name} {counter}"), 500 / counters, hits);
+        let cost = if dice.once_in(7) { Cost::Refund(Hits(hits)) } else { one.cost };
+        Charge { cost, standing: any_standing(dice), ..one }
+    };
+    (0..1_000).map(one).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_charges_of_one_counter_are_answered_as_memory_does_hit_by_hit() {
+    let at = connected(reference::Options::default());
+    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let (seed, now) = (seed(), now());
+    let mut dice = Dice::new(seed);
+    for trace in 0..6 {
+        for step in 0..3 {
+            let list = thousand(&trace.to_string(), 1 + trace % 3, &mut dice);
+            let asked = charges(list, dice.pick(&[ALL, Rule::Ask]));
+            let expected = ask(&memory, now, &asked).await;
+            let got = ask(&at.stores, now, &asked).await;
+            assert!(got == expected, "SLUICEGATE_SEED={seed} {trace}.{step}");
+        }
+    }
+}
+
+/// How long the store takes for the script, of several tries the shortest, in microseconds.
+async fn script_takes(at: &Connected, charged: usize) -> u64 {
+    let now = now();
+    let mut shortest = u64::MAX;
+    for _ in 0..5 {
+        at.main.tell(&["CONFIG", "RESETSTAT"]);
+        let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
+        ask(&at.stores, now, &charges(list, ALL)).await;
+        let stats = at.main.tell(&["INFO", "commandstats"]).text();
+        let line =
+            stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=1,usec="));
+        shortest = shortest.min(line.unwrap().split(',').next().unwrap().parse().unwrap());
+    }
+    shortest
+}
+
+/// Were each charge compared with all before it, eight times as many would take sixty-four times as long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_many_charges_of_one_counter_more_take_the_store_as_much_longer_and_not_the_square() {
+    let at = connected(reference::Options::default());
+    // The script is there, and the question before it was the first.
+    script_takes(&at, 1).await;
+    let (few, more) = (script_takes(&at, 125).await, script_takes(&at, 1_000).await);
+    assert!(more < 24 * few, "125 charges took {few} µs, 1,000 took {more} µs");
+}
+
 /// What of an outcome does not depend on the clocks of two machines.
 pub(super) fn gist(outcome: Outcome) -> (bool, Option<u64>) {
     match outcome {
@@ -426,4 +481,25 @@ async fn what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back() {
     }
     let tomorrow = ask(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
     assert_eq!(tomorrow, Outcome::Failed(Cause::Unreachable), "another window, another key");
+}
+
+/// Another replica's question charges a counter and gives that back, because another place denies it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_may_yet_give_back_is_known_to_be_over_no_longer_than_its_question_may_last() {
+    let at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
+    let now = now();
+    let term = Nanos::from_secs(40);
+    for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", Rule::Each, false)] {
+        let asks = async |now, hits| {
+            let asked = charges([charge(name, 10, hits)], rule);
+            gist(ask(&at.stores, now, &asked).await[0])
+        };
+        let key = format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
+        assert_eq!(asks(now, 9).await, (false, Some(1)), "{name}");
+        at.main.tell(&["INCRBY", &key, "2"]);
+        assert!(asks(now, 1).await.0, "{name}");
+        at.main.tell(&["SET", &key, "9"]);
+        assert!(asks(now.plus(Nanos(term.0 - 1)), 1).await.0, "{name}");
+        assert_eq!(asks(now.plus(term), 1).await.0, !is_forgotten, "{name}");
+    }
 }

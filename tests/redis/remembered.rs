@@ -117,13 +117,16 @@ async fn a_denial_answers_for_as_many_hits_and_more_and_never_for_fewer_or_none(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denial_is_remembered_until_its_wait_is_over_and_not_a_nanosecond_longer() {
-    let on = connected(RULES);
-    for key in ["cached", "debt"] {
-        let wait = deny(&on, key).await.retry_after.unwrap();
-        advance(&on, Nanos(wait.0 - 1));
-        is_denied_without_a_call(&on, key, 1).await;
-        advance(&on, Nanos(1));
-        costs_a_call(&on, key, 1).await;
+    // In one place nothing is ever held, also of what is charged as one.
+    for charge in ["each", "all_or_nothing"] {
+        let on = connected(&format!("charge: {charge}\n{RULES}"));
+        for key in ["cached", "debt"] {
+            let wait = deny(&on, key).await.retry_after.unwrap();
+            advance(&on, Nanos(wait.0 - 1));
+            is_denied_without_a_call(&on, key, 1).await;
+            advance(&on, Nanos(1));
+            costs_a_call(&on, key, 1).await;
+        }
     }
 }
 

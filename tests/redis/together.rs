@@ -15,15 +15,22 @@ use futures_util::future::join_all;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::{Place, Redis, Stores, codec, reference};
 use sluicegate::backend::{Backend, Charge, Outcome, Outcomes, Rule};
+use sluicegate::clock::Clock;
+use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
 use tokio::task::JoinHandle;
 
-use super::degrade::redis_at;
+use super::degrade::{engine_over, question, redis_at};
 use super::reference::{ALL, DAY, any_rule, any_standing, ask, charge, charges, gist, now, ours};
 use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
 use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
+
+/// Ten a day whose denials are remembered.
+const CACHED: &str = "descriptors:
+- {key: k, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
+";
 
 /// Stores over a Cluster, and what keeps them connected.
 struct Connected {
@@ -93,6 +100,30 @@ async fn a_denied_question_spares_slots_that_do_not_deny_it() {
         assert_eq!(gist(outcomes[0]).0, 3 <= passed);
     }
     assert_eq!(left(&at.stores, now, charge("many", 9, 0)).await, 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_is_remembered_for_its_wait_in_one_slot_and_for_a_holds_term_in_several() {
+    for_a_day_with_a_minute_left();
+    let (cluster, deadline) = (Cluster::start(), Duration::from_secs(10));
+    for (colocate, verdict) in [("", Verdict::Deny), ("colocate: k\n", Verdict::Admit)] {
+        let place = Place::Cluster(cluster.addresses());
+        let (redis, connection) = Redis::new(redis_at(place, deadline));
+        let _connection = tokio::spawn(connection);
+        let clock = Clock::manual(Nanos::from_secs(1_000_000_000));
+        let rules = format!("domain: d\ncharge: all_or_nothing\n{colocate}{CACHED}");
+        let engine = engine_over(redis, clock, &rules, 1);
+        let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        until("the cluster is connected", answers).unwrap();
+        let asks = async |hits| engine.decide(&question(&["k"], hits)).await.unwrap().verdict;
+        assert_eq!((asks(10).await, asks(1).await), (Verdict::Admit, Verdict::Deny));
+        for node in &cluster.primaries {
+            node.tell(&["FLUSHALL"]);
+        }
+        let Clock::Manual(clock) = engine.clock() else { panic!() };
+        clock.advance(Nanos::from_secs(2 * deadline.as_secs()));
+        assert_eq!(asks(1).await, verdict, "{colocate}");
+    }
 }
 
 /// Many at one time ask for one of `few` and one of `many`: how many got both, and what is left of `many`.

@@ -170,7 +170,7 @@ pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     let place = match home {
         // The key of the hash is no secret: every replica must come to the same slot.
         Home::Itself => SipHasher24::new().hash(bytes),
-        Home::Beside(place) => place,
+        Home::Beside(place) | Home::OfAll(place) => place,
     };
     // Writing to a vector does not fail.
     drop(write!(key, "sg:{{{place:016x}}}:"));

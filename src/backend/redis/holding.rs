@@ -4,7 +4,7 @@
 //! answered and what a dropped question held; a store that does not hear of it gives it back itself when
 //! the term is over. What lives in one slot is one call, of [`MOST`] at most.
 //! Leaves out: deciding ([`super::steps`]); what is given back while nobody holds any more of that
-//! counter, which waits for the next that does.
+//! counter, which waits for the next that does, or that is denied ([`super::overdue`]).
 
 use std::mem::take;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::backend::{Charge, Outcome, Outcomes};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::hold::Id;
 use crate::kernel::rate::Step;
-use crate::kernel::units::Hits;
+use crate::kernel::units::{Hits, Nanos};
 
 /// The shortest term of a hold. Longer than any question waits: who decides too late finds that the
 /// hold is gone, and must say that it does not know.
@@ -72,6 +72,11 @@ impl Holder {
     pub(super) fn new(route: Route, key_prefix: &str, process: u64, deadline: Duration) -> Self {
         let term = SHORTEST_TERM.max(deadline.saturating_mul(2));
         Self { route, key_prefix: key_prefix.into(), process, term }
+    }
+
+    /// After which a hold is over, whatever becomes of its holder.
+    pub(super) fn term(&self) -> Nanos {
+        Nanos(u64::try_from(self.term.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 

@@ -24,6 +24,7 @@ mod holding;
 pub mod inspect;
 mod keep;
 mod options;
+mod overdue;
 mod pauses;
 mod permits;
 pub mod reference;
@@ -48,7 +49,7 @@ use super::heartbeat::{Heard, Round};
 use super::inside::{Counter, Inside};
 use super::lease::{Lent, Message};
 use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
-use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use super::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Called, LeaseCalled};
 use batch::{Asked, Calls, Come};
@@ -57,6 +58,7 @@ use codec::{Answer, NotUnderstood, heartbeat, lending};
 use connection::Live;
 use holding::{Holder, Holding};
 pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
+use overdue::Overdue;
 use route::Route;
 use steps::{Together, can_be_held};
 pub use stores::Stores;
@@ -114,6 +116,9 @@ pub struct Redis {
     calls: Arc<Calls<codec::Packed>>,
     messages: Arc<Calls<lending::Packed>>,
     holder: Arc<Holder>,
+    overdue: Overdue,
+    /// Whether all counters of this process live here, and under keys of ours.
+    is_alone: bool,
     key_prefix: String,
     deadline: Duration,
     connections: Arc<Counter>,
@@ -130,7 +135,23 @@ impl Redis {
         let calls = Calls::new(route.clone(), deadline, batching);
         let messages = Calls::new(route.clone(), deadline, batching);
         let holder = Arc::new(Holder::new(route.clone(), &key_prefix, process, deadline));
-        (Self { route, calls, messages, holder, key_prefix, deadline, connections }, kept)
+        let redis = Self {
+            route,
+            calls,
+            messages,
+            holder,
+            overdue: Overdue::default(),
+            is_alone: true,
+            key_prefix,
+            deadline,
+            connections,
+        };
+        (redis, kept)
+    }
+
+    /// The same, beside another store or other keys, with which a question may be divided.
+    fn among_others(self) -> Self {
+        Self { is_alone: false, ..self }
     }
 
     /// The slot of each charge's key; the one slot of all outside a Cluster.
@@ -286,7 +307,7 @@ fn not_understood(refused: &NotUnderstood) -> Cause {
 }
 
 impl Backend for Redis {
-    fn charge<'a>(&'a self, _now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         if charges.list.is_empty() {
             return Reply::Now(Outcomes::new());
         }
@@ -295,19 +316,29 @@ impl Backend for Redis {
         }
         let slots = self.slots(charges);
         let first = slots.first().copied().unwrap_or_default();
+        let together = Together::of(charges.rule);
         if slots.iter().all(|slot| *slot == first) {
-            return match self.route.live(first) {
-                Ok(_) => Reply::Later(Box::pin(self.ask(first, charges))),
-                Err(cause) => Reply::Now(failed(charges, cause)),
+            let may_be_held = || charges.list.iter().any(|charge| self.held_for(charge).is_some());
+            return match (self.route.live(first), together) {
+                (Err(cause), _) => Reply::Now(failed(charges, cause)),
+                (Ok(_), Some(together)) if may_be_held() => {
+                    Reply::Later(Box::pin(self.ask_and_look(now, first, charges, together)))
+                }
+                (Ok(_), _) => Reply::Later(Box::pin(self.ask(first, charges))),
             };
         }
-        let together = Together::of(charges.rule);
         Reply::Later(Box::pin(async move {
             match together {
                 Some(together) => self.in_two_steps(charges, together).await,
                 None => self.ask_each(charges, &slots).await,
             }
         }))
+    }
+
+    fn held_for(&self, charge: &Charge) -> Option<Nanos> {
+        // One home is one slot.
+        let is_whole = !self.route.is_clustered() || matches!(charge.home, Home::OfAll(_));
+        (!self.is_alone || !is_whole).then(|| self.holder.term())
     }
 
     fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {

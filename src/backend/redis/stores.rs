@@ -67,13 +67,16 @@ impl Stores {
     /// The same, but limits per second are counted in `store`.
     #[must_use]
     pub fn with_per_second(self, store: Redis) -> Self {
-        Self { per_second: Some(store), ..self }
+        let per_second = Some(store.among_others());
+        Self { main: self.main.among_others(), per_second, reference: self.reference }
     }
 
     /// The same, but keys of the reference's spelling are counted as the reference does.
     #[must_use]
     pub fn with_reference(self, options: reference::Options) -> Self {
-        Self { reference: Some(Reference::new(options)), ..self }
+        let reference = Some(Reference::new(options));
+        let per_second = self.per_second.map(Redis::among_others);
+        Self { main: self.main.among_others(), per_second, reference }
     }
 
     fn place(&self, charge: &Charge) -> Place {
@@ -279,6 +282,11 @@ impl Backend for Stores {
             }
             _ => self.store(place).charge(now, charges),
         }
+    }
+
+    /// Whether a domain has limits of both stores or both kinds of keys is not known here: where there are both, it may.
+    fn held_for(&self, charge: &Charge) -> Option<Nanos> {
+        self.store(self.place(charge)).held_for(charge)
     }
 
     /// Keys of the reference's spelling are never leased.

@@ -158,6 +158,26 @@ fn of_two_denials_of_one_counter_that_for_fewer_hits_is_kept_while_it_lasts() {
 }
 
 #[test]
+fn a_denial_that_may_be_due_to_a_hold_is_known_for_that_long_and_tells_the_whole_wait() {
+    let (sent, answered, revision) = (Nanos(10), Nanos(15), Revision(1));
+    let under = ledger(0, 1, 0).under;
+    let known = |retry_after: u64, held_for: u64, at: u64| {
+        let call = Call { sent, answered, revision };
+        let denial = Denial::new(Hits(1), Nanos(retry_after), Room::default(), call);
+        let denial = denial.held(Some(Nanos(held_for)), call);
+        Ledger { hash: [0; 2], under, denial }.answer(under, Hits(1), Nanos(at))
+    };
+    let waits = |step| match step {
+        Some(Step::Deny { retry_after, .. }) => Some(retry_after.0),
+        _ => None,
+    };
+    assert_eq!(waits(known(1_000, 100, 109)), Some(906), "it passes at 1,015 for certain");
+    assert_eq!(waits(known(1_000, 100, 110)), None);
+    assert_eq!(waits(known(50, 100, 59)), Some(6));
+    assert_eq!(waits(known(50, 100, 60)), None, "it is over before a hold would be");
+}
+
+#[test]
 fn a_denial_that_may_be_of_before_a_refund_is_not_remembered() {
     let ledgers = Ledgers::new();
     let strategy = ledger(0, 1, 0).under.1;
@@ -171,7 +191,8 @@ fn a_denial_that_may_be_of_before_a_refund_is_not_remembered() {
         per_second: false,
     };
     let learn = |sent: u64, answered: u64| {
-        let call = Call { sent: Nanos(sent), answered: Nanos(answered), revision: Revision(1) };
+        let (sent, answered, revision) = (Nanos(sent), Nanos(answered), Revision(1));
+        let call = Call { sent, answered, revision };
         let denial = Denial::new(Hits(1), Nanos(1_000), Room::default(), call);
         ledgers.remember(&charge, denial, call);
         known(&ledgers.shard(ledgers.hash(&key))).len()

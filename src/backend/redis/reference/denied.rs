@@ -1,7 +1,7 @@
 //! The counters that are known to be over their limit, so that nobody has to be asked.
 //!
 //! Guarantees: at most so many bytes, and 4 KiB beside them; a key is known until its window ends, which
-//! its own text names, or until hits are given back to it here: what was asked before that and is answered
+//! its own text names, until it was said to be at the longest, or until hits are given back to it here: what was asked before that and is answered
 //! after it is not remembered. Who forgets errs on the side of asking.
 //! Leaves out: taking part when the store was not asked; a changed limit, which the reference does
 //! not heed here either.

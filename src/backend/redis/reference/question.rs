@@ -161,7 +161,7 @@ impl Question<'_> {
         if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
             && u64::from(counter.window.limit()) < held
         {
-            self.reference.denied.remember(&counter.key, counter.end, self.now, before);
+            self.reference.denied.remember(&counter.key, self.is_over_until(counter), now, before);
         }
         let asked = |held| Held { held, is_remembered: false };
         match reply {
@@ -177,6 +177,16 @@ impl Question<'_> {
             Reply::GivenBack(held) => Outcome::Refunded(Step::Admit(counter.room(held, now))),
             Reply::Failed(cause) => Outcome::Failed(cause),
         }
+    }
+
+    /// Until when a counter that is over stays so for certain: hits of a question that several places decide
+    /// may be given back.
+    fn is_over_until(&self, counter: &Counter) -> Nanos {
+        let is_for_itself = matches!(self.charges.rule, Rule::Each);
+        if is_for_itself && self.decided == Decided::Here {
+            return counter.end;
+        }
+        counter.end.min(self.now.plus(self.redis.holder.term()))
     }
 
     /// The hits of a charge and of those before it to the same counter.

@@ -1,0 +1,143 @@
+//! Questions that one place denies though nobody may hold any more what it has: a holder that is gone.
+//!
+//! Guarantees: such a question is asked once more, with holds, before which the store gives back those that are
+//! over; both times together are within its deadline, and where the second comes to nothing the denial
+//! stands. Of all counters at most [`PLACES`] are looked at in a term, and each at most once, so that denials
+//! without end cost the store next to nothing more.
+//! Leaves out: fairness. Counters of one place take turns by chance: where more than there are places are denied
+//! all the time, a look may take several terms to come. A question that names a counter twice or gives
+//! hits back is not asked again.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::holding::Holding;
+use super::steps::{Together, can_be_held};
+use super::{Cause, Redis, failed};
+use crate::backend::{Charges, Outcome, Outcomes};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::Step;
+use crate::kernel::units::Nanos;
+
+/// Looks in a term: some milliseconds of the store's time.
+const PLACES: usize = 256;
+
+/// When one of the counters of each place was last looked at.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    looked: [AtomicU64; PLACES],
+    random: RandomState,
+}
+
+impl Default for Overdue {
+    fn default() -> Self {
+        Self { looked: [const { AtomicU64::new(0) }; PLACES], random: RandomState::new() }
+    }
+}
+
+impl Overdue {
+    /// Whether a look at `key` is due at `now`; who is told so looks.
+    pub(super) fn is_due(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
+        let place = self.random.hash_one(key.as_bytes()) % PLACES as u64;
+        let looked = &self.looked[usize::try_from(place).unwrap_or(0)];
+        let last = looked.load(Relaxed);
+        let is_due = last == 0 || term <= now.since(Nanos(last));
+        is_due && looked.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_ok()
+    }
+}
+
+impl Redis {
+    /// Asks one slot for what it decides `together`, and looks where that is denied and a look is due.
+    pub(super) async fn ask_and_look(
+        &self,
+        now: Nanos,
+        slot: u16,
+        charges: &Charges,
+        together: Together,
+    ) -> Outcomes {
+        let patience = self.deadline / 2;
+        let mut asking = pin!(self.ask(slot, charges));
+        let Ok(outcomes) = timeout(patience, &mut asking).await else { return asking.await };
+        if !self.is_overdue(now, charges, together, &outcomes) {
+            return outcomes;
+        }
+        self.look(charges, together, patience / 2).await.unwrap_or(outcomes)
+    }
+
+    /// Whether a look is due at what denies the question.
+    fn is_overdue(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        together: Together,
+        outcomes: &Outcomes,
+    ) -> bool {
+        let (list, term) = (&charges.list, self.holder.term());
+        let is_known = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stepped(_)));
+        if !is_known || !together.deny(list, &places(charges), outcomes) {
+            return false;
+        }
+        let denies = |outcome: &Outcome| matches!(outcome, Outcome::Stepped(Step::Deny { .. }));
+        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| denies(outcome));
+        denied.any(|(charge, _)| self.overdue.is_due(&charge.key, now, term))
+            && (0..list.len()).all(|at| can_be_held(list, at))
+    }
+
+    /// Holds all charges, and keeps them or gives them back; each step waits for `patience`. Nothing where
+    /// the store did not say whether they are held: then none stays charged.
+    async fn look(
+        &self,
+        charges: &Charges,
+        together: Together,
+        patience: Duration,
+    ) -> Option<Outcomes> {
+        let (mut holding, mut outcomes) = (Holding::default(), failed(charges, Cause::Late));
+        for (at, charge) in charges.list.iter().enumerate() {
+            holding.add(&self.holder, at, charge);
+        }
+        holding.hold(patience, &mut outcomes).await;
+        if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_))) {
+            return None;
+        }
+        if together.deny(&charges.list, &places(charges), &outcomes) {
+            holding.give_back(patience, &mut outcomes).await;
+        } else {
+            holding.keep(patience, &mut outcomes).await;
+        }
+        Some(outcomes)
+    }
+}
+
+fn places(charges: &Charges) -> Vec<usize> {
+    (0..charges.list.len()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Overdue, PLACES};
+    use crate::kernel::key::{CounterKey, Counting};
+    use crate::kernel::units::Nanos;
+
+    fn key(name: &str) -> CounterKey {
+        CounterKey::injective("d", [("k", name)].into_iter(), Counting::Gcra)
+    }
+
+    #[test]
+    fn a_counter_is_looked_at_once_in_a_term() {
+        let (overdue, term) = (Overdue::default(), Nanos(10));
+        let due = |now| overdue.is_due(&key("a"), Nanos(now), term);
+        assert_eq!([0, 1, 10, 11, 20, 21].map(due), [true, false, false, true, false, true]);
+    }
+
+    #[test]
+    fn of_however_many_counters_no_more_are_looked_at_in_a_term_than_there_are_places() {
+        let overdue = Overdue::default();
+        let due = |name: &u32| overdue.is_due(&key(&name.to_string()), Nanos(1), Nanos(10));
+        let looks = (0..100_000).filter(due).count();
+        assert_eq!(looks, PLACES, "of so many each place has some");
+    }
+}
