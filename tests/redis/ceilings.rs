@@ -444,7 +444,7 @@ impl Caller {
     async fn is_inside(&mut self, stood: bool) {
         let outlives = self.dice.once_in(8) && !self.patient;
         let (least, most) = if outlives { (TERM, LONG) } else { (Duration::from_millis(5), SHORT) };
-        let spread = u64::try_from((most - least).as_millis()).unwrap();
+        let spread = u64::try_from(most.saturating_sub(least).as_millis()).unwrap();
         let lasts = least + Duration::from_millis(self.dice.up_to(spread));
         self.inside.enters(stood);
         self.inside.stays(lasts).await;

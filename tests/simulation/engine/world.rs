@@ -404,8 +404,8 @@ impl World {
         for (at, inside) in inside.iter_mut().enumerate() {
             *inside = self.judges_one(at)?;
         }
-        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        if let Some(wrong) = all.filter_map(Replica::wrong).next() {
+        let mut all = self.places.iter().filter_map(|place| place.replica.as_ref());
+        if let Some(wrong) = all.find_map(Replica::wrong) {
             return Err(format!("{wrong}, tick {tick}"));
         }
         if WICKED + SETTLES < tick {
