@@ -127,12 +127,11 @@ fn a_limit_is_nearly_used_up_by_what_it_admits_at_once_whatever_it_admits_in_its
                   - key: window\n  rate_limit: {requests_per_unit: 10, unit: year, strategy: fixed_window}\n";
     let near = "sluicegate_descriptors_near_limit_total";
     // Beyond 0.8 of ten are the ninth and the tenth.
-    for (key, wanted) in [("burst", 2), ("window", 2)] {
+    for key in ["burst", "window"] {
         let stage = Stage::with(limits, &["--near-limit-ratio", "0.8"]);
-        for nth in 1..=10 {
-            assert_eq!(stage.answer(vec![of(key, "v")]).overall_code(), Code::Ok, "{key}: {nth}");
-            assert_eq!(stage.metric(near), if nth <= 8 { 0 } else { nth - 8 }, "{key}: {nth}");
+        for counted in [0, 0, 0, 0, 0, 0, 0, 0, 1, 2] {
+            assert_eq!(stage.answer(vec![of(key, "v")]).overall_code(), Code::Ok, "{key}");
+            assert_eq!(stage.metric(near), counted, "{key}");
         }
-        assert_eq!(stage.metric(near), wanted);
     }
 }

@@ -100,11 +100,14 @@ async fn a_peek_answers_for_the_key_and_spends_nothing() {
     }
 }
 
+/// At which millisecond how many are left, and for how many milliseconds.
+type Left = (u64, (u64, u64));
+
 /// A hundred a second, of which 90 are charged and 10 lent at 0 s: what is left, and until when, at some milliseconds.
 #[tokio::test]
 async fn what_is_left_is_not_what_was_left_when_the_store_was_last_asked() {
     let all = (100, 0);
-    let laws: [(&str, &[(u64, (u64, u64))]); 3] = [
+    let laws: [(&str, &[Left]); 3] = [
         (
             "fixed_window",
             &[

@@ -104,6 +104,7 @@ fn what_a_holder_that_was_killed_held_is_given_back_to_questions_in_one_place_to
     is_given_back_after_a_kill(ask_only);
 }
 
+#[expect(clippy::print_stdout, reason = "what was seen is what a test of a fault is for")]
 fn is_given_back_after_a_kill(ask: fn(&Service, &[&str], u64) -> Option<u16>) {
     for_a_day_with_a_minute_left();
     let (two, dir) = (Two::new(), tempfile::tempdir().unwrap());

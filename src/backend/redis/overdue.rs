@@ -81,8 +81,8 @@ impl Redis {
         if !is_known || !together.deny(list, &places(charges), outcomes) {
             return false;
         }
-        let denies = |outcome: &Outcome| matches!(outcome, Outcome::Stepped(Step::Deny { .. }));
-        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| denies(outcome));
+        let says_no = |outcome: &Outcome| matches!(outcome, Outcome::Stepped(Step::Deny { .. }));
+        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| says_no(outcome));
         denied.any(|(charge, _)| self.overdue.is_due(&charge.key, now, term))
             && (0..list.len()).all(|at| can_be_held(list, at))
     }

@@ -95,7 +95,8 @@ async fn check(State(port): State<Arc<Port>>, request: Request<Body>) -> Respons
     let (head, _) = request.into_parts();
     let span = question(Protocol::Nginx, &head.headers);
     let peer = Peer::of(&head.extensions);
-    let answer = nginx::answer(&port.ask, &port.holds, &head.headers);
+    // Boxed: what a question takes is not moved about with what waits for it.
+    let answer = Box::pin(nginx::answer(&port.ask, &port.holds, &head.headers));
     unless_left(&peer, span.around(answer)).await
 }
 
