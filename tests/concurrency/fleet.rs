@@ -147,7 +147,7 @@ impl Replica {
     /// One that waits for an answer as long as it takes.
     fn patient(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
         let life = Nanos::from_secs(1_000);
-        Self::of(store, name, ceiling, (life, Duration::from_secs(3_600), 100))
+        Self::of(store, name, ceiling, (life, Duration::from_secs(3_600), 1_000))
     }
 
     /// One of at most `most` buckets.
