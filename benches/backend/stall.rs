@@ -4,7 +4,7 @@
 //! most, whether or not earlier ones were answered, and a question's time counts from when it was due.
 //! First without a stall, then with one of a minute, on the same service. What the service says it took is its
 //! own histogram, from a message decoded to its reply. Where answers were late, a table says when they were due,
-//! and what the processors did then.
+//! what the processors did then, and for how long a thread that asked for a millisecond of sleep was not woken.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
@@ -87,8 +87,8 @@ struct Seen {
     /// Of the service's own times, those beyond the deadline and five milliseconds, and all.
     late: u64,
     answered: u64,
-    /// Bytes of the service, least and most.
-    memory: (u64, u64),
+    /// Bytes of the service, each second.
+    memory: Vec<u64>,
 }
 
 /// What it was like after the Redis went on.
@@ -107,7 +107,7 @@ impl Load<'_> {
         let (began, failures) = (soon(), self.server.failures());
         let calm = async {
             tokio::time::sleep(CALM).await;
-            (0, 0)
+            Vec::new()
         };
         let seen = self.during(began, calm).await;
         row(
@@ -140,7 +140,7 @@ impl Load<'_> {
     }
 
     /// Asks while `what` lasts.
-    async fn during(&self, began: Instant, what: impl Future<Output = (u64, u64)>) -> Seen {
+    async fn during(&self, began: Instant, what: impl Future<Output = Vec<u64>>) -> Seen {
         let before = self.times();
         let over = Arc::new(AtomicBool::new(false));
         let whose = [self.server.process.id(), std::process::id(), self.store.process.id()];
@@ -163,18 +163,18 @@ impl Load<'_> {
         (all - in_time, all)
     }
 
-    /// The least and the most memory of the service for so long, but for what it takes at first.
-    async fn memory_over(&self, time: Duration) -> (u64, u64) {
-        let (began, mut least, mut most) = (Instant::now(), u64::MAX, 0);
+    /// The memory of the service for so long, each second, but for what it takes at first.
+    async fn memory_over(&self, time: Duration) -> Vec<u64> {
+        let (began, mut memory) = (Instant::now(), Vec::new());
         tokio::time::sleep(AT_FIRST).await;
         while began.elapsed() < time {
-            tokio::time::sleep(Duration::from_secs(1)).await;
             let statm = format!("/proc/{}/statm", self.server.process.id());
             let statm = std::fs::read_to_string(statm).unwrap();
             let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
-            (least, most) = (least.min(pages * 4096), most.max(pages * 4096));
+            memory.push(pages * 4096);
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        (least, most)
+        memory
     }
 
     /// How long it takes until the service says that its store answers.
@@ -214,9 +214,10 @@ impl Seen {
         row("  at the client, slowest", millis(1.0), "ms", "30");
         row("  answers of the service later than 20 ms", self.late as f64, "", "0");
         row("  of all its answers", self.answered as f64, "", "");
-        if 0 < self.memory.1 {
-            row("  memory, from the fifth second on, least", self.memory.0 as f64 / 1e6, "MB", "");
-            row("  memory, from the fifth second on, most", self.memory.1 as f64 / 1e6, "MB", "");
+        // Each fifth of the time for itself: what grows without an end is more in each.
+        for (nth, fifth) in self.memory.chunks(self.memory.len().div_ceil(5).max(1)).enumerate() {
+            let most = fifth.iter().max().map_or(0.0, |most| *most as f64 / 1e6);
+            row(&format!("  memory, most, in part {} of five", nth + 1), most, "MB", "");
         }
     }
 
@@ -234,15 +235,16 @@ impl Seen {
             }
             if !is_headed {
                 println!(
-                    "  late: from second  answers   percent: service client  redis others stolen"
+                    "  late: from second  answers   percent: service client  redis others stolen   pause, ms"
                 );
                 is_headed = true;
             }
             let [service, client, redis, all, stolen] = to.since(from);
             let others = (all - service - client - redis).max(0.0);
             println!(
-                "  {:>17.2} {late:>8} {service:>18.0} {client:>6.0} {redis:>6.0} {others:>6.0} {stolen:>6.0}",
-                from.at.as_secs_f64()
+                "  {:>17.2} {late:>8} {service:>18.0} {client:>6.0} {redis:>6.0} {others:>6.0} {stolen:>6.0} {:>11.0}",
+                from.at.as_secs_f64(),
+                to.pause.as_secs_f64() * 1e3
             );
         }
     }
@@ -253,6 +255,8 @@ struct Look {
     at: Duration,
     /// Nanoseconds.
     spent: [u64; 5],
+    /// The longest time since the look before in which one who slept for a millisecond was not woken.
+    pause: Duration,
 }
 
 impl Look {
@@ -262,7 +266,8 @@ impl Look {
         let ticks = |n: usize| stat.split_whitespace().nth(n).unwrap().parse::<u64>().unwrap();
         // user, nice, system, irq, softirq; and steal.
         let all = [1, 2, 3, 6, 7].map(ticks).iter().sum::<u64>() * 10_000_000;
-        Self { at: began.elapsed(), spent: [service, client, redis, all, ticks(8) * 10_000_000] }
+        let spent = [service, client, redis, all, ticks(8) * 10_000_000];
+        Self { at: began.elapsed(), spent, pause: Duration::ZERO }
     }
 
     /// Percent of one processor.
@@ -282,6 +287,18 @@ fn on_processors(process: u32) -> u64 {
     schedstats.filter_map(spent).sum()
 }
 
+/// The longest time beyond a millisecond that a thread was asleep which asked for one, again and again for so long: where
+/// the processors are not full nobody ran then, the machine stood still.
+fn longest_pause(time: Duration) -> Duration {
+    let (began, mut longest) = (Instant::now(), Duration::ZERO);
+    while began.elapsed() < time {
+        let slept = Instant::now();
+        std::thread::sleep(Duration::from_millis(1));
+        longest = longest.max(slept.elapsed().saturating_sub(Duration::from_millis(1)));
+    }
+    longest
+}
+
 /// A thread that looks at the processors.
 struct Looking {
     over: Arc<AtomicBool>,
@@ -294,11 +311,12 @@ impl Looking {
         let is_over = Arc::clone(&over);
         let thread = std::thread::spawn(move || {
             let mut looks = Vec::new();
+            let mut pause = Duration::ZERO;
             while !is_over.load(Relaxed) {
-                looks.push(Look::now(began, whose));
-                std::thread::sleep(LOOK);
+                looks.push(Look { pause, ..Look::now(began, whose) });
+                pause = longest_pause(LOOK);
             }
-            looks.push(Look::now(began, whose));
+            looks.push(Look { pause, ..Look::now(began, whose) });
             looks
         });
         Self { over, thread }

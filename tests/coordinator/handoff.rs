@@ -333,32 +333,29 @@ fn who_made_way_does_not_take_back_what_the_first_in_line_waits_for() {
     assert_eq!(store.round(52, &mut first, &hungry(0)), Share(1));
 }
 
-#[test]
-fn a_falling_ceiling_lowers_each_to_its_part_and_none_below_it() {
+/// Two that want all have shares of 5, the first 5 in flight and the other as many as are given; then the ceiling of 10
+/// falls to 4.
+fn fallen(others: u64) -> (Store, Member, Member) {
     let mut store = Store::new(fixed(10));
     let (mut one, mut two) = (member(1, 1), member(2, 1));
-    store.round(0, &mut one, &hungry(0));
-    store.round(0, &mut two, &hungry(0));
-    for now in 1..4 {
-        store.round(now, &mut one, &hungry(5));
-        store.round(now, &mut two, &hungry(5));
+    for now in 0..4 {
+        store.round(now, &mut one, &hungry(if now == 0 { 0 } else { 5 }));
+        store.round(now, &mut two, &hungry(if now == 0 { 0 } else { others }));
     }
     store.law = fixed(4);
+    (store, one, two)
+}
+
+#[test]
+fn a_falling_ceiling_lowers_each_to_its_part_and_none_below_it() {
+    let (mut store, mut one, mut two) = fallen(5);
     assert_eq!(store.round(10, &mut one, &hungry(2)), Share(2));
     assert_eq!(store.round(10, &mut two, &hungry(5)), Share(2));
 }
 
 #[test]
 fn while_requests_above_a_fallen_share_go_on_nobody_else_begins_some_in_their_place() {
-    let mut store = Store::new(fixed(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
-    store.round(0, &mut one, &hungry(0));
-    store.round(0, &mut two, &hungry(0));
-    for now in 1..4 {
-        store.round(now, &mut one, &hungry(5));
-        store.round(now, &mut two, &hungry(0));
-    }
-    store.law = fixed(4);
+    let (mut store, mut one, mut two) = fallen(0);
     assert_eq!(store.round(10, &mut one, &hungry(5)), Share(2));
     assert_eq!(store.round(10, &mut two, &hungry(0)), Share(0), "5 are in flight, of 4");
     assert_eq!(store.round(11, &mut one, &hungry(3)), Share(2));
