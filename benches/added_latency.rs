@@ -3,7 +3,8 @@
 //! Four Envoys with the shipped configurations, one of them without any filter of ours, stand before one upstream. One
 //! client with one connection asks them in turns, so that whatever else the machine does is shared by all. What is
 //! compared is the median of one request, from its first byte sent to its last byte read. Each hook adds wakes of sleeping
-//! threads; what the machine takes for these says a last line, of the upstream asked without an Envoy.
+//! threads, which takes a virtual machine far longer where its idle processors halt; so all is measured twice, with
+//! processors that halt as they like and with processors that are kept awake, where that may be asked for.
 //! `cargo bench --bench added_latency` prints a table; it needs the Envoy that `scripts/test.sh` installs.
 
 #![allow(missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used)]
@@ -13,6 +14,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+#[path = "support/awake.rs"]
+mod awake;
+
+use awake::Awake;
 
 const ROUNDS: usize = 15;
 const REQUESTS: usize = 1_000;
@@ -57,6 +63,19 @@ fn main() {
         running.push(envoy);
         clients.push(client(ingress));
     }
+    println!("one request, p50 over {ROUNDS} rounds of {REQUESTS}, one connection");
+    println!("\nidle processors halt as they like");
+    measure(&mut clients, &mut direct);
+    println!();
+    if let Some(_awake) = Awake::or_say() {
+        measure(&mut clients, &mut direct);
+    }
+    drop(running);
+    std::fs::remove_dir_all(home).unwrap();
+}
+
+/// Asks all in turns.
+fn measure(clients: &mut [TcpStream], direct: &mut TcpStream) {
     let (mut medians, mut alone) = (vec![Vec::new(); CASES.len()], Vec::new());
     for round in 0..=ROUNDS {
         for (client, medians) in clients.iter_mut().zip(&mut medians) {
@@ -64,16 +83,13 @@ fn main() {
             // The first round warms up.
             medians.extend((0 < round).then_some(median));
         }
-        alone.push(median((0..REQUESTS).map(|_| ask(&mut direct)).collect()));
+        alone.push(median((0..REQUESTS).map(|_| ask(direct)).collect()));
     }
     print(&medians);
-    println!("\nno Envoy, {} us: two threads that wake each other", median(alone).as_micros());
-    drop(running);
-    std::fs::remove_dir_all(home).unwrap();
+    println!("no Envoy, {} us: two threads that wake each other", median(alone).as_micros());
 }
 
 fn print(medians: &[Vec<Duration>]) {
-    println!("one request, p50 over {ROUNDS} rounds of {REQUESTS}, one connection\n");
     println!(
         "{:<24} {:>10} {:>10} {:>10} {:>14}",
         "hook", "p50", "added", "at most", "added/at most"

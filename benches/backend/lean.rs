@@ -72,9 +72,10 @@ pub(crate) async fn ask(
     }
     let mut taken = Vec::new();
     for task in tasks {
-        taken.append(&mut task.await.unwrap());
+        taken.push(task.await.unwrap());
     }
-    taken
+    // Once all have ended: to copy half a million makes those wait that others still hear.
+    taken.into_iter().flatten().collect()
 }
 
 /// A question: since when it waits, for as long as it does; whether its answer came, which its stream may outlast.

@@ -10,6 +10,8 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+#[path = "../support/awake.rs"]
+mod awake;
 #[path = "../support/charges.rs"]
 mod charges;
 mod lean;
@@ -45,6 +47,7 @@ use sluicegate::kernel::units::Nanos;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
+use awake::Awake;
 use charges::{Way, asked, evalsha};
 
 const CONNECTIONS: usize = 4;
@@ -105,21 +108,29 @@ fn server(store: &Store) {
     row("  ratio, 128 in flight over 4 connections", ratio, "", "2.0");
 }
 
-/// How long one question of one descriptor takes its caller, alone.
+/// How long one question of one descriptor takes its caller, alone: with processors that halt as they like, and awake.
 fn latency(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let server =
         Server::start(dir.path(), &["--backend", &store.url(), "--backend-deadline", "10s"]);
     let memory = Server::start(dir.path(), &["--backend", "memory"]);
-    let client = tokio(1);
-    for (name, server, bound) in [("strict", &server, "250"), ("memory", &memory, "")] {
-        let mut took = client.block_on(one_after_the_other(server));
-        took.sort_unstable();
-        let micros = |part: usize| took[took.len() * part / 100].as_nanos() as f64 / 1_000.0;
-        row(&format!("one question at 1 in flight, {name}, p50"), micros(50), "us", bound);
-        row(&format!("one question at 1 in flight, {name}, p99"), micros(99), "us", "");
+    let both = |halting: &str| {
+        alone(&server, &format!("strict{halting}"), "250");
+        alone(&memory, &format!("memory{halting}"), "");
+    };
+    both("");
+    if let Some(_awake) = Awake::please() {
+        both(", processors awake");
     }
+}
+
+fn alone(server: &Server, name: &str, bound: &str) {
+    let mut took = tokio(1).block_on(one_after_the_other(server));
+    took.sort_unstable();
+    let micros = |part: usize| took[took.len() * part / 100].as_nanos() as f64 / 1_000.0;
+    row(&format!("one question at 1 in flight, {name}, p50"), micros(50), "us", bound);
+    row(&format!("one question at 1 in flight, {name}, p99"), micros(99), "us", "");
 }
 
 async fn one_after_the_other(server: &Server) -> Vec<Duration> {

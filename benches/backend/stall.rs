@@ -3,7 +3,8 @@
 //! The load is open: questions are asked when they are due, at half of the rate that the service answers at
 //! most, whether or not earlier ones were answered, and a question's time counts from when it was due.
 //! First without a stall, then with one of a minute, on the same service. What the service says it took is its
-//! own histogram, from a message decoded to its reply. Where answers were late, a table says when they were due,
+//! own histogram, from a message decoded to its reply. Idle processors are kept awake, where that may be asked for: how
+//! late a host wakes them is not the service's doing. Where answers were late, a table says when they were due,
 //! what the processors did then, and for how long a thread that asked for a millisecond of sleep was not woken.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use super::awake::Awake;
 use super::lean::{self, Pace, Taken};
 use super::{CONNECTIONS, IN_FLIGHT, Server, Store, row, tokio};
 
@@ -36,6 +38,7 @@ const NORMAL: Duration = Duration::from_secs(1);
 const SATURATED: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(store: &Store) {
+    let _awake = Awake::or_say();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let flags = ["--backend", &store.url(), "--backend-deadline", DEADLINE];
