@@ -34,7 +34,7 @@ outcome() {
     elif [ "$code" = 124 ]; then
         printf 'nothing within %s s\n' "$seconds"
     else
-        printf 'violation %s\n' "$(sed -n 's/^Invariant [0-9]* (\(.*\)) violated.*/\1/p' "$log" | head -n 1)"
+        printf 'violation %s\n' "$(sed -nE 's/^Invariant [0-9]+ \((.*)\) violated.*/\1/p; s/^Liveness property violated: *//p' "$log" | head -n 1)"
     fi
 }
 

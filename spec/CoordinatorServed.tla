@@ -6,7 +6,9 @@
 (* turn is over. Safety is in Coordinator.tla, for any split.                *)
 EXTENDS Naturals, FiniteSets
 
-CONSTANTS N, Ceiling
+CONSTANTS
+    N, Ceiling,
+    Variant     \* "none", or the rule that is left out
 
 VARIABLES
     hold,   \* the share in force
@@ -46,12 +48,12 @@ Reserved(m) ==
     IN  S[N]
 
 \* Permits that those ahead in the line wait for: they are not free for who comes behind.
-Owed(m) == IF Ceiling < N THEN Cardinality({k \in Ahead(m) : granted[k] = 0}) ELSE 0
+Owed(m) == IF Ceiling < N /\ Variant # "notowed" THEN Cardinality({k \in Ahead(m) : granted[k] = 0}) ELSE 0
 Free(m) == Less(Less(Ceiling, Reserved(m)), Owed(m))
 
 \* A heartbeat, its answer, and its application.
 Round(m) ==
-    \E share \in {Min(Fair(m), Max(hold[m], Free(m)))} :
+    \E share \in {IF Variant = "keeps" THEN Max(hold[m], Min(Fair(m), Free(m))) ELSE Min(Fair(m), Max(hold[m], Free(m)))} :
         /\ held' = [held EXCEPT ![m] = hold[m]]
         /\ granted' = [granted EXCEPT ![m] = share]
         /\ hold' = [hold EXCEPT ![m] = share]

@@ -184,7 +184,7 @@ Repeat(q, r) ==
 Receive(q) ==
     \E r \in {book[q.m]} :
         /\ \/ r.num < q.num /\ Turn(q, r)
-           \/ r.num = q.num /\ (Doubled \/ ~r.passed) /\ Repeat(q, r)
+           \/ r.num = q.num /\ (Doubled \/ ~r.passed) /\ (Flaw # "stays_denied" \/ r.passed) /\ Repeat(q, r)
         /\ UNCHANGED <<pos, ledger>>
 
 -----------------------------------------------------------------------------
@@ -194,8 +194,8 @@ Older(r) ==
         held == IF left = 0 THEN 0 ELSE r.held
         fresh == IF left = 0 \/ (~Bucket /\ pos + 1 = Length) THEN 0 ELSE r.fresh
     IN
-    IF r.kept <= 1 THEN NoRecord
-    ELSE [r EXCEPT !.left = left, !.kept = @ - 1, !.held = held, !.fresh = fresh,
+    IF r.kept <= 1 /\ (Flaw # "stays_denied" \/ r.passed) THEN NoRecord
+    ELSE [r EXCEPT !.left = left, !.kept = Max(0, @ - 1), !.held = held, !.fresh = fresh,
                    !.granted = IF left = 0 THEN 0 ELSE @]
 
 Aged(l) ==
@@ -246,9 +246,9 @@ Charged == Less # 0 \/ Limit + Sum(Members, Balances) <= count + room
 
 WithinLaw == 0 <= count /\ count <= Limit
 
-\* A denied question passes at last, if it is put again and nobody's messages come twice.
-Denied(m) == \E q \in asks : q.m = m /\ 0 < q.hits /\ book[m].num = q.num /\ ~book[m].passed
-ServedAgain == \A m \in Members : Denied(m) ~> ~Denied(m)
+\* A question passes at last, if it is put again and nobody's messages come twice: what has passed is not among them.
+Waits(m) == \E q \in asks : q.m = m /\ 0 < q.hits
+ServedAgain == \A m \in Members : Waits(m) ~> ~Waits(m)
 
 FairSpec == Spec /\ WF_vars(Tick) /\ WF_vars(\E q \in asks : Receive(q))
 =============================================================================
