@@ -3,7 +3,7 @@
 //! A virtual machine whose processor halts gives it back to its host, and is given one again tens of microseconds later, or
 //! milliseconds where the host is busy: each wake of a sleeping thread is that much longer, whatever the thread belongs to.
 //! Linux keeps processors awake while a program asks for it, as benches of latency commonly do (`/dev/cpu_dma_latency`,
-//! Documentation/power/pm_qos_interface.rst); it takes root.
+//! the `pm_qos_interface` of its documentation); it takes root.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
