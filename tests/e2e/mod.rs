@@ -17,6 +17,7 @@ mod nginx;
 mod nginx_endings;
 mod observed;
 mod rollout;
+mod routes;
 mod upstream;
 mod visits;
 
