@@ -35,9 +35,11 @@ const MOST: usize = 200_000;
 /// Where a release comes from; nobody can tell apart those without an address.
 type Source = Option<IpAddr>;
 
+type Known = Register<Box<str>, Source, Permits>;
+
 /// What ids hold.
 #[derive(Debug)]
-pub(super) struct Ids(Mutex<Register<Box<str>, Source, Permits>>);
+pub(super) struct Ids(Mutex<Known>);
 
 /// An id for which an answer is sought; dropped, it may be asked with again. Where it was given nothing until then,
 /// whatever the reason, that is noted.
@@ -50,10 +52,11 @@ struct Claim<'e> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let ids = &self.engine.ids;
-        ids.0.lock().unclaim(&self.id);
+        let mut ids = self.engine.ids.0.lock();
+        ids.unclaim(&self.id);
+        // Before anybody else may ask with it: the note would swallow the release of one that waits.
         if !self.given {
-            ids.note_nothing(self.engine.clock().steady(), &self.id);
+            note_nothing(&mut ids, self.engine.clock().steady(), &self.id);
         }
     }
 }
@@ -67,36 +70,26 @@ impl Ids {
     /// What deadlines left of them is given back.
     fn claim(&self, now: Nanos, id: Box<str>) -> Option<Box<str>> {
         let mut ids = self.0.lock();
-        let before = ids.held(&id).filter(|permits| !permits.is_empty());
-        let holds = before.map(|permits| permits.is_held());
+        let holds = ids.held(&id).map(|permits| permits.is_held());
         if holds == Some(true) || !ids.claim(id.clone()) {
             return None;
         }
-        let over = holds.map(|_| ids.release(now, &id, &None));
+        // Also that it was given nothing: the release of one that waits must not find that.
+        let before = holds.map(|_| ids.release(now, &id, &None));
         drop(ids);
-        if over.is_some() {
+        if matches!(&before, Some(Released::Held(permits)) if !permits.is_empty()) {
             IdSeen(IdEvent::Expired).emit();
         }
         Some(id)
     }
+}
 
-    /// Forgets that `id` holds nothing: whoever was turned away may ask again.
-    fn forget_nothing(&self, now: Nanos, id: &str) {
-        let mut ids = self.0.lock();
-        let id = id.into();
-        if ids.held(&id).is_some_and(|permits| permits.is_empty()) {
-            ids.release(now, &id, &None);
-        }
-    }
-
-    /// Notes that `id` holds nothing, for as long as an early release would be noted: the release of
-    /// a request that was given nothing comes as well, and must not take an early one's place.
-    fn note_nothing(&self, now: Nanos, id: &str) {
-        let mut ids = self.0.lock();
-        if ids.len() < MOST {
-            let until = now.plus(ids.bounds().keep);
-            ids.acquire(now, id.into(), until, Permits::default());
-        }
+/// Notes that `id` holds nothing, for as long as an early release would be noted: the release of
+/// a request that was given nothing comes as well, and must not take an early one's place.
+fn note_nothing(ids: &mut Known, now: Nanos, id: &str) {
+    if ids.len() < MOST {
+        let until = now.plus(ids.bounds().keep);
+        ids.acquire(now, id.into(), until, Permits::default());
     }
 }
 
@@ -152,7 +145,6 @@ impl Engine {
         claim.given = true;
         let now = self.clock().steady();
         let until = now.plus(permits.longest_keep().unwrap_or_default());
-        self.ids.forget_nothing(now, &claim.id);
         let acquired = self.ids.0.lock().acquire(now, claim.id.clone(), until, permits);
         IdSeen(match acquired {
             Acquired::Held => IdEvent::Acquired,

@@ -659,6 +659,24 @@ fn the_release_of_one_that_left_the_queue_is_expected_and_takes_no_early_one_s_p
 }
 
 #[test]
+fn the_release_of_one_that_asks_again_and_waits_comes_before_what_it_takes() {
+    let engine = engine("- key: k\n  concurrency: {limit: 1, queue: {size: 1, timeout: 1h}}\n");
+    let asked = question(&[("k", "v")]);
+    let asks = |id, patience| Box::pin(engine.acquire((id, 0), &asked, &asked, patience));
+    block_on(async {
+        assert!(is_admitted(&asks(ID, None).await));
+        assert!(matches!(asks(OTHER, Some(Nanos(0))).await, Ok(Admitted::Rejected(..))));
+        let mut waits = asks(OTHER, None);
+        assert!(is_pending(waits.as_mut()));
+        engine.release(OTHER, None, Outcome::Ignored, None);
+        assert_eq!(engine.early_releases().0, 1);
+        assert!(engine.release(ID, None, Outcome::Success, None));
+        assert!(is_admitted(&waits.await));
+    });
+    assert_eq!((in_flight(&engine), engine.early_releases().0), (0, 0));
+}
+
+#[test]
 fn the_bounds_of_early_releases_are_those_that_the_engine_was_given() {
     let bounds = Bounds { per_source: 3, total: 5, keep: Nanos::SECOND };
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use tempfile::TempDir;
 
-use super::envoy::WhenDown;
-use super::in_flight::{HOOKS, over_all, shows};
+use super::envoy::{WhenDown, replace_once};
+use super::in_flight::{HOOKS, gauge, over_all, shows};
 use super::nginx::{Nginx, Shipped};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
@@ -250,6 +250,26 @@ fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
             assert!(denied.header("retry-after").is_some(), "{denied:?}");
             assert!(denied.header("ratelimit-policy").is_some(), "{denied:?}");
             scene.holds(0);
+        }
+    }
+}
+
+/// `error_page` catches this 403 as well, and by then the place is held.
+#[test]
+fn a_403_that_nginx_says_of_a_request_that_may_pass_reaches_the_client_and_gives_the_place_back() {
+    let files = tempfile::tempdir().unwrap();
+    // A directory without an index, which is not to be listed.
+    let serves = format!("root {};", files.path().display());
+    for by in BOTH {
+        let ceiling = over_all("limit: 1, reject: {status: 503}");
+        let scene = Scene::changed(by, &ceiling, Visits::listen(), |text| {
+            replace_once(text, "proxy_pass http://app;", &serves);
+        });
+        for asked in 1..=3 {
+            assert_eq!(scene.get().status, 403, "{by:?} {}", scene.nginx.log());
+            scene.holds(0);
+            let admitted = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
+            assert_eq!(gauge(scene.service.metrics, admitted), asked, "{by:?}");
         }
     }
 }

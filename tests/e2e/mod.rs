@@ -12,10 +12,12 @@ mod fleet;
 mod in_flight;
 mod in_nginx;
 mod leaving;
+mod measured;
 mod nginx;
 mod nginx_endings;
 mod observed;
 mod rollout;
+mod routes;
 mod upstream;
 mod visits;
 

@@ -6,11 +6,15 @@ use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Said;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
+use sluicegate::config::raw;
 use sluicegate::edge::grpc::ext_proc::HOOK;
 use sluicegate::edge::health::Ready;
 use tokio::sync::mpsc;
@@ -19,7 +23,7 @@ use tonic::{Code, Request, Status};
 
 use super::check::hooks;
 use super::grpc::{PROCESS, Served, served_with};
-use super::{ceiling_of, engine, two_a_minute};
+use super::{ceiling_of, config, engine, node, spanned, two_a_minute};
 use crate::waiting::{PATIENCE, soon};
 
 const ADDRESS: &str = r#"{"remote_address": {}}"#;
@@ -35,6 +39,14 @@ async fn first(
     message: Message,
 ) -> Result<ProcessingResponse, Status> {
     let asked = ProcessingRequest { request: Some(message), ..ProcessingRequest::default() };
+    answered(served, hook, asked).await
+}
+
+async fn answered(
+    served: &Served,
+    hook: Option<&'static str>,
+    asked: ProcessingRequest,
+) -> Result<ProcessingResponse, Status> {
     let mut request = Request::new(tokio_stream::iter([asked]));
     if let Some(hook) = hook {
         request.metadata_mut().insert(HOOK, hook.parse().unwrap());
@@ -63,6 +75,69 @@ async fn what_cannot_be_asked_is_refused_in_words() {
     let rest = passes.mode_override.expect("nothing is held");
     let skip = i32::from(HeaderSendMode::Skip);
     assert_eq!([rest.response_header_mode, rest.response_trailer_mode], [skip, skip]);
+}
+
+/// Where Envoy puts what it found in a route's metadata.
+const ROUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
+
+/// A request with one attribute, as Envoy sends it.
+fn with_attribute(name: &str, value: Kind) -> ProcessingRequest {
+    let fields = [(name.to_owned(), Value { kind: Some(value) })].into();
+    let attributes = [("envoy.filters.http.ext_proc".to_owned(), Struct { fields })].into();
+    let request = Some(Message::RequestHeaders(HttpHeaders::default()));
+    ProcessingRequest { request, attributes, ..ProcessingRequest::default() }
+}
+
+/// Which hook was asked, of a stream that names the first and a request with the second: `edge`, which is the first and finds
+/// nothing to ask about, or `other`, which denies.
+async fn asked(
+    served: &Served,
+    stream: Option<&'static str>,
+    request: ProcessingRequest,
+) -> Result<&'static str, Status> {
+    Ok(match answered(served, stream, request).await?.response.expect("an answer") {
+        Said::RequestHeaders(_) => "edge",
+        Said::ImmediateResponse(_) => "other",
+        said => panic!("{said:?}"),
+    })
+}
+
+async fn with_one_that_denies() -> Served {
+    let none = raw::RateLimit { unit: spanned("minute".into()), ..raw::RateLimit::default() };
+    let denies = r#"{"generic_key": {"descriptor_key": "none", "descriptor_value": "v"}}"#;
+    served_with(engine(config(vec![node("none", none)])), Ready::Yes, hooks(denies)).await
+}
+
+#[tokio::test]
+async fn the_stream_names_the_hook_or_else_its_route_does_or_else_it_is_the_first() {
+    let served = with_one_that_denies().await;
+    let text = |name: &str| Kind::StringValue(name.to_owned());
+    for (stream, route, hook) in [
+        (None, "other", "other"),
+        (None, "edge", "edge"),
+        (Some("edge"), "other", "edge"),
+        (Some("other"), "edge", "other"),
+        (Some("other"), "nobody", "other"),
+    ] {
+        let request = with_attribute(ROUTE, text(route));
+        assert_eq!(asked(&served, stream, request).await.unwrap(), hook, "{stream:?} {route}");
+    }
+    let elsewhere = with_attribute("xds.route_name", text("other"));
+    assert_eq!(asked(&served, None, elsewhere).await.unwrap(), "edge");
+}
+
+#[tokio::test]
+async fn a_route_that_names_no_hook_of_ours_or_no_text_is_refused_in_words() {
+    let served = with_one_that_denies().await;
+    let unknown = with_attribute(ROUTE, Kind::StringValue("nobody".into()));
+    let refused = asked(&served, None, unknown).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("\"nobody\"") && refused.message().contains("edge, other"));
+    for other in [Kind::NumberValue(7.0), Kind::BoolValue(true), Kind::NullValue(0)] {
+        let refused = asked(&served, None, with_attribute(ROUTE, other)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(ROUTE), "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -50,6 +50,10 @@ use crate::telemetry::trace;
 /// The gRPC header that names a hook; Envoy's configuration sets it, for a filter or for a route.
 pub const HOOK: &str = "x-sluicegate-hook";
 
+/// The attribute that names a hook where that header does not: the route's own metadata, which no client can set. Envoy
+/// keys an attribute by its expression, so that one spelling is read and no other.
+pub const ROUTE_HOOK: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
+
 /// How long an answer may take before Envoy is told that the request waits in a queue: well within
 /// Envoy's own patience, 200 ms by default, and longer than any answer without a queue.
 const SOON: Duration = Duration::from_millis(50);
@@ -188,10 +192,15 @@ impl Processor {
         first: &ProcessingRequest,
     ) -> Result<Result<RateLimitRequest, Unanswered>, Status> {
         let headers = headers(first)?;
+        let hook = hook.map_or_else(|| hook_of_route(first), |named| Ok(Some(named)))?;
+        let remote_address = match attribute(first, "source.address") {
+            Some(Kind::StringValue(address)) => Some(without_port(address)),
+            _ => None,
+        };
         let attributes = Attributes {
             header: &|name| headers.get(name).map(|value| Cow::Borrowed(value.as_str())),
             path: headers.get(":path").map_or("", String::as_str),
-            remote_address: attribute(first, "source.address").map(without_port),
+            remote_address,
             metadata: &|key| hook::text_at(first.metadata_context.as_ref(), key),
         };
         Ok(hook::request(&self.hooks, hook, &attributes))
@@ -319,13 +328,23 @@ fn by_name(headers: &HttpHeaders) -> HashMap<&str, String> {
     named
 }
 
-/// A text among the request's attributes, which Envoy sends where `request_attributes` asks for it.
-fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r str> {
-    let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
-    match found.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text),
-        _ => None,
+/// The hook that the request's route names, if it does.
+fn hook_of_route(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
+    match attribute(request, ROUTE_HOOK) {
+        None => Ok(None),
+        Some(Kind::StringValue(name)) => Ok(Some(name)),
+        // Not the first hook: what its route wants is not known.
+        Some(_) => {
+            let message = format!("the attribute {ROUTE_HOOK} names a hook, and is no text");
+            Err(Status::invalid_argument(message))
+        }
     }
+}
+
+/// One of the request's attributes, which Envoy sends where `request_attributes` asks for it.
+fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind> {
+    let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
+    found.kind.as_ref()
 }
 
 /// `10.0.0.1:4711` and `[::1]:4711` without the port.

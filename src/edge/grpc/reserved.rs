@@ -97,11 +97,7 @@ pub fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> {
     }
     let owner = found.iter().find(|found| found.word == Word::Owner);
     let owner = owner.map(|found| found.value.clone());
-    let number = |word| found.iter().find(|found| found.word == word).map(|found| found.number);
-    let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
-    let rtt = measured(Word::RttUs, 1_000);
-    let outcome = ended_as(number(Word::Status), rtt);
-    let rtt = rtt.or_else(|| measured(Word::DurationMs, Nanos::MILLI.0));
+    let (outcome, rtt) = ended_as(&found);
     Ok(Call::Release { id, owner, outcome, rtt })
 }
 
@@ -131,14 +127,23 @@ fn id(found: &[Found], first: &Found) -> Result<String, Refusal> {
     }
 }
 
-/// A status of 0 is a client that left before there was one; without any status a latency tells
-/// that the upstream answered.
-const fn ended_as(status: Option<u64>, rtt: Option<Nanos>) -> Outcome {
-    match (status, rtt) {
-        (Some(500..), _) => Outcome::Dropped,
-        (Some(100..), _) | (None, Some(_)) => Outcome::Success,
-        (Some(_), _) | (None, None) => Outcome::Ignored,
-    }
+/// How the request ended for its upstream, and how long that took.
+///
+/// A status of 0 is a client that left before there was one; without any status the upstream's time tells that it answered.
+/// A status alone does not: it comes with the answer's head, and Envoy tells no time of the upstream where the client or
+/// the upstream left the body unfinished. The time until then would pass for a quick answer's.
+fn ended_as(found: &[Found]) -> (Outcome, Option<Nanos>) {
+    let number = |word| found.iter().find(|found| found.word == word).map(|found| found.number);
+    let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
+    let upstream = measured(Word::RttUs, 1_000);
+    let took = upstream.or_else(|| measured(Word::DurationMs, Nanos::MILLI.0));
+    let outcome = match number(Word::Status) {
+        Some(500..) => Outcome::Dropped,
+        Some(100..) if took.is_some() => Outcome::Success,
+        None if upstream.is_some() => Outcome::Success,
+        _ => Outcome::Ignored,
+    };
+    (outcome, took)
 }
 
 fn refuse<T>(descriptor: usize, why: &'static str) -> Result<T, Refusal> {
@@ -215,14 +220,18 @@ mod tests {
         assert_eq!(ended(&[(&rtt, Some(1_500))]), (Outcome::Success, micros));
         assert_eq!(ended(&[(&rtt, Some(1_500)), (&took, Some(9))]), (Outcome::Success, micros));
         assert_eq!(ended(&[(&took, Some(9))]), (Outcome::Ignored, Some(Nanos(9_000_000))));
-        for (code, outcome) in [
-            (0, Outcome::Ignored),
-            (200, Outcome::Success),
-            (499, Outcome::Success),
-            (500, Outcome::Dropped),
-            (503, Outcome::Dropped),
+        // Without the upstream's time its answer was not whole, unless all that is told is the request's.
+        for (code, with_a_time, alone) in [
+            (0, Outcome::Ignored, Outcome::Ignored),
+            (200, Outcome::Success, Outcome::Ignored),
+            (499, Outcome::Success, Outcome::Ignored),
+            (500, Outcome::Dropped, Outcome::Dropped),
+            (503, Outcome::Dropped, Outcome::Dropped),
         ] {
-            assert_eq!(ended(&[(&status, Some(code))]).0, outcome, "{code}");
+            for time in [(&rtt[..], Some(9)), (&took[..], Some(9))] {
+                assert_eq!(ended(&[(&status, Some(code)), time]).0, with_a_time, "{code}");
+            }
+            assert_eq!(ended(&[(&status, Some(code))]), (alone, None), "{code}");
         }
     }
 
