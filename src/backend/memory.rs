@@ -32,7 +32,7 @@ use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::Answer;
-use crate::kernel::rate::Step;
+use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::StoreFull;
 use coordinators::Coordinators;
@@ -264,7 +264,10 @@ impl Memory {
             return Outcome::Refunded(shard.ask(hashes[i], now, &charges[i].strategy, Hits(0)));
         };
         if !has_room {
-            return Outcome::Full(self.when_full.verdict());
+            let alone = shard.ask(hashes[i], now, &charges[i].strategy, hits);
+            let is_full = makes_a_counter(&charges[i].strategy, alone);
+            let full = || Outcome::Full(self.when_full.verdict());
+            return if is_full { full() } else { Outcome::Stepped(alone) };
         }
         let earlier =
             (0..i).filter(|&j| hashes[j] == hashes[i]).filter_map(|j| match charges[j].cost {
@@ -290,6 +293,16 @@ impl Memory {
             asked if asked.denies() => asked,
             _ => Outcome::Stepped(shard.ask(hash, now, &charge.strategy, Hits(0))),
         }
+    }
+}
+
+/// Whether a new counter stays that came to `step`. One that does not needs no room: it is answered as if there were some.
+const fn makes_a_counter(strategy: &Strategy, step: Step) -> bool {
+    match step {
+        Step::Admit(_) | Step::Deny { .. } => true,
+        // Fixed windows count what they deny.
+        Step::Never(_) => matches!(strategy, Strategy::FixedWindow(_)),
+        Step::Stale => false,
     }
 }
 

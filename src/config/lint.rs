@@ -7,7 +7,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Charging;
 use super::diagnostic::Code;
 use super::raw::Descriptor;
 use super::resolve::Origin;
@@ -15,6 +14,7 @@ use super::resolve::findings::{At, Findings};
 use super::settings::nearest;
 use super::tree::pattern::covers;
 use super::tree::{DescriptorTree, NodeId};
+use super::{Charging, Mode};
 
 /// A level with more patterns than this is generated, and its first ones are the widest if any is.
 const WIDEST: usize = 100;
@@ -25,6 +25,8 @@ pub(super) struct Lint<'r, 'f, 'a> {
     pub(super) origins: &'r [Origin],
     pub(super) replaces: &'r [(At, Arc<str>)],
     pub(super) slots: Slots<'r>,
+    /// Where `max_overshoot` stands for all limits of the domain.
+    pub(super) overshoot: Option<At>,
     pub(super) findings: &'f mut Findings<'a>,
 }
 
@@ -72,6 +74,18 @@ impl Lint<'_, '_, '_> {
         }
         self.unknown_replaces();
         self.several_slots();
+        self.unused_overshoot();
+    }
+
+    fn unused_overshoot(&mut self) {
+        let Some(at) = self.overshoot else { return };
+        let mut limits = self.tree.rules().filter_map(|rule| rule.limit.as_ref());
+        if limits.all(|limit| !matches!(limit.mode, Mode::Leased(_))) {
+            let message =
+                "`max_overshoot` has no effect: no limit of this domain is leased".to_owned();
+            let cure = "say `mode: leased`, here or where a limit is, or leave it out";
+            self.findings.add(Code::NoEffect, at, message, cure);
+        }
     }
 
     /// How a store of several nodes charges what is charged as one.

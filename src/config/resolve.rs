@@ -141,7 +141,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn read(mut self) -> Domain {
-        let (charge, colocate) = (self.charge(), self.colocate());
+        let (charge, colocate, overshoot) = (self.charge(), self.colocate(), self.overshoot());
         self.defaults = self.defaults();
         let first = self.group.files.iter().map(|&file| Level {
             file,
@@ -163,7 +163,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
             let slots = Slots { charge, colocate: colocate.as_ref() };
-            Lint { tree: &tree, origins, replaces, slots, findings: self.findings }.run();
+            Lint { tree: &tree, origins, replaces, slots, overshoot, findings: self.findings }
+                .run();
         }
         Domain {
             name: self.group.domain.into(),
@@ -194,6 +195,14 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             Some((limit::defaults(raw, at, findings), raw.span))
         });
         said.map(|(defaults, _)| defaults).unwrap_or_default()
+    }
+
+    /// Where the domain says a `max_overshoot` for all its limits.
+    fn overshoot(&self) -> Option<At> {
+        self.group.files.iter().find_map(|&file| {
+            let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
+            Some(At { file, span: word.span })
+        })
     }
 
     /// What the files of the domain say of something that they must not say differently, and where.

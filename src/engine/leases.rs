@@ -89,6 +89,8 @@ pub struct Leases {
     are_asked_for: AtomicBool,
     /// Other leased limits came into force.
     changed: Notify,
+    /// A message was settled that what is to be given back had to wait for.
+    awaited: Notify,
 }
 
 /// A shard and its lock, on cache lines of its own.
@@ -130,6 +132,7 @@ impl Leases {
             secret,
             are_asked_for: AtomicBool::new(false),
             changed: Notify::new(),
+            awaited: Notify::new(),
         })
     }
 
@@ -259,7 +262,8 @@ impl Leases {
         loop {
             tokio::select! {
                 _ = ticks.tick() => self.tend().await,
-                () = self.changed.notified() => self.give_back().await,
+                () = self.changed.notified() => self.part(Held::leave).await,
+                () = self.awaited.notified() => self.part(Held::leave_at_last).await,
             }
         }
     }
@@ -268,16 +272,15 @@ impl Leases {
     pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
         self.borrow_at_leisure(now);
-        self.part(|held, number| held.surplus(now, number)).await;
+        self.part(Held::surplus).await;
         for shard in &self.shards {
             shard.0.lock().retain(|held| !held.is_idle(now));
         }
     }
 
-    /// Gives everything back: at a drain, and when other limits come into force.
+    /// Gives everything back: at a drain.
     pub async fn give_back(self: &Arc<Self>) {
-        let now = self.clock.now();
-        self.part(|held, number| held.give_back(now, number)).await;
+        self.part(Held::give_back).await;
     }
 
     /// Hits that this replica may spend of a key without asking.
@@ -299,11 +302,12 @@ impl Leases {
     }
 
     /// Sends what `take` takes out of each ledger, many at one time.
-    async fn part(&self, take: impl Fn(&mut Held, Number) -> Option<Borrow>) {
+    async fn part(&self, take: impl Fn(&mut Held, Nanos, Number) -> Option<Borrow>) {
+        let now = self.clock.now();
         let mut partings = Vec::new();
         for shard in &self.shards {
             for held in shard.0.lock().values_mut() {
-                if let Some(parting) = take(held, self.next()) {
+                if let Some(parting) = take(held, now, self.next()) {
                     partings.push(((held.charge.clone(), held.terms), parting));
                 }
             }
@@ -329,7 +333,9 @@ impl Leases {
         let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
         let mut shard = self.shard(place);
         let is_held = shard.get(&place).is_some_and(|held| held.is_of(leased));
-        if !is_held && hits == Hits(0) {
+        // What the old limit's message brings would be given back by nobody, were it superseded on its way.
+        let is_awaited = shard.get(&place).is_some_and(Held::awaits);
+        if !is_held && (hits == Hits(0) || is_awaited) {
             return Turn::Alone;
         }
         let before = if is_held { None } else { self.begin(&mut shard, place, leased, now) };
@@ -356,7 +362,7 @@ impl Leases {
     }
 
     /// Begins a ledger, where there is room for one; with the message that gives back what one of the same key
-    /// under other numbers holds, such as those of the limit before a reload.
+    /// under other numbers holds, such as those of the limit before a reload. That one awaits no answer.
     fn begin(
         self: &Arc<Self>,
         shard: &mut Ledgers,
@@ -565,7 +571,7 @@ impl Leases {
     fn awaited(&self, leased: Leased<'_>) -> Option<watch::Receiver<Option<Cause>>> {
         let place = self.place(&leased.charge.key);
         let shard = self.shard(place);
-        shard.get(&place).filter(|held| held.last_asked().is_none()).map(Held::wait)
+        shard.get(&place).filter(|held| held.is_of(leased) && held.awaits()).map(Held::wait)
     }
 
     async fn charge_one(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
@@ -621,6 +627,9 @@ impl Drop for Flight<'_> {
         let mut shard = self.leases.shard(self.place);
         if let Some(held) = shard.get_mut(&self.place) {
             held.settle(now, self.number, self.came);
+            if held.leaves() {
+                self.leases.awaited.notify_one();
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{find, limit, load, said_of, sound};
+use super::{find, limit, line, load, said_of, sound};
 
 fn refused(words: &str, expected: &[&str]) {
     let said = said_of(words);
@@ -225,6 +225,30 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
         "50 per second, fixed_window, mode leased, max_overshoot 5"
     );
     assert_eq!(limit("c=").to_string(), "50 per day, fixed_window, mode leased, max_overshoot 0");
+}
+
+#[test]
+fn a_bound_for_all_limits_that_no_limit_can_have_is_refused_whatever_their_mode() {
+    for (amount, is_any) in [
+        ("900%", false),
+        ("100.01%", false),
+        ("4294967296", false),
+        ("100%", true),
+        ("4294967295", true),
+    ] {
+        let text = format!(
+            "domain: d\ndefaults: {{max_overshoot: {amount}}}\ndescriptors:\n\
+             - {{key: a, rate_limit: {{unit: second, requests_per_unit: 50}}}}\n"
+        );
+        match load(&[("a.yaml", &text)], false) {
+            Ok(_) => assert!(is_any, "{amount} is accepted"),
+            Err(said) => {
+                let said: Vec<String> = said.iter().map(line).collect();
+                let expected = format!("2:27 E38 `max_overshoot: {amount}` is above any limit");
+                assert!(!is_any && said.len() == 1 && said[0].starts_with(&expected), "{said:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -124,6 +124,34 @@ fn said_of_domain(text: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_bound_of_leases_where_none_is_leased() {
+    let said = |defaults: &str, words: &str| {
+        said_of_domain(&format!(
+            "domain: d\ndefaults: {{{defaults}}}\ndescriptors:\n\
+             - {{key: a, rate_limit: {{unit: day, requests_per_unit: 600{words}}}}}\n\
+             - {{key: b, rate_limit: {{unlimited: true}}}}\n"
+        ))
+    };
+    let vain = "2:27 W26 `max_overshoot` has no effect";
+    for (defaults, words) in [
+        ("max_overshoot: 2%", ""),
+        ("max_overshoot: 2%, mode: strict", ", mode: cached_deny"),
+        ("max_overshoot: 2%, mode: leased", ", mode: strict"),
+    ] {
+        let found = said(defaults, words);
+        assert!(found.len() == 1 && found[0].starts_with(vain), "{defaults}: {found:?}");
+    }
+    for (defaults, words) in [
+        ("max_overshoot: 2%, mode: leased", ""),
+        ("max_overshoot: 2%", ", mode: leased"),
+        ("mode: leased", ", mode: strict"),
+    ] {
+        let found = said(defaults, words);
+        assert!(found.iter().all(|line| !line.contains("W26")), "{defaults}: {found:?}");
+    }
+}
+
+#[test]
 fn how_a_cluster_charges_what_is_charged_as_one_is_noted() {
     let rules = "descriptors:\n\
                  - key: tenant\n  rate_limit: {unit: day, requests_per_unit: 1}\n  \

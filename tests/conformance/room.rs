@@ -3,6 +3,7 @@
 use sluicegate::backend::Outcome;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::kernel::decision::{Cost, Verdict};
+use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{
@@ -103,6 +104,24 @@ fn where_the_full_are_admitted_the_others_of_a_question_are_charged() {
         assert_eq!(outcomes[1], Outcome::Full(Verdict::Admit));
         assert_eq!((memory.live_keys(), memory.times_full()), (1, 1), "{strategy:?}");
         assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), 3);
+    }
+}
+
+#[test]
+fn where_the_full_are_admitted_one_that_can_never_pass_denies_and_none_is_charged() {
+    for (known, new) in strategies(10).into_iter().zip(strategies(5)) {
+        let memory = memory_of(1, WhenFull::Allow);
+        ask(&memory, NEW_YEAR, &each([charge("known", known, 1)]));
+        let both = all_or_nothing([charge("known", known, 6), charge("new", new, 6)]);
+        let outcomes = ask(&memory, NEW_YEAR, &both);
+        let left = remaining(&memory, NEW_YEAR, "known", known);
+        if matches!(new, Strategy::FixedWindow(_)) {
+            // It counts what it denies, which takes room.
+            assert_eq!((outcomes[1], left), (Outcome::Full(Verdict::Admit), 3));
+        } else {
+            assert!(matches!(outcomes[1], Outcome::Stepped(Step::Never(_))), "{outcomes:?}");
+            assert_eq!((left, memory.times_full()), (9, 0), "{new:?}: none was charged");
+        }
     }
 }
 

@@ -255,6 +255,90 @@ async fn what_was_held_under_other_numbers_goes_back() {
     assert_eq!(peek().await, Hits(100 - 2 - 10), "and nothing of the old one is parked");
 }
 
+/// What a replica over `store` that holds nothing sees of what is left, under `limits`.
+async fn left(store: &Arc<Far>, limits: &str) -> u64 {
+    store.stands.store(false, Relaxed);
+    ask(&super::engine(store, limits), K, 0).await.unwrap().statuses[0].finding.room.remaining.0
+}
+
+/// [`TEN`] after a reload.
+fn other() -> String {
+    TEN.replace("day", "hour")
+}
+
+fn tending(engine: &Engine) -> JoinHandle<()> {
+    tokio::spawn(Arc::clone(engine.leases().unwrap()).tend_on())
+}
+
+#[tokio::test]
+async fn what_a_message_brings_after_other_limits_came_into_force_goes_back() {
+    let (store, engine) = standing(TEN);
+    let tending = tending(&engine);
+    let asking = asked(&engine, 1).await;
+    publish(&engine, "", &other());
+    turns().await;
+    store.take(0);
+    store.stands.store(false, Relaxed);
+    store.answer(0);
+    assert_eq!(verdict(asking).await, Verdict::Admit);
+    turns().await;
+    assert_eq!((held(&engine), left(&store, &other()).await), (0, 99));
+    tending.abort();
+}
+
+/// Asks until more is borrowed ahead, by a message that stands, and puts other limits into force then. The hits asked for.
+async fn ahead_at_a_reload((store, engine): &(Arc<Far>, Arc<Engine>)) -> u64 {
+    store.stands.store(false, Relaxed);
+    assert!(admits(engine, K, 1).await);
+    store.stands.store(true, Relaxed);
+    let mut asked = 1;
+    while store.calls() == 1 {
+        assert!(admits(engine, K, 1).await);
+        asked += 1;
+    }
+    assert!(0 < held(engine), "it is borrowed ahead");
+    publish(engine, "", &other());
+    turns().await;
+    asked
+}
+
+#[tokio::test]
+async fn what_is_held_when_more_is_on_its_way_goes_back_once_that_is_there_or_lost() {
+    for is_lost in [false, true] {
+        let all = standing(&TEN.replace("max_overshoot: 10%", "max_overshoot: 40%"));
+        let tending = tending(&all.1);
+        let asked = ahead_at_a_reload(&all).await;
+        let (store, engine) = all;
+        store.is_away.store(is_lost, Relaxed);
+        store.take(0);
+        turns().await;
+        store.is_away.store(false, Relaxed);
+        store.stands.store(false, Relaxed);
+        store.answer(0);
+        turns().await;
+        assert_eq!((held(&engine), left(&store, &other()).await), (0, 100 - asked), "{is_lost}");
+        tending.abort();
+    }
+}
+
+#[tokio::test]
+async fn what_is_asked_under_other_limits_while_a_message_is_on_its_way_strands_nothing() {
+    let (store, engine) = standing(TEN);
+    let first = asked(&engine, 1).await;
+    publish(&engine, "", &other());
+    let second = asked(&engine, 2).await;
+    store.take(0);
+    store.take(1);
+    store.answer(1);
+    assert_eq!(verdict(second).await, Verdict::Admit, "it waits for no other");
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    store.stands.store(false, Relaxed);
+    assert!(admits(&engine, K, 1).await);
+    assert_eq!(held(&engine), 10, "a lease of the new limit");
+    assert_eq!(left(&store, &other()).await, 100 - 4 - 10, "and nothing of the old one is parked");
+}
+
 #[tokio::test]
 async fn a_quota_group_does_not_deny_where_one_of_it_is_held() {
     let strict = |key: &str, words: &str, requests: u32| {

@@ -55,7 +55,7 @@ pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings
     Defaults {
         strategy: strategy.unwrap_or_default(),
         mode: mode.unwrap_or_default(),
-        overshoot: ask.amount(raw.max_overshoot.as_ref()),
+        overshoot: ask.amount_of_any(raw.max_overshoot.as_ref()),
         on_backend_failure: failure.unwrap_or_default(),
     }
 }
@@ -433,5 +433,15 @@ impl Ask<'_, '_> {
             );
         }
         found
+    }
+    /// What `max_overshoot` says of limits that are not known here.
+    fn amount_of_any(&mut self, word: Option<&Spanned<String>>) -> Option<Amount> {
+        let amount = self.amount(word)?;
+        if let Some(word) = word.filter(|_| amount.is_above_any()) {
+            let message = format!("`max_overshoot: {}` is above any limit itself", word.value);
+            let at = At { file: self.file, span: word.span };
+            self.findings.add(Code::OutOfRange, at, message, "at most `100%`");
+        }
+        Some(amount)
     }
 }

@@ -70,6 +70,14 @@ pub(super) fn parse(text: &str) -> Option<Amount> {
 }
 
 impl Amount {
+    /// Whether it is above every limit that there can be.
+    pub(super) const fn is_above_any(self) -> bool {
+        match self {
+            Self::Hits(hits) => (u32::MAX as u64) < hits,
+            Self::Part(part) => WHOLE < part,
+        }
+    }
+
     /// What may be out for a limit of so many `requests`.
     pub(super) fn of(self, requests: u32, strategy: StrategyWord) -> Result<Overshoot, Wrong> {
         let limit = u64::from(requests);

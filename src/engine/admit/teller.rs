@@ -55,7 +55,8 @@ pub(super) struct Teller {
 /// A permit that is over, and that the store may know of.
 #[derive(Debug)]
 pub(super) struct Ended {
-    pub(super) bucket: Name,
+    /// Shared with its bucket: many wait, and a name may be long.
+    pub(super) bucket: Arc<[u8]>,
     pub(super) line: Arc<Line>,
     pub(super) id: Id,
     /// When it is to be told.
@@ -290,9 +291,9 @@ impl Said {
         }
     }
 
-    fn of(&mut self, name: &Name) -> &mut Told {
-        let nothing = || Told { bucket: name.clone(), held: Vec::new(), over: Vec::new() };
-        self.told.entry(name.clone()).or_insert_with(nothing)
+    fn of(&mut self, name: &[u8]) -> &mut Told {
+        let nothing = || Told { bucket: name.into(), held: Vec::new(), over: Vec::new() };
+        self.told.entry(name.into()).or_insert_with(nothing)
     }
 }
 

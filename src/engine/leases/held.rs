@@ -33,6 +33,8 @@ pub(super) struct Held {
     epoch: u64,
     /// The message whose answer is awaited.
     awaits: Option<Number>,
+    /// All is to be given back once that answer is there.
+    leaves: bool,
     /// Tells those who wait that a message was settled, or why it was not.
     settled: watch::Sender<Option<Cause>>,
 }
@@ -49,6 +51,7 @@ impl Held {
             asked: now,
             epoch: number.0 << EPOCHS,
             awaits: None,
+            leaves: false,
             settled: watch::Sender::default(),
         }
     }
@@ -144,6 +147,22 @@ impl Held {
         self.wrote(all, None)
     }
 
+    /// Gives everything back; where an answer is awaited, only once it is there: the store may have lent already, and
+    /// takes nothing back from who has not heard of it.
+    pub(super) fn leave(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.leaves = self.awaits();
+        if self.leaves { None } else { self.give_back(now, number) }
+    }
+
+    /// Gives back what waited for an answer.
+    pub(super) fn leave_at_last(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        if self.leaves { self.leave(now, number) } else { None }
+    }
+
+    pub(super) const fn leaves(&self) -> bool {
+        self.leaves
+    }
+
     /// Takes back what message `number` took, because it surely never left.
     pub(super) fn unsent(&mut self, now: Nanos, number: Number) {
         self.ledger.unsent(now, number);
@@ -179,9 +198,13 @@ impl Held {
         self.settled.subscribe()
     }
 
+    pub(super) const fn awaits(&self) -> bool {
+        self.awaits.is_some()
+    }
+
     /// When the last question came; none while an answer is awaited.
     pub(super) const fn last_asked(&self) -> Option<Nanos> {
-        if self.awaits.is_some() { None } else { Some(self.asked) }
+        if self.awaits() { None } else { Some(self.asked) }
     }
 
     pub(super) fn is_idle(&self, now: Nanos) -> bool {

@@ -12,9 +12,9 @@ use super::{Bucket, State};
 use crate::backend::Cause;
 use crate::backend::permits::{Acquired, Answer, Heard, Id};
 use crate::clock::Clock;
+use crate::engine::admit::Ask;
 use crate::engine::admit::strict::{Line, Seen, Strictly};
 use crate::engine::admit::teller::{Ended, Teller};
-use crate::engine::admit::{Ask, Name};
 use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{Effect, Event, Refusal};
 use crate::kernel::units::{Nanos, Share};
@@ -23,7 +23,7 @@ use crate::telemetry::event::StrictEvent;
 /// One ceiling, as this replica has it.
 #[derive(Debug)]
 pub(super) struct Strict {
-    name: Name,
+    name: Arc<[u8]>,
     teller: Arc<Teller>,
     pub(super) line: Arc<Line>,
     permits: HashMap<Permit, Entry>,
@@ -278,7 +278,7 @@ impl Strict {
             }
             return;
         }
-        let (bucket, line) = (self.name.clone(), Arc::clone(&self.line));
+        let (bucket, line) = (Arc::clone(&self.name), Arc::clone(&self.line));
         let repeats = known == Known::Perhaps;
         self.teller.over(now, Ended { bucket, line, id, due: now, until: now.plus(keep), repeats });
     }
