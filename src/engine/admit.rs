@@ -15,6 +15,7 @@ mod leased;
 mod queued;
 mod strict;
 mod teller;
+pub mod totals;
 mod usage;
 
 use std::collections::BinaryHeap;

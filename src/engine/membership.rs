@@ -45,13 +45,13 @@ pub struct Record {
     pub peer: String,
     /// The number of the configuration in force there.
     pub revision: u64,
-    /// Its shares of the fleet's ceilings that are in use, all of them together.
+    /// Its shares of the fleet's ceilings that are in use, all of them together; in an outage what it may have in flight alone.
     pub share: u64,
     /// Requests in flight under them.
     pub in_flight: u64,
-    /// How often one of them ended with its term.
+    /// How often a share ended with its term, of ceilings that rest by now as well.
     pub fences: u64,
-    /// How often one of them grew by what others let go.
+    /// How often one grew by what others let go.
     pub handoffs: u64,
     /// Its largest shares, [`MOST_SEATS`] at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -269,16 +269,16 @@ impl Engine {
     }
 
     /// What a record says of the ceilings that are shared.
-    fn shares(&self) -> Record {
+    #[must_use]
+    pub fn shares(&self) -> Record {
         let Some(fleet) = self.ceilings.fleet() else { return Record::default() };
-        let mut sum = Record::default();
+        let (fences, handoffs) = (fleet.totals().fences(), fleet.totals().handoffs());
+        let mut sum = Record { fences, handoffs, ..Record::default() };
         let shown = fleet.shown(self.clock(), usize::MAX);
         let counted: HashSet<_> = shown.iter().map(|(name, _)| name.clone()).collect();
         for (name, shown) in shown {
             sum.share = sum.share.saturating_add(shown.share.0);
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
-            sum.fences = sum.fences.saturating_add(shown.fences);
-            sum.handoffs = sum.handoffs.saturating_add(shown.handoffs);
             sum.seats.push(seat(&name, &shown));
         }
         sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));

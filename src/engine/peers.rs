@@ -1,8 +1,9 @@
 //! Ends of requests that reach another replica than the one that holds their permits.
 //!
 //! Guarantees: what is known here is settled here and at once, whoever is named. What names its owner goes to that life of
-//! that replica and leaves nothing behind anywhere; an end that names nobody is asked of all, and remembered only where
-//! none of them knows it. What waits to be passed on is bounded; what finds no room is counted.
+//! that replica, known here or not, and leaves nothing behind anywhere; an end that names nobody is asked of all, and
+//! remembered only where none of them knows it. What another passed on goes no further. What waits to be passed on is
+//! bounded; what finds no room is counted.
 //! Leaves out: how a replica is called and believed, which is `edge::grpc::peer`'s. An owner that is gone: the permit's
 //! deadline is its end.
 
@@ -63,6 +64,16 @@ pub enum Found {
     Nothing,
     /// Nothing is known of it.
     Unknown,
+}
+
+/// Where what is told is settled.
+enum Settled {
+    /// Here, and whether anything was held.
+    Here(bool),
+    /// Here, where something was held, and at its owner.
+    Both,
+    /// Elsewhere, if anywhere.
+    There,
 }
 
 /// Something to be told to another replica.
@@ -152,7 +163,7 @@ impl Engine {
     /// Heeds what is told, here or, by way of others, at `owner`. Without one an end is looked for at all replicas.
     pub fn tell(&self, told: Told<'_>, owner: Option<&str>) {
         let owner = owner.filter(|owner| is_name(owner));
-        if self.settle(&told, owner).is_none() {
+        if !matches!(self.settle(&told, owner), Settled::Here(_)) {
             self.pass_on(told, owner, None);
         }
     }
@@ -160,8 +171,13 @@ impl Engine {
     /// The same, and says whether anything was held. False where that could not be learnt in a quarter of a second.
     pub async fn tell_and_hear(&self, told: Told<'_>, owner: Option<&str>) -> bool {
         let owner = owner.filter(|owner| is_name(owner));
-        if let Some(held) = self.settle(&told, owner) {
-            return held;
+        match self.settle(&told, owner) {
+            Settled::Here(held) => return held,
+            Settled::Both => {
+                self.pass_on(told, owner, None);
+                return true;
+            }
+            Settled::There => {}
         }
         let (answer, heard) = oneshot::channel();
         self.pass_on(told, owner, Some(answer));
@@ -194,21 +210,21 @@ impl Engine {
         timeout(patience, arrived).await.ok();
     }
 
-    /// Whether anything was held, where that is for this replica to say.
-    fn settle(&self, told: &Told<'_>, owner: Option<&str>) -> Option<bool> {
-        match self.hear(told) {
-            Found::Held => return Some(true),
-            Found::Nothing => return Some(false),
-            Found::Unknown => {}
-        }
-        let ours = self.owner();
-        match owner {
-            _ if ours.is_none() => Some(self.remember(told)),
+    fn settle(&self, told: &Told<'_>, owner: Option<&str>) -> Settled {
+        let (found, ours) = (self.hear(told), self.owner());
+        // An id may be known at two: one turned it away, or its answer was lost, and the next that was asked let it in.
+        let is_anothers = ours.is_some() && owner.is_some() && owner != ours;
+        match found {
+            Found::Held if is_anothers => Settled::Both,
+            Found::Held => Settled::Here(true),
+            _ if is_anothers => Settled::There,
+            Found::Nothing => Settled::Here(false),
+            Found::Unknown if ours.is_none() => Settled::Here(self.remember(told)),
             // Whose name is known was answered, and so it has been here and is over.
-            Some(_) if owner == ours => Some(false),
-            None if told.about == About::GoesOn => Some(false),
-            None if self.is_alone() => Some(self.remember(told)),
-            _ => None,
+            Found::Unknown if owner.is_some() => Settled::Here(false),
+            Found::Unknown if told.about == About::GoesOn => Settled::Here(false),
+            Found::Unknown if self.is_alone() => Settled::Here(self.remember(told)),
+            Found::Unknown => Settled::There,
         }
     }
 

@@ -527,6 +527,42 @@ fn without_an_answer_the_share_ends_before_its_term_and_what_is_in_flight_still_
     assert_eq!(alone.fills(), 1, "back, and never more than the ceiling");
 }
 
+/// Lets the ceiling rest at all of `fleet`.
+fn rests(fleet: &[&Replica]) {
+    for _ in 0..30 {
+        later(fleet, HALF);
+    }
+    for replica in fleet {
+        assert_eq!(replica.engine.shares().seats, []);
+    }
+}
+
+#[test]
+fn how_often_shares_ended_and_moved_is_told_of_ceilings_that_rest_as_well() {
+    let store = Store::new();
+    let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 8"));
+    come_to_share(&mut fleet, 8);
+    let [mut a, mut b] = fleet;
+    let handoffs = b.shown().handoffs;
+    store.is_cut.store(true, Relaxed);
+    later(&[&a, &b], Nanos::from_secs(6));
+    store.is_cut.store(false, Relaxed);
+    a.ends(4);
+    b.ends(4);
+    rests(&[&a, &b]);
+    let told = |replica: &Replica| {
+        let record = replica.engine.shares();
+        (record.fences, record.handoffs)
+    };
+    assert_eq!((told(&a).0, told(&b)), (1, (1, handoffs)));
+    assert!(b.asks());
+    assert_eq!(told(&b), (1, handoffs), "it is told once");
+    b.publish("limit: 8, mode: local");
+    b.ends(1);
+    rests(&[&b]);
+    assert_eq!(told(&b), (1, handoffs), "it is this replica's alone by now");
+}
+
 #[test]
 fn a_wall_clock_that_is_set_forward_ends_no_share() {
     let store = Store::new();
@@ -554,9 +590,14 @@ fn after_an_outage_each_ceiling_says_what_one_may_have_in_flight() {
             replica.passes(Nanos::SECOND);
             replica.beats();
         }
+        let share = Share(u64::try_from(wanted).unwrap());
+        for replica in &fleet {
+            let shown = replica.shown();
+            assert_eq!((shown.share, shown.outage), (share, true), "{word}");
+            assert_eq!(replica.engine.shares().share, share.0, "{word}");
+        }
         let found = fleet.each_mut().map(Replica::fills);
         assert_eq!(found, [wanted; 2], "{word}");
-        assert!(fleet[0].shown().outage);
     }
 }
 

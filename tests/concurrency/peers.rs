@@ -46,17 +46,64 @@ async fn acquire(engine: &Engine) {
     let _admitted = engine.acquire((ID, 0), &question, &question, None).await.unwrap();
 }
 
+/// Whom the one end that was passed on is for; nothing where none was.
+fn passed_on(posted: &mut Receiver<Post>) -> Option<Box<str>> {
+    let post = posted.try_recv().ok()?;
+    assert_eq!(&*post.told.id, ID);
+    assert!(posted.try_recv().is_err(), "once");
+    Some(post.owner.expect("a name"))
+}
+
+/// The answer to the first try may have been lost, and the next have been let in by another.
 #[tokio::test]
-async fn what_is_known_here_is_settled_here_whoever_is_named() {
+async fn what_is_known_here_is_settled_here_whoever_is_named_and_another_who_is_named_hears_of_it()
+{
     let (engine, mut posted) = replica(&["b"]);
     let (own, other) = (name("a", BORN), name("b", BORN));
     for owner in [None, Some(&*own), Some(&*other), Some("no name")] {
         acquire(&engine).await;
         assert_eq!(engine.ceilings().total().in_flight, 1);
+        engine.tell(Told::goes_on(ID), owner);
+        assert_eq!(passed_on(&mut posted).as_deref(), owner.filter(|owner| *owner == &*other));
         engine.tell(ended(ID), owner);
         assert_eq!(engine.ceilings().total().in_flight, 0, "{owner:?}");
+        assert_eq!(passed_on(&mut posted).as_deref(), owner.filter(|owner| *owner == &*other));
     }
-    assert!(posted.try_recv().is_err());
+    acquire(&engine).await;
+    assert!(engine.tell_and_hear(ended(ID), Some(&other)).await, "it was held here");
+    assert_eq!(passed_on(&mut posted).as_deref(), Some(&*other));
+    // What comes from another replica goes no further.
+    acquire(&engine).await;
+    assert_eq!(engine.hear(&ended(ID)), Found::Held);
+    assert_eq!(passed_on(&mut posted), None);
+    assert_eq!(remembered(&engine), 0);
+}
+
+#[tokio::test]
+async fn the_end_of_one_that_was_turned_away_here_and_let_in_by_another_reaches_that_one() {
+    let (engine, mut posted) = replica(&["b"]);
+    publish(&engine, "- key: k\n  concurrency: {limit: 1, mode: local}\n");
+    let (own, other, question) = (name("a", BORN), name("b", BORN), question(&[("k", "v")]));
+    let _first = engine.acquire(("fedcba9876543210", 0), &question, &question, None).await.unwrap();
+    acquire(&engine).await;
+    assert_eq!(engine.ceilings().total().in_flight, 1, "it was turned away");
+    engine.tell(ended(ID), Some(&other));
+    assert_eq!(passed_on(&mut posted).as_deref(), Some(&*other));
+    acquire(&engine).await;
+    engine.tell(ended(ID), Some(&own));
+    acquire(&engine).await;
+    engine.tell(ended(ID), None);
+    assert_eq!(passed_on(&mut posted), None, "nobody else is named");
+    // Whoever wants to know whether anything was held hears it of the one that may have held it.
+    for held in [true, false] {
+        acquire(&engine).await;
+        let answers = async {
+            let post = posted.recv().await.unwrap();
+            post.answer.unwrap().send(held).unwrap();
+        };
+        let heard = async { engine.tell_and_hear(ended(ID), Some(&other)).await };
+        assert_eq!(tokio::join!(heard, answers).0, held);
+    }
     assert_eq!(remembered(&engine), 0);
 }
 

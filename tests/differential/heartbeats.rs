@@ -453,23 +453,98 @@ fn an_operator_who_knows_that_nothing_is_in_flight_can_end_the_doubt_about_a_new
     assert_eq!((grant.share, grant.recovering), (Share(4), false));
 }
 
+/// When each of `keys` expires, in milliseconds after the round that was said, as far as that is known: no sooner and no later.
+fn expires<const N: usize>(
+    speaker: &mut Speaker,
+    round: &Round,
+    keys: [Vec<u8>; N],
+) -> [(u64, u64); N] {
+    let millis = |speaker: &mut Speaker| micros(&speaker.client.call(&["TIME"])) / 1_000;
+    let before = millis(speaker);
+    speaker.say(round);
+    // An expiry is rounded up.
+    let after = millis(speaker) + 3;
+    keys.map(|key| {
+        let at = speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]);
+        let at = u64::try_from(at.int()).unwrap();
+        (at - after, at - before)
+    })
+}
+
+/// The same ceiling, inferred.
+fn inferred(mut round: Round) -> Round {
+    for beat in &mut round.beats {
+        beat.law = Law::new(beat.law.terms, Share(1), Share(8), Share(8)).unwrap();
+    }
+    round
+}
+
 #[test]
-fn a_state_is_kept_ten_to_eleven_minutes_longer_than_it_is_in_use_and_the_life_for_thirty_days() {
+fn a_state_is_kept_a_minute_or_two_longer_than_it_is_in_use_an_inferred_one_ten_minutes_or_eleven()
+{
     let redis = Redis::start();
     let mut speaker = Speaker::new(&redis);
-    let before = micros(&speaker.client.call(&["TIME"])) / 1_000;
-    speaker.say(&joins(1));
-    let after = micros(&speaker.client.call(&["TIME"])) / 1_000;
-    let mut expires = |key: Vec<u8>| {
-        let reply = speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]);
-        u64::try_from(reply.int()).unwrap()
-    };
-    let kept = 5_000 + 10_000 + 600_000;
-    let state = expires(state(&bucket(0), b"test:"));
-    assert!(before + kept <= state && state <= after + kept + 60_000 + 3, "{state}");
+    let in_use = 5_000 + 10_000;
+    for (round, kept) in [(joins(1), 60_000), (inferred(joins(1)), 600_000)] {
+        let mut round = round;
+        round.beats[0].bucket = bucket(kept);
+        let key = state(&bucket(kept), b"test:");
+        let [(least, most)] = expires(&mut speaker, &round, [key]);
+        let kept = in_use + kept;
+        assert!(kept <= most && least <= kept + 60_000, "{kept}: {least} to {most}");
+    }
     let month = 30 * 86_400 * 1_000;
-    let life = expires(lives(b"test:"));
-    assert!(before + month <= life && life <= after + month + 3, "{life}");
+    let [(least, most)] = expires(&mut speaker, &joins(1), [lives(b"test:")]);
+    assert!(least <= month && month <= most, "{least} to {most}");
+}
+
+/// As many as there are values may come and go: what is left of each is bounded in time.
+#[test]
+fn a_state_that_nobody_has_a_seat_at_is_kept_a_minute_and_one_that_was_inferred_as_long_as_before()
+{
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let mut after = |round: fn(u64) -> Round, number: u64, in_flight: u64| {
+        let key = state(&bucket(0), b"test:");
+        let mut leaves = round(number);
+        leaves.beats[0].said.number = number;
+        leaves.beats[0].said.leaves = 1 < number;
+        leaves.beats[0].said.in_flight = Share(in_flight);
+        (leaves.record.member, leaves.beats[0].said.member) = (MemberId(1), MemberId(1));
+        expires(&mut speaker, &leaves, [key])[0]
+    };
+    after(joins, 1, 0);
+    let (_, most) = after(joins, 2, 1);
+    assert!(75_000 <= most, "what it leaves in flight is in use: {most}");
+    let (least, most) = after(joins, 3, 0);
+    assert!(least <= 60_000 && 60_000 <= most, "{least} to {most}");
+    // A word that comes late is no news of a store that has forgotten.
+    let (_, most) = after(joins, 1, 0);
+    assert!(60_000 <= most, "{most}");
+    let (_, most) = after(|number| inferred(joins(number)), 4, 0);
+    assert!(615_000 <= most, "{most}");
+}
+
+/// Its seat is kept for as long, see `docs/fleet.md`.
+#[test]
+fn a_state_is_kept_as_long_as_what_was_admitted_under_a_longer_max_duration() {
+    let redis = Redis::start();
+    let mut speaker = Speaker::new(&redis);
+    let mut round = joins(1);
+    round.beats[0].law.terms = terms(600);
+    speaker.say(&round);
+    // As if what it was kept for then were over.
+    let key = state(&bucket(0), b"test:");
+    let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
+    let Value::Text(mut head) = speaker.client.call(&get) else { panic!("no head") };
+    head[50..58].copy_from_slice(&0_f64.to_le_bytes());
+    speaker.client.call(&[b"HSET".to_vec(), key.clone(), b"head".to_vec(), head]);
+    round.beats[0].law.terms = terms(10);
+    round.beats[0].said.number = 2;
+    let [(least, most)] = expires(&mut speaker, &round, [key]);
+    // What it admits until its term ends goes on for so long.
+    let kept = 5_000 + 600_000 + 60_000;
+    assert!(kept <= most && least <= kept + 60_000, "{least} to {most}");
 }
 
 /// One round speaks of many states, and each has an expiry of its own.

@@ -426,8 +426,8 @@ impl State {
             return None;
         };
         if self.leased.is_none() {
-            let leased = Leased::new(shared, fleet.terms(shared.max_duration), now);
-            self.leased = Some(Box::new(leased));
+            let (terms, totals) = (fleet.terms(shared.max_duration), Arc::clone(fleet.totals()));
+            self.leased = Some(Box::new(Leased::new(shared, terms, now, totals)));
             self.step(now, Event::Share(0));
         }
         let leased = self.leased.as_mut()?;

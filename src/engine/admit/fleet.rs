@@ -22,6 +22,7 @@ use super::bucket::Bucket;
 use super::leased::{Shared, Shown, Speak};
 use super::strict::{Seen, Strictly};
 use super::teller::Teller;
+use super::totals::Totals;
 use super::{Admission, Name};
 use crate::backend::heartbeat::{Beat, Heard, MOST_BEATS, Round, most_beats};
 use crate::backend::{Backend, Cause, Reply};
@@ -94,6 +95,7 @@ pub struct Fleet {
     longest: AtomicU64,
     /// Of ceilings for which the store is asked each time.
     teller: Arc<Teller>,
+    totals: Arc<Totals>,
 }
 
 /// What was said and heard last.
@@ -183,6 +185,7 @@ impl Fleet {
             left: AtomicBool::new(false),
             longest: AtomicU64::new(0),
             teller: Arc::new(Teller::new(member, life, pace.heartbeat)),
+            totals: Arc::default(),
         }
     }
 
@@ -303,6 +306,12 @@ impl Fleet {
         all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let shown = |(name, bucket): (Name, Arc<Bucket>)| Some((name, bucket.shown(clock)?));
         all.into_iter().filter_map(shown).take(most).collect()
+    }
+
+    /// How often shares ended and moved, also of ceilings that are not spoken of any more.
+    #[must_use]
+    pub const fn totals(&self) -> &Arc<Totals> {
+        &self.totals
     }
 
     /// The store's life as last heard, and this replica's number and life.

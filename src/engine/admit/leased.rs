@@ -6,9 +6,11 @@
 //! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::totals::Totals;
 use super::usage::Usage;
 use crate::config::concurrency::OnFailure;
 use crate::kernel::concurrency::Limiter;
@@ -61,6 +63,7 @@ pub(super) struct Leased {
     answers: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
+    totals: Arc<Totals>,
     /// Since when it has less than would be fair.
     short: Option<Nanos>,
     handoff_took: Option<Nanos>,
@@ -96,7 +99,7 @@ pub(super) enum Speak {
 pub struct Shown {
     /// The newest grant.
     pub grant: Option<Grant>,
-    /// The share in force.
+    /// How much may be in flight: the share in force, or in an outage what is left to this replica.
     pub share: Share,
     /// For how long still.
     pub left: Nanos,
@@ -115,7 +118,7 @@ pub struct Shown {
 }
 
 impl Leased {
-    pub(super) fn new(shared: Shared, terms: Terms, now: Nanos) -> Self {
+    pub(super) fn new(shared: Shared, terms: Terms, now: Nanos, totals: Arc<Totals>) -> Self {
         Self {
             shared,
             law: law(&shared, terms),
@@ -133,6 +136,7 @@ impl Leased {
             answers: watch::Sender::new(()),
             fences: 0,
             handoffs: 0,
+            totals,
             short: None,
             handoff_took: None,
         }
@@ -193,6 +197,7 @@ impl Leased {
         let fenced = is_over && !self.local;
         if fenced {
             self.fences = self.fences.saturating_add(1);
+            self.totals.fenced();
             ShareEvent::Fenced.emit();
         }
         fenced
@@ -302,6 +307,7 @@ impl Leased {
         match before.cmp(&grant.share) {
             Ordering::Less if others => {
                 self.handoffs = self.handoffs.saturating_add(1);
+                self.totals.handed_over();
                 ShareEvent::HandedOver.emit();
             }
             Ordering::Less => ShareEvent::Grown.emit(),
@@ -340,9 +346,10 @@ impl Leased {
     pub(super) fn shown(&self, now: Nanos, limiter: &Limiter) -> Shown {
         let member = self.member.as_ref();
         let grant = member.and_then(|member| member.grant(now)).copied();
+        let alone = if self.outage { limiter.limit() } else { 0 };
         Shown {
             grant: grant.or(self.last),
-            share: grant.map_or(Share(0), |grant| grant.share),
+            share: grant.map_or(Share(alone.into()), |grant| grant.share),
             left: member.and_then(Member::ends_at).map_or(Nanos(0), |ends_at| ends_at.since(now)),
             in_flight: limiter.in_flight(),
             wanted: self.said.map_or(Share(0), |(load, ..)| load.wanted),

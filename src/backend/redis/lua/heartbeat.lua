@@ -17,8 +17,9 @@
 --   else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
 --
 -- Exact: all numbers are integers below 2^53; a level is below 2^34 and a ratio at most 2^17, so their
--- product is below 2^52. A state expires ten to eleven minutes after the seat that spoke last can be in use, so that a ceiling
--- that was inferred outlives a pause; the life is kept for thirty days after the last heartbeat.
+-- product is below 2^52. A state expires one to two minutes after the seat that spoke last can be in use, and a minute after the
+-- last has left; where the ceiling is inferred, ten to eleven minutes after it can be, so that what was learnt outlives a pause.
+-- The life is kept for thirty days after the last heartbeat.
 -- A state that is of another layout, such as the one string that a ceiling's was before, is not understood and stays as it is.
 -- Cost: O(1) for each ceiling; O(seats), of one number each, where not all can have what they want; all seats are read where one
 -- comes, leaves or is not live any more, where the ceiling moved, votes are counted or turns are taken; O(lines) while the life
@@ -52,8 +53,9 @@ local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
 -- kernel/coordinator/life.rs; and an instant that is so long ago that it knows of nobody.
 local MOMENT, NEVER = 3000000, -2 ^ 52
--- How long a state is kept after what it is about. An expiry is set so much later than it has to be, and stays for as long.
-local KEPT, SLACK = 600000000, 60000000
+-- How long a state is kept after what it is about: until no heartbeat of before can come, which without it would show a store that
+-- has forgotten; and where a ceiling was inferred. An expiry is set so much later than it has to be, and stays for as long.
+local KEPT, INFERRED, SLACK = 60000000, 600000000, 60000000
 
 local time = call('TIME')
 local told = time[1] * 1000000 + time[2]
@@ -680,13 +682,20 @@ for i = 2, #KEYS do
       end
     end
 
-    local least_kept = real + term + max_duration + KEPT
+    local is_heard, in_use = code == GRANTED or code == LEFT, term + max_duration
+    -- What it admitted by an earlier law may take longer.
+    if is_heard and in_use < rests - now then in_use = rests - now end
+    local least_kept = real + in_use + (least < most and INFERRED or KEPT)
     local renews = kept < least_kept
-    if renews then kept = least_kept + SLACK end
+    if n == 0 and least == most then
+      -- As many ceilings may come and go as there are values.
+      kept, renews = real + KEPT, true
+    elseif renews then
+      kept = least_kept + SLACK
+    end
     if all_changed then
       write_all()
     else
-      local is_heard = code == GRANTED or code == LEFT
       local w = HEAD_BYTES + (is_heard and 4 * at or 0)
       local wants = sub(state, w + 1)
       if is_heard then wants = sub(state, HEAD_BYTES + 1, w - 4) .. pack('<I', wanted) .. wants end
