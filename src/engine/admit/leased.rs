@@ -88,6 +88,8 @@ pub(super) enum Speak {
         said: Heartbeat,
         /// How many the ceiling has, as last heard.
         members: Option<u64>,
+        /// For how long it may wait: until the share ends, and a goodbye for as long as if one had just begun.
+        left: Nanos,
     },
 }
 
@@ -226,7 +228,7 @@ impl Leased {
             self.stay = Stay::Leaves;
         }
         let since = self.said.map(|(_, _, at)| now.since(at));
-        let said = if self.stay == Stay::Stays {
+        let (said, left) = if self.stay == Stay::Stays {
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
             // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
@@ -235,18 +237,18 @@ impl Leased {
             if now < member.due(now, &load) || !urgent && same && fresh {
                 return Speak::No;
             }
-            member.beat(now, &load)
+            (member.beat(now, &load), left)
         } else {
             // Again and again until it is heard, but the first time at once.
             let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
             if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
                 return Speak::No;
             }
-            member.leave(now, load.in_flight)
+            (member.leave(now, load.in_flight), terms.usable())
         };
         (self.said, self.newest) = (Some((load, self.law, now)), Some(said.number));
         self.usage.spoke(now, &terms);
-        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members) }
+        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members), left }
     }
 
     /// Whether `said` is the newest that was said for the seat as it is now.

@@ -1,0 +1,78 @@
+//! When a replica speaks of what it shares: how long a round may take, and who comes first in it.
+
+use std::pin::pin;
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{join_all, poll_immediate};
+use sluicegate::kernel::decision::Question;
+use sluicegate::kernel::units::{Nanos, Share};
+
+use super::{HALF, Replica, Store, block_on, name_of, question_about, spoke_first_of};
+
+/// How long the store takes for each call, where it is slow.
+const CALL: Nanos = Nanos(50 * Nanos::MILLI.0);
+
+/// The share of one of its ceilings.
+fn share_of(replica: &Replica, value: &str) -> Share {
+    let all = replica.engine.ceilings().fleet().unwrap().shown(replica.engine.clock(), 1_000);
+    let of_it = all.into_iter().find(|(name, _)| **name == *name_of(value).as_bytes());
+    of_it.unwrap().1.share
+}
+
+#[test]
+fn a_round_ends_though_somebody_new_comes_with_every_call_and_a_share_from_before_does_not_run_out()
+{
+    let store = Store::new();
+    let mut many = Replica::patient(&store, "a", "limit: 4, on_backend_failure: deny");
+    assert!(many.asks());
+    store.is_slow.store(true, Relaxed);
+    let values: Vec<String> = (0..200).map(|value| format!("{value}")).collect();
+    let questions: Vec<Question> = values.iter().map(|value| question_about(value)).collect();
+    let mut newcomers = questions.iter();
+    // None of them is asked again: each waits for its share until the end.
+    let mut asked = Vec::new();
+    let mut comes = || {
+        let Some(newcomer) = newcomers.next() else { return false };
+        many.passes(CALL);
+        let mut newcomer = Box::pin(many.engine.admit(newcomer, None));
+        assert!((&mut newcomer).now_or_never().is_none(), "cold");
+        asked.push(newcomer);
+        true
+    };
+    block_on(async {
+        while comes() {
+            let mut speaks = pin!(many.engine.speak_once());
+            for calls in 0.. {
+                assert!(calls <= 10, "the round has lasted for half a heartbeat");
+                if poll_immediate(&mut speaks).await.is_some() {
+                    break;
+                }
+                comes();
+            }
+            assert_eq!(share_of(&many, "v"), Share(4));
+        }
+    });
+}
+
+#[test]
+fn of_many_shares_that_are_to_be_renewed_the_one_that_ends_first_is_spoken_of_first() {
+    let store = Store::new();
+    let many = Replica::patient(&store, "a", "limit: 4");
+    let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
+    let questions: Vec<Question> = values.iter().map(|value| question_about(value)).collect();
+    let oldest = question_about("oldest");
+    let held = block_on(async {
+        let oldest = tokio::join!(many.engine.admit(&oldest, None), many.engine.speak_once()).0;
+        many.passes(HALF);
+        let all = join_all(questions.iter().map(|question| many.engine.admit(question, None)));
+        (oldest, tokio::join!(all, many.engine.speak_once()).0)
+    });
+    // More than half a term of all.
+    many.passes(Nanos::from_secs(3));
+    store.spoken.lock().unwrap().clear();
+    many.beats();
+    assert!(spoke_first_of(&store, 0, "oldest"));
+    let spoken_of: usize = store.spoken.lock().unwrap().iter().map(Vec::len).sum();
+    assert_eq!((spoken_of, held.1.len()), (101, 100));
+}
