@@ -233,8 +233,10 @@ impl Leased {
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
             // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
             let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
-            let urgent = member.urgent(now, &load).is_some_and(|urgent| urgent <= now);
-            if now < member.due(now, &load) || !urgent && same && fresh {
+            // Its pauses grow while it waits for others' shares, up to a request's whole life. Were it silent for half a term as well,
+            // it would not hear in time that they are free.
+            let waits = member.urgent(now, &load).is_some();
+            if now < member.due(now, &load) || !waits && same && fresh {
                 return Speak::No;
             }
             (member.beat(now, &load), left)

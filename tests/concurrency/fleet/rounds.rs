@@ -1,4 +1,4 @@
-//! When a replica speaks of what it shares: how long a round may take, and who comes first in it.
+//! When a replica speaks of what it shares: how long a round may take, who comes first in it, and for how long it may be silent.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,7 @@ use futures_util::future::{join_all, poll_immediate};
 use sluicegate::kernel::decision::Question;
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::{HALF, Replica, Store, block_on, name_of, question_about, spoke_first_of};
+use super::{HALF, Replica, Store, block_on, name_of, passes, question_about, spoke_first_of};
 
 /// How long the store takes for each call, where it is slow.
 const CALL: Nanos = Nanos(50 * Nanos::MILLI.0);
@@ -75,4 +75,32 @@ fn of_many_shares_that_are_to_be_renewed_the_one_that_ends_first_is_spoken_of_fi
     assert!(spoke_first_of(&store, 0, "oldest"));
     let spoken_of: usize = store.spoken.lock().unwrap().iter().map(Vec::len).sum();
     assert_eq!((spoken_of, held.1.len()), (101, 100));
+}
+
+/// One waits for what the other holds: both always want more, and the other's requests go on.
+fn waits(fleet: &mut [Replica; 2], by: Nanos) {
+    for _ in 0..by.0 / CALL.0 {
+        let [holder, waiter] = &mut *fleet;
+        passes(&[holder, waiter], &[holder, waiter], CALL);
+        for replica in &mut *fleet {
+            replica.asks();
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_what_another_holds_has_its_part_two_heartbeats_after_that_has_ended_however_long_it_has_waited()
+ {
+    for later in 0..13 {
+        let store = Store::new();
+        let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 20"));
+        assert_eq!((fleet[0].fills(), fleet[1].fills()), (20, 0));
+        // Its own pauses have become longer than half a term by then.
+        waits(&mut fleet, Nanos(14 * Nanos::SECOND.0 + later * 200 * Nanos::MILLI.0));
+        assert_eq!(fleet[1].held.len(), 0);
+        fleet[0].ends(20);
+        waits(&mut fleet, Nanos::from_secs(2));
+        let share = fleet[1].shown().share;
+        assert!(Share(10) <= share, "{share}, {later}");
+    }
 }
