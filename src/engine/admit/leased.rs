@@ -2,7 +2,8 @@
 //!
 //! Guarantees: what a heartbeat says is taken in one instant, under the bucket's lock; without a share
 //! in its term nothing is admitted, except what the ceiling's `on_backend_failure` says once the store
-//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before.
+//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before; what
+//! this replica admits alone keeps none.
 //! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
 
 use std::cmp::Ordering;
@@ -47,8 +48,8 @@ pub(super) struct Leased {
     stay: Stay,
     /// When somebody last came while it had no seat.
     joined: Nanos,
-    /// It is held by this replica alone from now on, and only its seat is left to be given up.
-    pub(super) local: bool,
+    /// Since when it is held by this replica alone, if it is: only its seat is left to be given up.
+    local: Option<Nanos>,
     pub(super) usage: Usage,
     /// What was last said, under which law, and when.
     said: Option<(Load, Law, Nanos)>,
@@ -125,7 +126,7 @@ impl Leased {
             member: None,
             stay: Stay::Stays,
             joined: now,
-            local: false,
+            local: None,
             usage: Usage::new(now),
             said: None,
             newest: None,
@@ -158,7 +159,7 @@ impl Leased {
             self.member = Some(Member::new(id, life, self.law.terms));
         }
         (self.joined, self.newest) = (now, None);
-        (self.stay, self.local, self.outage) = (Stay::Stays, false, false);
+        (self.stay, self.local, self.outage) = (Stay::Stays, None, false);
         (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
     }
 
@@ -178,6 +179,16 @@ impl Leased {
         self.answers.subscribe()
     }
 
+    /// This replica holds it alone from now on, and gives the seat up.
+    pub(super) const fn go_alone(&mut self, now: Nanos) {
+        self.local = Some(now);
+        self.part();
+    }
+
+    pub(super) const fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
     /// Gives the seat up.
     pub(super) const fn part(&mut self) {
         if !self.leaves() {
@@ -192,7 +203,7 @@ impl Leased {
     /// Whether a share was in force until now and is over. What this replica holds alone has no share.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
-        let fenced = is_over && !self.local;
+        let fenced = is_over && !self.is_local();
         if fenced {
             self.fences = self.fences.saturating_add(1);
             ShareEvent::Fenced.emit();
@@ -202,10 +213,10 @@ impl Leased {
 
     /// The life of the store's under which all is that is held here; an error where some is not, or
     /// may not be.
-    pub(super) fn under(&self, now: Nanos, in_flight: u32) -> Result<Option<Incarnation>, ()> {
+    pub(super) fn under(&self, now: Nanos, limiter: &Limiter) -> Result<Option<Incarnation>, ()> {
         match self.member.as_ref().and_then(|member| member.under(now)) {
             Some(life) => Ok(Some(life)),
-            None if in_flight == 0 => Ok(None),
+            None if shared(limiter, self.local) == Share(0) => Ok(None),
             None => Err(()),
         }
     }
@@ -246,7 +257,7 @@ impl Leased {
             if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
                 return Speak::No;
             }
-            (member.leave(now, load.in_flight), terms.usable())
+            (member.leave(now, shared(limiter, self.local)), terms.usable())
         };
         (self.said, self.newest) = (Some((load, self.law, now)), Some(said.number));
         self.usage.spoke(now, &terms);
@@ -298,7 +309,7 @@ impl Leased {
             }
         };
         self.answers.send_replace(());
-        share.filter(|_| !self.local && !self.leaves())
+        share.filter(|_| !self.is_local() && !self.leaves())
     }
 
     fn took(&mut self, now: Nanos, before: Share, grant: Grant) {
@@ -367,6 +378,14 @@ impl Leased {
             .flatten();
         Load { in_flight: Share(in_flight.into()), wanted, vote }
     }
+}
+
+/// The requests in flight that take up something of the share: none that came since this replica holds the ceiling `alone`,
+/// or it would never be rid of its seat where there are always some.
+fn shared(limiter: &Limiter, alone: Option<Nanos>) -> Share {
+    let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
+    let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
+    Share(u64::try_from(before).unwrap_or(u64::MAX))
 }
 
 /// The law that goes with each heartbeat.

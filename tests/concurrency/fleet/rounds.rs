@@ -1,4 +1,5 @@
-//! When a replica speaks of what it shares: how long a round may take, who comes first in it, and for how long it may be silent.
+//! When a replica speaks of what it shares: how long a round may take, who comes first in it, for how long it may be silent, and
+//! what is said no more.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +9,9 @@ use futures_util::future::{join_all, poll_immediate};
 use sluicegate::kernel::decision::Question;
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::{HALF, Replica, Store, block_on, name_of, passes, question_about, spoke_first_of};
+use super::{
+    DOUBT, HALF, Replica, Store, block_on, name_of, passes, question_about, spoke_first_of,
+};
 
 /// How long the store takes for each call, where it is slow.
 const CALL: Nanos = Nanos(50 * Nanos::MILLI.0);
@@ -103,4 +106,51 @@ fn who_waits_for_what_another_holds_has_its_part_two_heartbeats_after_that_has_e
         let share = fleet[1].shown().share;
         assert!(Share(10) <= share, "{share}, {later}");
     }
+}
+
+#[test]
+fn a_ceiling_that_a_replica_holds_alone_from_now_on_is_spoken_of_until_what_it_admitted_before_is_over()
+ {
+    let store = Store::forgetful();
+    let ceiling = "limit: 4, max_duration: 10s";
+    let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, ceiling));
+    let [alone, other] = &mut fleet;
+    passes(&[alone, other], &[alone, other], Nanos::from_secs(17));
+    assert_eq!(alone.fills(), 4);
+    alone.publish("limit: 4, mode: local, max_duration: 10s");
+    // One ends each second and another comes, so that it is never idle.
+    for second in 0..17 {
+        passes(&[alone, other], &[alone, other], Nanos::SECOND);
+        alone.ends(1);
+        assert_eq!(alone.fills(), 1, "{second}");
+    }
+    assert_eq!(other.fills(), 4, "nothing of it counts for the fleet");
+    store.spoken.lock().unwrap().clear();
+    for _ in 0..5 {
+        passes(&[alone], &[alone], Nanos::SECOND);
+        alone.ends(1);
+        alone.fills();
+    }
+    let spoken = store.spoken.lock().unwrap().concat();
+    assert!(spoken.is_empty(), "fleet_term and max_duration are over: {spoken:?}");
+}
+
+#[test]
+fn what_a_replica_holds_alone_keeps_a_store_that_begins_anew_in_doubt_no_longer_than_what_it_admitted_before()
+ {
+    let store = Store::forgetful();
+    let [mut alone, mut other] = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
+    passes(&[&alone, &other], &[&alone, &other], DOUBT.plus(Nanos::from_secs(2)));
+    assert_eq!(alone.fills(), 4);
+    alone.publish("limit: 4, mode: local");
+    // What comes is this replica's own, and what was before has ended, though the store cannot hear of it.
+    store.is_cut.store(true, Relaxed);
+    alone.passes(Nanos::SECOND);
+    alone.ends(4);
+    assert_eq!(alone.fills(), 4);
+    store.is_another.store(true, Relaxed);
+    store.is_cut.store(false, Relaxed);
+    assert!(!other.asks(), "its own word is missing");
+    passes(&[&alone, &other], &[&alone, &other], Nanos::from_secs(3));
+    assert_eq!(other.fills(), 4);
 }
