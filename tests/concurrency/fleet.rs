@@ -1,6 +1,8 @@
 //! Ceilings that a fleet shares: the engine's part, over one store in this process and a clock set by
 //! hand.
 
+mod rounds;
+
 use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -374,9 +376,13 @@ fn a_newcomer_keeps_nobody_from_the_store_though_it_was_not_told_how_many_share_
     assert_eq!(store.largest.load(Relaxed), 45);
 }
 
+fn name_of(value: &str) -> CounterKey {
+    CounterKey::ceiling("d", [("k", value)].into_iter())
+}
+
 /// Of which ceilings the call of that number spoke, and of which first.
 fn spoke_first_of(store: &Store, call: usize, value: &str) -> bool {
-    let name = CounterKey::ceiling("d", [("k", value)].into_iter());
+    let name = name_of(value);
     let spoken = store.spoken.lock().unwrap();
     spoken[call].first().is_some_and(|first| **first == *name.as_bytes())
 }

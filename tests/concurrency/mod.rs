@@ -49,6 +49,10 @@
 //! | the same, and who has waited goes on by the configuration of before | `a_question_that_began_before_a_reload_does_not_undo_it`, `a_question_that_began_before_a_reload_finds_the_new_ceiling_where_nobody_was_yet` |
 //! | permits: a renewal renews nothing | `a_place_that_is_renewed_is_kept_for_max_duration_from_then` |
 //! | engine: a reload puts nothing in force | `a_reload_wakes_at_once_whom_a_higher_ceiling_or_none_lets_pass` |
+//! | fleet: a round takes in all that come, for ever | `a_round_ends_though_somebody_new_comes_with_every_call_and_a_share_from_before_does_not_run_out` |
+//! | fleet: in no order | `of_many_shares_that_are_to_be_renewed_the_one_that_ends_first_is_spoken_of_first` |
+//! | fleet: who waits for another's share is silent for half a term, too | `who_waits_for_what_another_holds_has_its_part_two_heartbeats_after_that_has_ended_however_long_it_has_waited` |
+//! | fleet: what a replica admits alone is reported | `a_ceiling_that_a_replica_holds_alone_from_now_on_is_spoken_of_until_what_it_admitted_before_is_over`, `what_a_replica_holds_alone_keeps_a_store_that_begins_anew_in_doubt_no_longer_than_what_it_admitted_before` |
 //! | bucket: failures feed the latency that is shown | `latency_is_that_of_successes_and_each_counts_for_an_eighth` |
 
 mod admit;

@@ -304,12 +304,12 @@ impl Bucket {
         match &speak {
             Speak::Cold => {
                 rests();
-                if leased.local {
+                if leased.is_local() {
                     state.leased = None;
                 }
             }
             // Whoever comes takes the seat on first; but nobody does where this replica has left.
-            Speak::Beat { said, .. } if said.leaves && !leased.local => {
+            Speak::Beat { said, .. } if said.leaves && !leased.is_local() => {
                 state.step(now, Event::Share(0));
             }
             _ => {}
@@ -354,15 +354,14 @@ impl Bucket {
         let mut state = self.0.lock();
         let Some(leased) = &mut state.leased else { return };
         leased.part();
-        if !leased.local {
+        if !leased.is_local() {
             state.step(clock.steady(), Event::Fence);
         }
     }
 
     pub(super) fn under(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
         let state = self.0.lock();
-        let in_flight = state.limiter.in_flight();
-        state.leased.as_ref().map_or(Ok(None), |leased| leased.under(now, in_flight))
+        state.leased.as_ref().map_or(Ok(None), |leased| leased.under(now, &state.limiter))
     }
 
     pub(super) fn longest(&self) -> Nanos {
@@ -376,20 +375,19 @@ impl Bucket {
 }
 
 impl State {
-    /// Leaves the fleet: what this replica holds alone needs no share.
     /// Speaks by what the ceiling is to the fleet from now on, though nobody comes: else the store would hear of what it was
     /// for as long as this replica has a seat.
     fn share_by(&mut self, shared: Shared, terms: Terms) {
-        let leased = self.leased.as_mut().filter(|leased| !leased.local);
+        let leased = self.leased.as_mut().filter(|leased| !leased.is_local());
         if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
             leased.reload(shared, terms);
         }
     }
 
+    /// Leaves the fleet: what this replica holds alone needs no share.
     fn go_alone(&mut self, now: Nanos) {
-        if let Some(leased) = self.leased.as_mut().filter(|leased| !leased.local) {
-            leased.local = true;
-            leased.part();
+        if let Some(leased) = self.leased.as_mut().filter(|leased| !leased.is_local()) {
+            leased.go_alone(now);
             self.step(now, Event::Share(u32::MAX));
         }
     }
@@ -399,7 +397,7 @@ impl State {
         if self.revision <= ask.revision {
             return ask.shared;
         }
-        self.leased.as_ref().filter(|leased| !leased.local).map(|leased| leased.shared)
+        self.leased.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
     }
 
     /// Whether more is to be done for `ask` than to look at the share. Most that ask are not the first.

@@ -2,9 +2,10 @@
 //!
 //! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
 //! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Of ceilings that somebody
-//! has just come to, who waits for the answer, the next call speaks first, however many others are due. Where there are
-//! ceilings to share, the store hears of this replica as soon as there is one, and now and then, though nobody asks: one that
-//! is new or has forgotten is in doubt from then on.
+//! has just come to, who waits for the answer, the next call speaks first, however many others are due; but a round that has lasted
+//! for a quarter of a heartbeat takes in nobody who comes, so that it ends and no share runs out meanwhile. Of others that share
+//! comes first that ends first. Where there are ceilings to share, the store hears of this replica as soon as there is one,
+//! and now and then, though nobody asks: one that is new or has forgotten is in doubt from then on.
 //! A replica that leaves in order frees its seats, unless a round that is under way takes a second still, or all of it two.
 //! Leaves out: what is said and what it means ([`super::leased`]), and the store.
 
@@ -43,6 +44,9 @@ const LEAVING: Duration = Duration::from_secs(1);
 
 /// How long it takes at most to leave: what was not said by then ends with its terms and deadlines.
 const LEFT: Duration = Duration::from_secs(2);
+
+/// For which part of a heartbeat a round takes in ceilings that somebody comes to meanwhile: a quarter.
+const TAKES_IN: u64 = 4;
 
 /// How often in a heartbeat a replica looks which ceilings' are due, at most.
 const LOOKS: u64 = 100;
@@ -120,12 +124,15 @@ struct Spoken {
     beat: Beat,
     /// How many members the ceiling has; as many as there are replicas, where nobody has said.
     members: u64,
+    /// For how long it may wait, see [`Speak::Beat`].
+    left: Nanos,
 }
 
 /// What is left to be said in a round.
 struct Due {
     /// Where somebody waits for the answer.
     first: VecDeque<Spoken>,
+    /// Of these the share that ends first comes first.
     others: VecDeque<Spoken>,
     /// For how long from now something may be in use of all that was looked at.
     longest: Nanos,
@@ -387,13 +394,20 @@ impl Admission {
         let mut due = Due { first: VecDeque::new(), others: VecDeque::new(), longest };
         self.look_at(fleet, fleet.take_fresh(), true, &mut due);
         self.look_at(fleet, active, false, &mut due);
+        // Where the store is slow and they are many, the last of them is said a long time from now.
+        due.others.make_contiguous().sort_by_key(|spoken| spoken.left);
+        let began = self.clock.steady();
         loop {
             let call = due.next_call();
             if call.is_empty() {
                 break;
             }
             self.speak_of(fleet, backend, (record, due.longest), call).await;
-            self.look_at(fleet, fleet.take_fresh(), true, &mut due);
+            // Whoever comes later has woken the next round. One that took in all of them might never end, and what was not due
+            // when it began would run out.
+            if self.clock.steady().since(began).0 < fleet.pace.heartbeat.0 / TAKES_IN {
+                self.look_at(fleet, fleet.take_fresh(), true, &mut due);
+            }
         }
         let (answered, longest) = (fleet.answered(), due.longest);
         let last = Round { record, answered, longest, leaves: false, beats: vec![] };
@@ -410,12 +424,12 @@ impl Admission {
     ) {
         for (name, bucket) in buckets {
             due.longest = due.longest.max(bucket.longest());
-            if let Speak::Beat { law, said, members } =
+            if let Speak::Beat { law, said, members, left } =
                 bucket.speaks(&self.clock, || fleet.rest(&name, &bucket))
             {
                 let members = members.unwrap_or(fleet.membership.replicas().get().into());
                 let beat = Beat { bucket: name, law, said };
-                due.kind(is_first).push_back(Spoken { bucket, beat, members });
+                due.kind(is_first).push_back(Spoken { bucket, beat, members, left });
             }
         }
     }

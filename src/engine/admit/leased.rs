@@ -2,7 +2,8 @@
 //!
 //! Guarantees: what a heartbeat says is taken in one instant, under the bucket's lock; without a share
 //! in its term nothing is admitted, except what the ceiling's `on_backend_failure` says once the store
-//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before.
+//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before; what
+//! this replica admits alone keeps none.
 //! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
 
 use std::cmp::Ordering;
@@ -49,8 +50,8 @@ pub(super) struct Leased {
     stay: Stay,
     /// When somebody last came while it had no seat.
     joined: Nanos,
-    /// It is held by this replica alone from now on, and only its seat is left to be given up.
-    pub(super) local: bool,
+    /// Since when it is held by this replica alone, if it is: only its seat is left to be given up.
+    local: Option<Nanos>,
     pub(super) usage: Usage,
     /// What was last said, under which law, and when.
     said: Option<(Load, Law, Nanos)>,
@@ -91,6 +92,8 @@ pub(super) enum Speak {
         said: Heartbeat,
         /// How many the ceiling has, as last heard.
         members: Option<u64>,
+        /// For how long it may wait: until the share ends, and a goodbye for as long as if one had just begun.
+        left: Nanos,
     },
 }
 
@@ -126,7 +129,7 @@ impl Leased {
             member: None,
             stay: Stay::Stays,
             joined: now,
-            local: false,
+            local: None,
             usage: Usage::new(now),
             said: None,
             newest: None,
@@ -160,7 +163,7 @@ impl Leased {
             self.member = Some(Member::new(id, life, self.law.terms));
         }
         (self.joined, self.newest) = (now, None);
-        (self.stay, self.local, self.outage) = (Stay::Stays, false, false);
+        (self.stay, self.local, self.outage) = (Stay::Stays, None, false);
         (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
     }
 
@@ -180,6 +183,16 @@ impl Leased {
         self.answers.subscribe()
     }
 
+    /// This replica holds it alone from now on, and gives the seat up.
+    pub(super) const fn go_alone(&mut self, now: Nanos) {
+        self.local = Some(now);
+        self.part();
+    }
+
+    pub(super) const fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
     /// Gives the seat up.
     pub(super) const fn part(&mut self) {
         if !self.leaves() {
@@ -194,7 +207,7 @@ impl Leased {
     /// Whether a share was in force until now and is over. What this replica holds alone has no share.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
-        let fenced = is_over && !self.local;
+        let fenced = is_over && !self.is_local();
         if fenced {
             self.fences = self.fences.saturating_add(1);
             self.totals.fenced();
@@ -205,10 +218,10 @@ impl Leased {
 
     /// The life of the store's under which all is that is held here; an error where some is not, or
     /// may not be.
-    pub(super) fn under(&self, now: Nanos, in_flight: u32) -> Result<Option<Incarnation>, ()> {
+    pub(super) fn under(&self, now: Nanos, limiter: &Limiter) -> Result<Option<Incarnation>, ()> {
         match self.member.as_ref().and_then(|member| member.under(now)) {
             Some(life) => Ok(Some(life)),
-            None if in_flight == 0 => Ok(None),
+            None if shared(limiter, self.local) == Share(0) => Ok(None),
             None => Err(()),
         }
     }
@@ -231,27 +244,29 @@ impl Leased {
             self.stay = Stay::Leaves;
         }
         let since = self.said.map(|(_, _, at)| now.since(at));
-        let said = if self.stay == Stay::Stays {
+        let (said, left) = if self.stay == Stay::Stays {
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
             // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
             let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
-            let urgent = member.urgent(now, &load).is_some_and(|urgent| urgent <= now);
-            if now < member.due(now, &load) || !urgent && same && fresh {
+            // Its pauses grow while it waits for others' shares, up to a request's whole life. Were it silent for half a term as well,
+            // it would not hear in time that they are free.
+            let waits = member.urgent(now, &load).is_some();
+            if now < member.due(now, &load) || !waits && same && fresh {
                 return Speak::No;
             }
-            member.beat(now, &load)
+            (member.beat(now, &load), left)
         } else {
             // Again and again until it is heard, but the first time at once.
             let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
             if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
                 return Speak::No;
             }
-            member.leave(now, load.in_flight)
+            (member.leave(now, shared(limiter, self.local)), terms.usable())
         };
         (self.said, self.newest) = (Some((load, self.law, now)), Some(said.number));
         self.usage.spoke(now, &terms);
-        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members) }
+        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members), left }
     }
 
     /// Whether `said` is the newest that was said for the seat as it is now.
@@ -299,7 +314,7 @@ impl Leased {
             }
         };
         self.answers.send_replace(());
-        share.filter(|_| !self.local && !self.leaves())
+        share.filter(|_| !self.is_local() && !self.leaves())
     }
 
     fn took(&mut self, now: Nanos, before: Share, grant: Grant) {
@@ -370,6 +385,14 @@ impl Leased {
             .flatten();
         Load { in_flight: Share(in_flight.into()), wanted, vote }
     }
+}
+
+/// The requests in flight that take up something of the share: none that came since this replica holds the ceiling `alone`,
+/// or it would never be rid of its seat where there are always some.
+fn shared(limiter: &Limiter, alone: Option<Nanos>) -> Share {
+    let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
+    let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
+    Share(u64::try_from(before).unwrap_or(u64::MAX))
 }
 
 /// The law that goes with each heartbeat.
