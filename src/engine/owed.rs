@@ -185,9 +185,8 @@ impl Engine {
                     count(OwedOutcome::Charged, hits);
                     return Ok(());
                 }
-                Outcome::Failed(Cause::Late | Cause::NotUnderstood | Cause::WrongType)
-                | Outcome::Full(_)
-                | Outcome::Stale(_) => break,
+                Outcome::Failed(cause) if cause.may_be_charged() => break,
+                Outcome::Full(_) | Outcome::Stale(_) => break,
                 Outcome::Failed(_) => return Err(Away),
             }
         }

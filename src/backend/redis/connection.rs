@@ -28,6 +28,9 @@ use super::client::{At, in_words, without_arguments};
 use super::cluster::{Cluster, Redirect};
 use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL, codec};
 
+/// What the client says of what it was asked, written or not, where it is ended before its connection is closed.
+const GONE: &str = "channel closed";
+
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
 
@@ -168,7 +171,7 @@ impl Link {
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
             Some(Cause::Late) => slow(self.breaker.late()),
-            Some(Cause::Unreachable) => {}
+            Some(Cause::Unreachable | Cause::Cut) => {}
             _ => self.breaker.in_time(),
         }
     }
@@ -520,7 +523,10 @@ pub(super) fn cause(error: &Error) -> Cause {
     tracing::debug!(kind = ?error.kind(), error = %in_words(error), "a call to redis failed");
     let said = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
-        ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
+        ErrorKind::IO => Cause::Cut,
+        ErrorKind::Unknown if error.details() == GONE => Cause::Cut,
+        // The client gives up so what it has not written when its connection is closed.
+        ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
         ErrorKind::Timeout => Cause::Late,
         ErrorKind::Backpressure => Cause::Overloaded,
         ErrorKind::Parse | ErrorKind::Protocol | ErrorKind::NotFound => Cause::NotUnderstood,

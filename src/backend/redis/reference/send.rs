@@ -272,7 +272,11 @@ impl Reference {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
             // One that may not write knows scripts all the same.
-            let digest = digest.map_err(|error| live.failed(&error, true))?;
+            let digest = digest.map_err(|error| match live.failed(&error, true) {
+                // That loads a script, and charges nothing.
+                Cause::Cut => Cause::Unreachable,
+                cause => cause,
+            })?;
             // Whoever was first: all of them are told the same.
             drop(self.digest.set(digest));
         }
