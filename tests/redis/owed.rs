@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sluicegate::backend::Backend;
 use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Address, Place, Redis};
+use sluicegate::backend::redis::{Address, Place, Redis, Stores};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{Engine, Local, Membership, Policy};
@@ -32,6 +32,7 @@ descriptors:
 - {key: debt, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra}}
 - {key: two, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_window}}
 - {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log}}
+- {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
 - {key: other, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: allow}}
 ";
 
@@ -212,6 +213,39 @@ async fn what_redis_counted_before_its_connection_was_cut_is_not_charged_again()
     replica.is_whole();
     replica.has_forgotten();
     assert_eq!(replica.ask("window", 0).await.2, Hits(9), "one hit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_back_is_paid_while_another_is_away() {
+    for_a_day_with_a_minute_left();
+    let (main, mut second) = (Store::running(), Store::running());
+    let mut tasks = JoinSet::new();
+    let mut redis = |store: &Store| {
+        let place = Place::Unix(store.socket());
+        let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
+        tasks.spawn(connection);
+        redis
+    };
+    let stores = Stores::new(redis(&main)).with_per_second(redis(&second));
+    let mut replica = over(main, stores, tasks);
+    replica.store.kill();
+    second.kill();
+    until("both are lost", || {
+        let inside = replica.engine.inside();
+        match [inside.connections, inside.per_second].map(|seen| seen.unwrap().gone) {
+            [1, 1] => Ok(()),
+            gone => Err(format!("{gone:?}")),
+        }
+    })
+    .unwrap();
+    for key in ["second", "window", "log"] {
+        assert_eq!(replica.ask(key, 4).await, (Verdict::Admit, Reason::BackendDownLocal, Hits(6)));
+    }
+    replica.store.start(&["--port", "0"]);
+    for key in ["window", "log"] {
+        replica.comes_to(key, 6).await;
+    }
+    assert_eq!(replica.ask("second", 1).await.1, Reason::BackendDownLocal);
 }
 
 /// What the store's one counter of a day holds.
