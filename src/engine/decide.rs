@@ -513,7 +513,7 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
         Part::Replaced => return none(Reason::Replaced, Group::Enforced),
         Part::Frozen(rule, _, verdict) => return frozen(rule, part.shown(), *verdict),
         Part::Charged(rule, _) => rule.metadata.clone(),
-        Part::Override(_) => None,
+        Part::Override(..) => None,
     };
     let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
         return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
