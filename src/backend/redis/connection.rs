@@ -84,9 +84,19 @@ pub(super) struct Live {
 /// Why Redis refuses calls over every connection alike.
 #[derive(Debug)]
 pub(super) struct Refusing {
+    pub(super) what: Refused,
     pub(super) cause: Cause,
     /// What it said.
     pub(super) why: String,
+}
+
+/// What Redis refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// To count.
+    Count,
+    /// To let go in time what it counted.
+    Expiry,
 }
 
 /// A script.
@@ -284,11 +294,17 @@ impl Live {
     pub(super) fn failed(&self, error: &Error, is_no_keys: bool) -> Cause {
         let cause = cause(error);
         if refuses_writes(error) || (is_no_keys && cause == Cause::Failing) {
-            self.refuses(Refusing { cause, why: in_words(error) });
+            self.refuses(Refusing { what: Refused::Count, cause, why: in_words(error) });
         } else {
             self.saw(Some(cause));
         }
         cause
+    }
+
+    /// What it counted it keeps for ever, for this. The connection stays: it counts over it as over any other.
+    pub(super) fn keeps_all(&self, error: &Error) {
+        let (what, cause) = (Refused::Expiry, cause(error));
+        self.refuses(Refusing { what, cause, why: in_words(error) });
     }
 
     fn refuses(&self, refusing: Refusing) {
@@ -456,7 +472,7 @@ async fn run_id(client: &Client) -> Result<String, Error> {
 }
 
 /// Whether the process answered that it will not.
-fn is_refused(error: &Error) -> bool {
+pub(super) fn is_refused(error: &Error) -> bool {
     matches!(cause(error), Cause::NotPermitted | Cause::Failing)
 }
 
