@@ -64,6 +64,16 @@ pub(super) struct Plan<'c> {
     pub(super) tally: SmallVec<[Counted; 2]>,
 }
 
+/// When a question is planned for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instants {
+    /// By this process's clock, which says what operators hold. A question that is planned again is so at the
+    /// instant of its first plan: charges that stood in the one and not in the other would get each other's answers.
+    pub(super) held: Nanos,
+    /// Around which calendars' windows are planned.
+    pub(super) windows: Nanos,
+}
+
 /// What is to be done for one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part<'c> {
@@ -153,11 +163,22 @@ impl<'c> Plan<'c> {
         planning: Planning,
         now: Nanos,
     ) {
+        self.fill_at(config, question, planning, Instants { held: now, windows: now });
+    }
+
+    /// The same at two instants.
+    pub(super) fn fill_at(
+        &mut self,
+        config: &'c Config,
+        question: &Question<'_>,
+        planning: Planning,
+        at: Instants,
+    ) {
         let Some(domain) = config.domains.get(question.domain) else {
             return self.parts.extend(question.descriptors.iter().map(|_| Part::Nothing));
         };
         for descriptor in &question.descriptors {
-            let part = self.plan(domain, descriptor, planning, now);
+            let part = self.plan(domain, descriptor, planning, at);
             self.parts.push(part);
         }
         self.spare_replaced();
@@ -169,7 +190,7 @@ impl<'c> Plan<'c> {
         domain: &'c Domain,
         descriptor: &Descriptor<'_>,
         planning: Planning,
-        now: Nanos,
+        at: Instants,
     ) -> Part<'c> {
         let ours = match (descriptor.limit, planning.overrides) {
             (None, _) | (Some(_), Overrides::Deny) => None,
@@ -194,11 +215,11 @@ impl<'c> Plan<'c> {
                 (Some(limit), _) => {
                     // Hits are given back all the same: they are of the counter, not of the answer.
                     if let (Some(verdict), Cost::Charge(_)) =
-                        (matched.rule.frozen_at(now), descriptor.cost)
+                        (matched.rule.frozen_at(at.held), descriptor.cost)
                     {
                         return Part::Frozen(matched.rule, limit, verdict);
                     }
-                    self.charge_rule(domain, descriptor, &matched, limit, planning, now);
+                    self.charge_rule(domain, descriptor, &matched, limit, planning, at.windows);
                     Part::Charged(matched.rule, limit)
                 }
             },
