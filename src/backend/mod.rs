@@ -48,6 +48,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// A number of the place that would be asked for `charge` at `now`: of one place that does not answer one charge it is not
+    /// to be expected that it answers the next.
+    fn place_of(&self, _now: Nanos, _charge: &Charge) -> u32 {
+        0
+    }
+
     /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait
     /// with.
     fn is_at_hand(&self) -> bool {

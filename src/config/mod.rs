@@ -57,6 +57,8 @@ pub struct Domain {
     pub charge: Charging,
     /// The key of the entry whose value says where counters live in a store of several nodes.
     pub colocate: Option<Box<str>>,
+    /// What a failing backend means for a limit that a request brings where no limit of the domain's matches.
+    pub on_backend_failure: OnBackendFailure,
     /// The rules.
     pub tree: DescriptorTree,
 }

@@ -170,6 +170,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             name: self.group.domain.into(),
             charge: charge.map(|(charge, _)| charge).unwrap_or_default(),
             colocate: colocate.map(|(key, _)| key),
+            on_backend_failure: self.defaults.on_backend_failure,
             tree,
         }
     }

@@ -17,7 +17,7 @@ use super::leases::Leases;
 use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
-use super::plan::{Part, Plan, Planning, standing};
+use super::plan::{Instants, Part, Plan, Planning, standing};
 use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
 use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
@@ -386,7 +386,8 @@ impl Engine {
     ) {
         let Some(store_now) = again::store_now(outcomes) else { return };
         let mut later = Plan::default();
-        later.fill(asking.config, asking.question, self.policy.planning, store_now);
+        let at = Instants { held: asking.now, windows: store_now };
+        later.fill_at(asking.config, asking.question, self.policy.planning, at);
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
         // At this process's instant: the store goes by its own clock, but for the keys that name a
         // window of this one.
@@ -513,7 +514,7 @@ fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settle
         Part::Replaced => return none(Reason::Replaced, Group::Enforced),
         Part::Frozen(rule, _, verdict) => return frozen(rule, part.shown(), *verdict),
         Part::Charged(rule, _) => rule.metadata.clone(),
-        Part::Override(_) => None,
+        Part::Override(..) => None,
     };
     let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
         return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };

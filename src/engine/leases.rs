@@ -179,7 +179,7 @@ impl Leases {
     ) -> Outcome {
         let told = self.within(end, settled.changed()).await;
         let failed = match told {
-            None => Some(Cause::Late),
+            None => Some(Cause::Unsent),
             Some(Ok(())) => *settled.borrow(),
             // The ledger is gone, which is as good as an answer.
             Some(Err(_)) => None,
@@ -187,7 +187,7 @@ impl Leases {
         match (self.look(leased, hits), failed) {
             (Some(outcome), _) => outcome,
             // The store did not answer one question, and another is not made to wait for it.
-            (None, Some(cause)) => Outcome::Failed(cause),
+            (None, Some(cause)) => Outcome::Failed(unsent(cause)),
             (None, None) => self.ask_again(leased, hits, end).await,
         }
     }
@@ -217,7 +217,7 @@ impl Leases {
         end: Option<Nanos>,
     ) -> Outcome {
         if self.is_over(end) {
-            return Outcome::Failed(Cause::Late);
+            return Outcome::Failed(Cause::Unsent);
         }
         match self.turn_again(leased, hits) {
             Turn::Answered(outcome) => outcome,
@@ -511,7 +511,7 @@ impl Leases {
         end: Option<Nanos>,
     ) -> Outcome {
         if self.is_over(end) {
-            return Outcome::Failed(Cause::Late);
+            return Outcome::Failed(Cause::Unsent);
         }
         let outcome = self.within(end, self.charge_one(leased, hits)).await;
         let outcome = outcome.unwrap_or(Outcome::Failed(Cause::Late));
@@ -600,6 +600,14 @@ impl Leases {
     fn shard(&self, place: Place) -> MutexGuard<'_, Ledgers> {
         let index = usize::try_from(place[0] % SHARDS as u64).unwrap_or(0);
         self.shards[index].0.lock()
+    }
+}
+
+/// What a message failed for, to those who waited for it: their own hits did not go with it.
+const fn unsent(cause: Cause) -> Cause {
+    match cause {
+        Cause::Cut | Cause::Late | Cause::NotUnderstood => Cause::Unsent,
+        cause => cause,
     }
 }
 

@@ -56,7 +56,7 @@ impl Local {
             let Some(part) = part else { return without_a_part(charge.cost) };
             let outcome = answered.next().unwrap_or(NOTHING);
             let made = passed || matches!(charge.cost, Cost::Refund(_));
-            let owes = made && !may_be_charged(*cause);
+            let owes = made && !cause.may_be_charged();
             if owes && matches!(outcome, Outcome::Stepped(Step::Admit(_)) | Outcome::Refunded(_)) {
                 self.owed.note(charge, *part);
             }
@@ -127,10 +127,4 @@ const fn without_a_part(cost: Cost) -> Outcome {
         Cost::Charge(_) => NOTHING,
         Cost::Refund(_) => Outcome::Refunded(NO_ROOM),
     }
-}
-
-/// Whether the store may have made a charge that it did not answer. To charge it again would count
-/// it twice, as often as the store is a little late.
-const fn may_be_charged(cause: Cause) -> bool {
-    matches!(cause, Cause::Late | Cause::NotUnderstood | Cause::WrongType)
 }

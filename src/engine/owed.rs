@@ -1,13 +1,14 @@
 //! Hits that were admitted here while the store did not answer, until it is charged with them.
 //!
 //! Guarantees: at most [`MOST_KEYS`] counters and [`MOST_BYTES`] of their keys are remembered, and
-//! what finds no room is counted as lost; what is owed is charged when the store answers again, one
-//! call at a time, and what a counter would not hold any more is not. Once nothing is owed and the
+//! what finds no room is counted as lost; what is owed is charged when its place in the store answers
+//! again, whatever others do, one call at a time, and what a counter would not hold any more is not. Of a
+//! place that does not answer one charge is tried at a time, and trying takes a tenth of the time. Once nothing is owed and the
 //! store has answered for [`CALM`], this replica's own counters are dropped: the store's carry
 //! them. A store that comes and goes faster than that meets one outage.
 //! Leaves out: surviving the end of the process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -31,6 +32,12 @@ const MOST_BYTES: usize = 16 << 20;
 
 /// How often the store is looked at while it does not answer.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// The longest pause between two looks, however much is owed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A look takes no more than one part in so many of the time, while pauses are not at their longest.
+const LOOKING_PART: u32 = 10;
 
 /// How long the store must answer before an outage is over.
 const CALM: Duration = Duration::from_secs(5);
@@ -88,13 +95,26 @@ impl Owed {
         }
     }
 
-    fn take(&self) -> Vec<Debt> {
-        std::mem::take(&mut *self.book.lock()).debts.into_values().collect()
+    /// The counters that hits are owed to now.
+    fn keys(&self) -> Vec<CounterKey> {
+        self.book.lock().debts.keys().cloned().collect()
     }
 
-    fn put_back(&self, debts: impl Iterator<Item = Debt>) {
+    /// What `of` says of what is owed to a counter.
+    fn look<T>(&self, key: &CounterKey, of: impl FnOnce(&Charge) -> T) -> Option<T> {
+        self.book.lock().debts.get(key).map(|debt| of(&debt.charge))
+    }
+
+    /// One by one: refunds lessen what is in the book.
+    fn take(&self, key: &CounterKey) -> Option<Debt> {
         let mut book = self.book.lock();
-        debts.for_each(|debt| book.add(debt));
+        let debt = book.debts.remove(key)?;
+        book.bytes = book.bytes.saturating_sub(key.as_bytes().len());
+        Some(debt)
+    }
+
+    fn put_back(&self, debt: Debt) {
+        self.book.lock().add(debt);
     }
 
     fn is_empty(&self) -> bool {
@@ -119,8 +139,13 @@ impl Book {
     }
 }
 
-/// The store does not answer.
-struct Away;
+/// Some place does not answer, and when that was first looked at.
+struct Away {
+    began: Nanos,
+}
+
+/// A charge that was not made, because its place does not answer.
+struct Unpaid;
 
 impl Engine {
     /// Charges the store with what was counted here, whenever it is back; never ends.
@@ -128,8 +153,9 @@ impl Engine {
         let Some(local) = self.local() else { return std::future::pending().await };
         loop {
             local.owed.counted.notified().await;
-            while self.pay_until_calm(local).await.is_err() {
-                sleep(LOOK).await;
+            while let Err(Away { began }) = self.pay_until_calm(local).await {
+                let took = Duration::from_nanos(self.clock().steady().since(began).0);
+                sleep(took.saturating_mul(LOOKING_PART).clamp(LOOK, LONGEST_PAUSE)).await;
             }
         }
     }
@@ -138,9 +164,6 @@ impl Engine {
     /// enough that the next outage is another one.
     async fn pay_until_calm(&self, local: &Local) -> Result<(), Away> {
         loop {
-            if self.backend().trouble().is_some() {
-                return Err(Away);
-            }
             self.pay(local).await?;
             match timeout(CALM, local.owed.counted.notified()).await {
                 Ok(()) => sleep(LOOK).await,
@@ -153,51 +176,59 @@ impl Engine {
         }
     }
 
+    /// Pays what is owed wherever it is taken.
     async fn pay(&self, local: &Local) -> Result<(), Away> {
-        let mut debts = local.owed.take().into_iter();
-        while let Some(debt) = debts.next() {
+        let began = self.clock().steady();
+        let mut away = HashSet::new();
+        for key in local.owed.keys() {
+            let place = |charge: &Charge| self.backend().place_of(self.clock().now(), charge);
+            let Some(place) = local.owed.look(&key, place) else { continue };
+            if away.contains(&place) {
+                continue;
+            }
+            let Some(mut debt) = local.owed.take(&key) else { continue };
             let hits = local.still(&debt, self.clock().now());
             count(OwedOutcome::Rested, debt.hits.less(hits));
-            if let Err(away) = self.pay_one(&debt, hits).await {
-                local.owed.put_back(std::iter::once(debt).chain(debts));
-                return Err(away);
+            debt.hits = hits;
+            if let Err(Unpaid) = self.pay_one(&mut debt).await {
+                local.owed.put_back(debt);
+                away.insert(place);
             }
         }
-        Ok(())
+        if away.is_empty() { Ok(()) } else { Err(Away { began }) }
     }
 
     /// Charges what there is room for: the store's counter is never above its limit for it.
-    async fn pay_one(&self, debt: &Debt, mut hits: Hits) -> Result<(), Away> {
+    async fn pay_one(&self, debt: &mut Debt) -> Result<(), Unpaid> {
         // Twice: what there was room for a moment ago there may not be.
         for _ in 0..2 {
-            if hits == Hits(0) {
+            if debt.hits == Hits(0) {
                 return Ok(());
             }
-            match charge(self.backend(), self.clock().now(), debt, hits).await {
+            match charge(self.backend(), self.clock().now(), debt).await {
                 Outcome::Stepped(Step::Deny { room, .. } | Step::Never(room))
                     if !matches!(debt.charge.strategy, Strategy::FixedWindow(_)) =>
                 {
-                    count(OwedOutcome::Rested, hits.less(room.remaining));
-                    hits = room.remaining;
+                    count(OwedOutcome::Rested, debt.hits.less(room.remaining));
+                    debt.hits = room.remaining;
                 }
                 // A fixed window has counted it, whatever it said.
                 Outcome::Stepped(_) | Outcome::Counted(..) | Outcome::Refunded(_) => {
-                    count(OwedOutcome::Charged, hits);
+                    count(OwedOutcome::Charged, debt.hits);
                     return Ok(());
                 }
-                Outcome::Failed(Cause::Late | Cause::NotUnderstood | Cause::WrongType)
-                | Outcome::Full(_)
-                | Outcome::Stale(_) => break,
-                Outcome::Failed(_) => return Err(Away),
+                Outcome::Failed(cause) if cause.may_be_charged() => break,
+                Outcome::Full(_) | Outcome::Stale(_) => break,
+                Outcome::Failed(_) => return Err(Unpaid),
             }
         }
-        count(OwedOutcome::Lost, hits);
+        count(OwedOutcome::Lost, debt.hits);
         Ok(())
     }
 }
 
-async fn charge(backend: &dyn Backend, now: Nanos, debt: &Debt, hits: Hits) -> Outcome {
-    let charges = Charges { list: [debt.of(hits)].into_iter().collect(), rule: Rule::Each };
+async fn charge(backend: &dyn Backend, now: Nanos, debt: &Debt) -> Outcome {
+    let charges = Charges { list: [debt.of(debt.hits)].into_iter().collect(), rule: Rule::Each };
     let outcomes = match backend.charge(now, &charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(outcomes) => outcomes.await,

@@ -64,6 +64,16 @@ pub(super) struct Plan<'c> {
     pub(super) tally: SmallVec<[Counted; 2]>,
 }
 
+/// When a question is planned for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instants {
+    /// By this process's clock, which says what operators hold. A question that is planned again is so at the
+    /// instant of its first plan: charges that stood in the one and not in the other would get each other's answers.
+    pub(super) held: Nanos,
+    /// Around which calendars' windows are planned.
+    pub(super) windows: Nanos,
+}
+
 /// What is to be done for one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part<'c> {
@@ -77,8 +87,9 @@ pub(super) enum Part<'c> {
     Frozen(&'c Rule, &'c Limit, Verdict),
     /// The next charge in order answers it, under the rule's limit.
     Charged(&'c Rule, &'c Limit),
-    /// The next charge in order answers it, under a limit that the question brought.
-    Override(Override),
+    /// The next charge in order answers it, under a limit that the question brought; or this, where the
+    /// store does not.
+    Override(Override, OnBackendFailure),
 }
 
 impl Part<'_> {
@@ -92,7 +103,7 @@ impl Part<'_> {
                 period: limit.window.length(),
                 name: rule.name.clone(),
             }),
-            Self::Override(Override { requests, unit }) => Some(Shown {
+            Self::Override(Override { requests, unit }, _) => Some(Shown {
                 requests: *requests,
                 unit: Some(*unit),
                 period: unit.length(),
@@ -106,7 +117,7 @@ impl Part<'_> {
         match self {
             Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Frozen(..) => None,
             Self::Charged(_, limit) => Some(limit.on_backend_failure),
-            Self::Override(_) => Some(OnBackendFailure::default()),
+            Self::Override(_, rule) => Some(*rule),
         }
     }
 
@@ -118,7 +129,7 @@ impl Part<'_> {
             | Self::Unlimited(_)
             | Self::Replaced
             | Self::Frozen(..)
-            | Self::Override(_) => Mode::Strict,
+            | Self::Override(..) => Mode::Strict,
         }
     }
 
@@ -126,7 +137,7 @@ impl Part<'_> {
     pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
             Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Frozen(rule, ..) => Some(rule),
-            Self::Nothing | Self::Replaced | Self::Override(_) => None,
+            Self::Nothing | Self::Replaced | Self::Override(..) => None,
         }
     }
 }
@@ -152,11 +163,22 @@ impl<'c> Plan<'c> {
         planning: Planning,
         now: Nanos,
     ) {
+        self.fill_at(config, question, planning, Instants { held: now, windows: now });
+    }
+
+    /// The same at two instants.
+    pub(super) fn fill_at(
+        &mut self,
+        config: &'c Config,
+        question: &Question<'_>,
+        planning: Planning,
+        at: Instants,
+    ) {
         let Some(domain) = config.domains.get(question.domain) else {
             return self.parts.extend(question.descriptors.iter().map(|_| Part::Nothing));
         };
         for descriptor in &question.descriptors {
-            let part = self.plan(domain, descriptor, planning, now);
+            let part = self.plan(domain, descriptor, planning, at);
             self.parts.push(part);
         }
         self.spare_replaced();
@@ -168,32 +190,36 @@ impl<'c> Plan<'c> {
         domain: &'c Domain,
         descriptor: &Descriptor<'_>,
         planning: Planning,
-        now: Nanos,
+        at: Instants,
     ) -> Part<'c> {
         let ours = match (descriptor.limit, planning.overrides) {
             (None, _) | (Some(_), Overrides::Deny) => None,
             (ours, Overrides::Allow | Overrides::Max) => ours,
         };
-        if let (Some(limit), Overrides::Allow) = (ours, planning.overrides) {
-            return self.charge_override(domain, descriptor, limit, planning);
-        }
         let found = domain.tree.lookup(descriptor.entries.iter().copied());
+        let configured = found.as_ref().and_then(|matched| matched.rule.limit.as_ref());
+        let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, ours) {
             (None, None) => Part::Nothing,
-            (None, Some(limit)) => self.charge_override(domain, descriptor, limit, planning),
+            (_, Some(limit)) if planning.overrides == Overrides::Allow => {
+                self.charge_override(domain, descriptor, (limit, failing), planning)
+            }
+            (None, Some(limit)) => {
+                self.charge_override(domain, descriptor, (limit, failing), planning)
+            }
             (Some(matched), ours) => match (&matched.rule.limit, ours) {
                 (None, _) => Part::Unlimited(matched.rule),
                 (Some(configured), Some(limit)) if tightens(limit, configured) => {
-                    self.charge_override(domain, descriptor, limit, planning)
+                    self.charge_override(domain, descriptor, (limit, failing), planning)
                 }
                 (Some(limit), _) => {
                     // Hits are given back all the same: they are of the counter, not of the answer.
                     if let (Some(verdict), Cost::Charge(_)) =
-                        (matched.rule.frozen_at(now), descriptor.cost)
+                        (matched.rule.frozen_at(at.held), descriptor.cost)
                     {
                         return Part::Frozen(matched.rule, limit, verdict);
                     }
-                    self.charge_rule(domain, descriptor, &matched, limit, planning, now);
+                    self.charge_rule(domain, descriptor, &matched, limit, planning, at.windows);
                     Part::Charged(matched.rule, limit)
                 }
             },
@@ -222,7 +248,7 @@ impl<'c> Plan<'c> {
 
 impl Part<'_> {
     pub(super) const fn is_charged(&self) -> bool {
-        matches!(self, Self::Charged(..) | Self::Override(_))
+        matches!(self, Self::Charged(..) | Self::Override(..))
     }
 }
 
@@ -269,7 +295,7 @@ impl<'c> Plan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        limit: Override,
+        (limit, failing): (Override, OnBackendFailure),
         planning: Planning,
     ) -> Part<'c> {
         let period = limit.unit.length();
@@ -283,7 +309,7 @@ impl<'c> Plan<'c> {
         let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
         let per_second = period == Nanos::SECOND;
         self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
-        Part::Override(limit)
+        Part::Override(limit, failing)
     }
 
     /// What each descriptor says, where `charged` stands for those that a counter answers.
@@ -299,7 +325,7 @@ impl<'c> Plan<'c> {
                 let standing = standing(rule);
                 Some((standing.group, standing.verdict(*verdict == Verdict::Deny)))
             }
-            Part::Charged(..) | Part::Override(_) => {
+            Part::Charged(..) | Part::Override(..) => {
                 let group = list.next()?.standing.group;
                 charged.map(|verdict| (group, verdict))
             }

@@ -155,8 +155,12 @@ impl Reason {
 pub enum Cause {
     /// There is no connection.
     Unreachable,
+    /// The connection was lost before the answer came. The charge may be made all the same.
+    Cut,
     /// No answer within the deadline. The charge may be made all the same, later.
     Late,
+    /// It waited for another question's message, which brought nothing in time, and was not sent.
+    Unsent,
     /// Too many answers were late in a row, and it is not asked until it answers in time again.
     BreakerOpen,
     /// More calls are under way than the connection holds.
@@ -181,9 +185,11 @@ pub enum Cause {
 
 impl Cause {
     /// Every cause, in the order of their discriminants.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Unreachable,
+        Self::Cut,
         Self::Late,
+        Self::Unsent,
         Self::BreakerOpen,
         Self::Overloaded,
         Self::NotUnderstood,
@@ -201,7 +207,9 @@ impl Cause {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unreachable => "unreachable",
+            Self::Cut => "cut",
             Self::Late => "late",
+            Self::Unsent => "unsent",
             Self::BreakerOpen => "breaker_open",
             Self::Overloaded => "overloaded",
             Self::NotUnderstood => "not_understood",
@@ -213,6 +221,13 @@ impl Cause {
             Self::NotPermitted => "not_permitted",
             Self::Failing => "failing",
         }
+    }
+
+    /// Whether the store may have made a charge that failed for this, or can never make it. To charge it
+    /// again would count it twice, as often as the store is a little late.
+    #[must_use]
+    pub const fn may_be_charged(self) -> bool {
+        matches!(self, Self::Cut | Self::Late | Self::NotUnderstood | Self::WrongType)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Questions that wait for each other's messages, and what goes back or is borrowed without a question.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::engine::{Answer, Engine, Refusal};
+use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::clock::Clock;
+use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -11,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::waiting::PATIENCE;
 
-use super::{Far, admits, ask, engine, held, pass, publish};
+use super::{Far, NEW_YEAR, admits, ask, engine, held, pass, publish};
 
 /// A hundred at one instant, of which ten may be out, borrowed by ten.
 const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
@@ -71,6 +74,59 @@ async fn who_waits_for_a_message_that_fails_is_told_so_and_does_not_wait_again()
     turns().await;
     assert!(other.is_finished(), "it was put to the store by itself");
     assert_eq!((verdict(other).await, store.calls()), (Verdict::Deny, 1));
+}
+
+/// The same, where each replica counts in its own memory what the store does not answer.
+fn counting_here(store: &Arc<Far>) -> Arc<Engine> {
+    let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
+    let local = Local::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
+    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), Policy::default());
+    let engine = Arc::new(engine.with_local(local));
+    publish(&engine, "", &TEN.replace("unit: day", "on_backend_failure: local, unit: day"));
+    store.stands.store(true, Relaxed);
+    engine
+}
+
+/// What the store has left once it answers and what is owed to it was paid.
+async fn left_after_paying(store: &Arc<Far>, engine: &Arc<Engine>) -> Hits {
+    store.is_away.store(false, Relaxed);
+    store.stands.store(false, Relaxed);
+    let paying = Arc::clone(engine);
+    let paying = tokio::spawn(async move { paying.pay_on().await });
+    turns().await;
+    paying.abort();
+    let other = super::engine(store, TEN);
+    ask(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining
+}
+
+#[tokio::test]
+async fn who_waited_for_a_message_that_was_late_is_owed_to_the_store_and_who_went_with_it_is_not() {
+    let store = Far::new();
+    let engine = counting_here(&store);
+    let first = asked(&engine, 10).await;
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(asked(&engine, 1).await);
+    }
+    assert_eq!(store.calls(), 1, "the others wait");
+    store.is_away.store(true, Relaxed);
+    store.take(0);
+    store.answer(0);
+    for asking in std::iter::once(first).chain(others) {
+        assert_eq!(verdict(asking).await, Verdict::Admit);
+    }
+    assert_eq!(left_after_paying(&store, &engine).await, Hits(100 - 3));
+}
+
+#[tokio::test]
+async fn who_waited_all_of_its_time_is_owed_to_the_store() {
+    let store = Far::new();
+    store.deadline.store(Nanos::from_secs(10).0, Relaxed);
+    let all = (store.clone(), counting_here(&store));
+    for asking in behind(&all, 50, [11, 11], Nanos(0)).await {
+        assert_eq!(verdict(asking).await, Verdict::Admit);
+    }
+    assert_eq!(left_after_paying(&store, &all.1).await, Hits(100 - 50 - 10 - 22));
 }
 
 /// A store of which an answer may take ten seconds, and a limit that denies where none comes.

@@ -17,8 +17,8 @@ use sluicegate::edge::Reporting;
 use sluicegate::edge::grpc::convert;
 use sluicegate::edge::grpc::rls::patience;
 use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
-use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 use tonic::metadata::MetadataMap;
 
 const LIMITS: &str = "domain: d
@@ -92,6 +92,50 @@ async fn each_limit_is_answered_by_its_own_rule_with_its_reason() {
     assert_eq!(denied.verdict, Verdict::Deny);
     assert_eq!(verdicts(&denied)[1], (Verdict::Deny, Reason::BackendDownDenied));
     assert_eq!(denied.retry_after, None, "nobody knows when it is back");
+}
+
+/// Asks for one of what `key` limits, with a limit of five a day of the question's own.
+async fn bring_five(engine: &Engine, key: &str) -> Result<(Verdict, Reason), Refusal> {
+    let mut asked = question(&[key], 1);
+    asked.descriptors[0].limit = Some(Override { requests: 5, unit: Unit::Day });
+    engine.decide(&asked).await.map(|answer| verdicts(&answer)[0])
+}
+
+#[tokio::test]
+async fn a_limit_that_a_question_brings_is_answered_by_the_rule_of_the_limit_whose_place_it_takes()
+{
+    let engine = engine(1, LIMITS);
+    let refused = Err(Refusal::BackendDown(Cause::Unreachable));
+    for (key, wanted) in [
+        ("allow", Ok((Verdict::Admit, Reason::BackendDownAllowed))),
+        ("deny", Ok((Verdict::Deny, Reason::BackendDownDenied))),
+        ("error", refused.clone()),
+        ("nothing", refused),
+    ] {
+        assert_eq!(bring_five(&engine, key).await, wanted, "{key}");
+    }
+    for number in 1..=10 {
+        let wanted = if number <= 5 { Verdict::Admit } else { Verdict::Deny };
+        let found = bring_five(&engine, "local").await.unwrap();
+        assert_eq!(found, (wanted, Reason::BackendDownLocal), "{number}: by its own number");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_a_question_brings_where_there_is_none_is_answered_by_what_the_domain_says() {
+    let words = "domain: d\ndefaults: {on_backend_failure: allow}\ndescriptors:\n";
+    let engine = engine(
+        1,
+        &format!(
+            "{words}- {{key: free, rate_limit: {{unlimited: true}}}}
+- {{key: deny, rate_limit: {{unit: day, requests_per_unit: 10, on_backend_failure: deny}}}}\n"
+        ),
+    );
+    for key in ["nothing", "free"] {
+        let found = bring_five(&engine, key).await;
+        assert_eq!(found, Ok((Verdict::Admit, Reason::BackendDownAllowed)), "{key}");
+    }
+    assert_eq!(bring_five(&engine, "deny").await, Ok((Verdict::Deny, Reason::BackendDownDenied)));
 }
 
 #[tokio::test]

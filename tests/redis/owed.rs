@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sluicegate::backend::Backend;
 use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Place, Redis};
+use sluicegate::backend::redis::{Address, Place, Redis, Stores};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{Engine, Local, Membership, Policy};
@@ -17,6 +18,7 @@ use super::degrade::{question, redis_at};
 use super::fleet::{member, sees};
 use super::{Store, ask as ask_service, limits, ready, wait_until_whole};
 use crate::service::Service;
+use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, soon, until};
 
@@ -30,6 +32,7 @@ descriptors:
 - {key: debt, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra}}
 - {key: two, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_window}}
 - {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log}}
+- {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
 - {key: other, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: allow}}
 ";
 
@@ -46,18 +49,23 @@ struct Replica {
 fn replica() -> Replica {
     for_a_day_with_a_minute_left();
     let store = Store::running();
-    let (redis, connection) =
-        Redis::new(redis_at(Place::Unix(store.socket()), Duration::from_millis(500)));
+    let place = Place::Unix(store.socket());
+    let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(connection);
+    over(store, redis, tasks)
+}
+
+/// The same over `backend`, which `tasks` keep connected to `store`.
+fn over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -> Replica {
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
     let local = Local::new(Arc::clone(&memory), membership);
     let now = Nanos::from_secs(crate::waiting::unix_seconds());
-    let engine = Engine::new(Clock::manual(now), Arc::new(redis), Policy::default());
+    let engine = Engine::new(Clock::manual(now), Arc::new(backend), Policy::default());
     let engine = Arc::new(engine.with_local(local));
     let config = load([("d.yaml", RULES.as_bytes())], Revision(1), false).unwrap().0;
     engine.publish(Arc::new(config));
-    let mut tasks = JoinSet::new();
-    tasks.spawn(connection);
     let paying = Arc::clone(&engine);
     tasks.spawn(async move { paying.pay_on().await });
     let replica = Replica { store, engine, memory, _tasks: tasks };
@@ -172,6 +180,72 @@ async fn refunds_in_an_outage_lessen_what_is_owed() {
     replica.engine.decide(&back).await.unwrap();
     replica.store.signal("CONT");
     replica.comes_to("debt", 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_counted_before_its_connection_was_cut_is_not_charged_again() {
+    for_a_day_with_a_minute_left();
+    let behind_a_proxy = || {
+        let store = Store::running();
+        let proxy = Proxy::before(Upstream::Unix(store.socket()));
+        (store, proxy)
+    };
+    // Elsewhere: the proxy has a runtime of its own.
+    let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
+    let at = proxy.address();
+    let place = Place::Tcp(Address { host: at.ip().to_string(), port: at.port() });
+    let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(5)));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(connection);
+    let replica = over(store, redis, tasks);
+    proxy.set(Way::FromStore, Flow::Lose);
+    let cut = async {
+        until("redis counts", || match replica.store.tell(&["DBSIZE"]).int() {
+            1 => Ok(()),
+            other => Err(other.to_string()),
+        })
+        .unwrap();
+        proxy.cut();
+    };
+    let (answer, ()) = tokio::join!(replica.ask("window", 1), cut);
+    assert_eq!(answer, (Verdict::Admit, Reason::BackendDownLocal, Hits(9)));
+    proxy.pass();
+    replica.is_whole();
+    replica.has_forgotten();
+    assert_eq!(replica.ask("window", 0).await.2, Hits(9), "one hit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_back_is_paid_while_another_is_away() {
+    for_a_day_with_a_minute_left();
+    let (main, mut second) = (Store::running(), Store::running());
+    let mut tasks = JoinSet::new();
+    let mut redis = |store: &Store| {
+        let place = Place::Unix(store.socket());
+        let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
+        tasks.spawn(connection);
+        redis
+    };
+    let stores = Stores::new(redis(&main)).with_per_second(redis(&second));
+    let mut replica = over(main, stores, tasks);
+    replica.store.kill();
+    second.kill();
+    until("both are lost", || {
+        let inside = replica.engine.inside();
+        match [inside.connections, inside.per_second].map(|seen| seen.unwrap().gone) {
+            [1, 1] => Ok(()),
+            gone => Err(format!("{gone:?}")),
+        }
+    })
+    .unwrap();
+    for key in ["second", "window", "log"] {
+        assert_eq!(replica.ask(key, 4).await, (Verdict::Admit, Reason::BackendDownLocal, Hits(6)));
+    }
+    replica.store.start(&["--port", "0"]);
+    for key in ["window", "log"] {
+        replica.comes_to(key, 6).await;
+    }
+    assert_eq!(replica.ask("second", 1).await.1, Reason::BackendDownLocal);
 }
 
 /// What the store's one counter of a day holds.

@@ -463,6 +463,30 @@ async fn limits_per_second_count_in_their_store_alone_and_fail_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_lets_no_counter_expire_counts_and_says_that_something_is_wrong() {
+    let at = connected(reference::Options::default());
+    let (now, one) = (now(), charges([charge("a", 10, 1)], Rule::Each));
+    at.main.tell(&["ACL", "SETUSER", "default", "-expire"]);
+    assert_eq!(gist(ask(&at.stores, now, &one).await[0]), (false, Some(9)));
+    until("it is told", || match at.stores.trouble() {
+        Some(Cause::NotPermitted) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
+    for left in (0..9).rev() {
+        assert_eq!(gist(ask(&at.stores, now, &one).await[0]), (false, Some(left)));
+    }
+    assert_eq!(held(&at.main, "a", now), Some(10));
+    assert_eq!(at.stores.trouble(), Some(Cause::NotPermitted));
+    at.main.tell(&["ACL", "SETUSER", "default", "+expire"]);
+    until("all is well", || match at.stores.trouble() {
+        None => Ok(()),
+        Some(other) => Err(other.as_str().to_owned()),
+    })
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back() {
     let mut at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
     let now = now();

@@ -68,6 +68,20 @@ async fn a_stale_calendar_is_asked_again_and_what_was_charged_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_held_when_a_question_begins_is_so_when_its_calendar_is_asked_again() {
+    let on = connected(RULES);
+    let plain = ("d", &[("plain", "v")][..]);
+    // Over long before it is what Redis takes it for.
+    on.engine.freeze(plain, Verdict::Admit, Nanos::from_secs(60)).unwrap();
+    for left in [9, 8, 7] {
+        let (verdict, both) = ask(&on, &["plain", "month"], 1).await;
+        assert_eq!((verdict, both[1]), (Verdict::Admit, Hits(left)));
+    }
+    on.engine.thaw(plain.0, plain.1).unwrap();
+    assert_eq!(ask(&on, &["plain"], 0).await.1, [Hits(10)], "it counts nothing meanwhile");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let both = ask(&on, &["plain", "month"], 1).await;

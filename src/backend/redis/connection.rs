@@ -28,6 +28,9 @@ use super::client::{At, in_words, without_arguments};
 use super::cluster::{Cluster, Redirect};
 use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL, codec};
 
+/// What the client says of what it was asked, written or not, where it is ended before its connection is closed.
+const GONE: &str = "channel closed";
+
 /// How often one call is sent on: a slot that moves is at its second node then, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
 
@@ -81,9 +84,19 @@ pub(super) struct Live {
 /// Why Redis refuses calls over every connection alike.
 #[derive(Debug)]
 pub(super) struct Refusing {
+    pub(super) what: Refused,
     pub(super) cause: Cause,
     /// What it said.
     pub(super) why: String,
+}
+
+/// What Redis refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// To count.
+    Count,
+    /// To let go in time what it counted.
+    Expiry,
 }
 
 /// A script.
@@ -168,7 +181,7 @@ impl Link {
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
             Some(Cause::Late) => slow(self.breaker.late()),
-            Some(Cause::Unreachable) => {}
+            Some(Cause::Unreachable | Cause::Cut) => {}
             _ => self.breaker.in_time(),
         }
     }
@@ -281,11 +294,17 @@ impl Live {
     pub(super) fn failed(&self, error: &Error, is_no_keys: bool) -> Cause {
         let cause = cause(error);
         if refuses_writes(error) || (is_no_keys && cause == Cause::Failing) {
-            self.refuses(Refusing { cause, why: in_words(error) });
+            self.refuses(Refusing { what: Refused::Count, cause, why: in_words(error) });
         } else {
             self.saw(Some(cause));
         }
         cause
+    }
+
+    /// What it counted it keeps for ever, for this. The connection stays: it counts over it as over any other.
+    pub(super) fn keeps_all(&self, error: &Error) {
+        let (what, cause) = (Refused::Expiry, cause(error));
+        self.refuses(Refusing { what, cause, why: in_words(error) });
     }
 
     fn refuses(&self, refusing: Refusing) {
@@ -453,7 +472,7 @@ async fn run_id(client: &Client) -> Result<String, Error> {
 }
 
 /// Whether the process answered that it will not.
-fn is_refused(error: &Error) -> bool {
+pub(super) fn is_refused(error: &Error) -> bool {
     matches!(cause(error), Cause::NotPermitted | Cause::Failing)
 }
 
@@ -520,7 +539,10 @@ pub(super) fn cause(error: &Error) -> Cause {
     tracing::debug!(kind = ?error.kind(), error = %in_words(error), "a call to redis failed");
     let said = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
-        ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
+        ErrorKind::IO => Cause::Cut,
+        ErrorKind::Unknown if error.details() == GONE => Cause::Cut,
+        // The client gives up so what it has not written when its connection is closed.
+        ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
         ErrorKind::Timeout => Cause::Late,
         ErrorKind::Backpressure => Cause::Overloaded,
         ErrorKind::Parse | ErrorKind::Protocol | ErrorKind::NotFound => Cause::NotUnderstood,

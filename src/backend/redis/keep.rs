@@ -21,7 +21,7 @@ use super::Cause;
 use super::breaker::LATE_IN_A_ROW;
 use super::client::{At, Opened, PATIENCE, in_words, run};
 use super::cluster::Cluster;
-use super::connection::{Link, Live, Refusing};
+use super::connection::{Link, Live, Refused, Refusing};
 use super::options::Options;
 use super::pauses::Pauses;
 use super::sentinel::Watchers;
@@ -143,7 +143,9 @@ impl Told {
         if !self.is_new(refusing.cause.as_str()) {
             return;
         }
-        if refusing.cause == Cause::OutOfMemory {
+        if refusing.what == Refused::Expiry {
+            tracing::warn!(error = %refusing.why, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
+        } else if refusing.cause == Cause::OutOfMemory {
             tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
         } else {
             tracing::warn!(error = %refusing.why, %at, "redis refuses to count: on_backend_failure answers");

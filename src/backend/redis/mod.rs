@@ -341,6 +341,14 @@ impl Backend for Redis {
         (!self.is_alone || !is_whole).then(|| self.holder.term())
     }
 
+    fn place_of(&self, _now: Nanos, charge: &Charge) -> u32 {
+        if !self.route.is_clustered() {
+            return 0;
+        }
+        let key = codec::key(&charge.key, charge.home, self.key_prefix.as_bytes());
+        self.route.slot_of(&key).into()
+    }
+
     fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         let packed = lending::pack(message, self.key_prefix.as_bytes(), None);
         let slot = self.route.slot_of(&packed.keys[0]);

@@ -128,6 +128,11 @@ impl Reference {
         question.answer().await
     }
 
+    /// The slot of the key that `charge` has at `now`.
+    pub(super) fn slot(&self, redis: &Redis, charge: &Charge, now: Nanos) -> u16 {
+        self.counter(charge, now).map_or(0, |counter| redis.route.slot_of(&counter.key))
+    }
+
     fn counter(&self, charge: &Charge, now: Nanos) -> Option<Counter> {
         let (window, length) = length(charge)?;
         let start = Nanos(now.0.saturating_sub(now.0.checked_rem(length.0)?));

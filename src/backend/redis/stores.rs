@@ -289,6 +289,17 @@ impl Backend for Stores {
         self.store(self.place(charge)).held_for(charge)
     }
 
+    fn place_of(&self, now: Nanos, charge: &Charge) -> u32 {
+        let place = self.place(charge);
+        let store = self.store(place);
+        let within = match &self.reference {
+            Some(reference) if place.reference => reference.slot(store, charge, now).into(),
+            _ => store.place_of(now, charge),
+        };
+        // Above every slot.
+        within | u32::from(place.per_second) << u16::BITS
+    }
+
     /// Keys of the reference's spelling are never leased.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         let place =

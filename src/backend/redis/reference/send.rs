@@ -19,7 +19,9 @@ use super::{Counter, Reference};
 use crate::backend::Cause;
 use crate::backend::redis::client::PATIENCE;
 use crate::backend::redis::cluster::Redirect;
-use crate::backend::redis::connection::{self, Live, MOST_REDIRECTS, Next, Script, cause};
+use crate::backend::redis::connection::{
+    self, Live, MOST_REDIRECTS, Next, Script, cause, is_refused,
+};
 use crate::kernel::decision::Group;
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::Hits;
@@ -106,10 +108,16 @@ impl Question<'_> {
             other = Some(live);
         }
         let at = other.as_deref().unwrap_or(live);
+        let kept = answers.iter().find_map(Piped::kept).cloned();
         let replies = places.iter().zip(answers);
         let replies =
             replies.map(|(&place, piped)| self.piped(at, place, piped.counted, way)).collect();
-        self.learn(at, slot, way, &replies).map(|()| replies)
+        self.learn(at, slot, way, &replies)?;
+        // After what was counted was told of: it serves, but for this.
+        if let Some(error) = kept {
+            at.keeps_all(&error);
+        }
+        Ok(replies)
     }
 
     /// Sends on what was to expire counters that left between the two commands of a charge: they must
@@ -128,6 +136,9 @@ impl Question<'_> {
                 for _ in 0..MOST_REDIRECTS {
                     let Some(Next { live, asks }) = next else { return };
                     let Err(again) = expire(&live, &key, seconds, asks).await else { return };
+                    if is_refused(&again) {
+                        return live.keeps_all(&again);
+                    }
                     next = live.next(&again);
                 }
             };
@@ -249,6 +260,12 @@ impl Question<'_> {
 }
 
 impl Piped {
+    /// Why its counter stays for ever, if it does.
+    fn kept(&self) -> Option<&Error> {
+        let expires = self.expires.as_ref()?.as_ref();
+        expires.err().filter(|error| self.counted.is_ok() && is_refused(error))
+    }
+
     /// Whether its counter went elsewhere before it was told when to expire.
     fn is_parted(&self) -> bool {
         let is_sent_on = |answer: &Answer| answer.as_ref().is_err_and(is_redirect);
@@ -272,7 +289,11 @@ impl Reference {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
             // One that may not write knows scripts all the same.
-            let digest = digest.map_err(|error| live.failed(&error, true))?;
+            let digest = digest.map_err(|error| match live.failed(&error, true) {
+                // That loads a script, and charges nothing.
+                Cause::Cut => Cause::Unreachable,
+                cause => cause,
+            })?;
             // Whoever was first: all of them are told the same.
             drop(self.digest.set(digest));
         }
