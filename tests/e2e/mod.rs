@@ -12,6 +12,7 @@ mod fleet;
 mod in_flight;
 mod in_nginx;
 mod leaving;
+mod measured;
 mod nginx;
 mod nginx_endings;
 mod observed;
