@@ -193,23 +193,35 @@ fn where_heads_of_answers_are_shown_a_place_is_held_to_the_last_byte_as_well() {
     scene.holds(0);
 }
 
-/// A backend that fails at once would else seem the quickest there is.
-#[test]
-fn where_heads_of_answers_are_shown_what_failed_is_no_measurement_and_lowers_the_ceiling() {
-    let scene = with_heads("limit: 4, adaptive: {policy: aimd, min: 1, max: 4}");
-    let ceiling = || gauge(scene.service.metrics, "sluicegate_ceilings_limit");
+/// A ceiling for [`fall`].
+pub(super) const FALLS: &str = "limit: 4, adaptive: {policy: aimd, min: 1, max: 4}";
+
+/// Fails every request until the ceiling is as low as may be; none of them may count as a latency.
+pub(super) fn fall(
+    service: &Service,
+    upstream: &Visits,
+    send: impl Fn() -> JoinHandle<std::io::Result<Reply>>,
+) {
+    let ceiling = || gauge(service.metrics, "sluicegate_ceilings_limit");
     let began = now();
     while ceiling() != 1 {
-        let client = scene.send();
-        scene.upstream.next().refuse();
+        let client = send();
+        upstream.next().refuse();
         assert_eq!(client.join().unwrap().unwrap().status, 503);
-        scene.holds(0);
+        shows(service.metrics, "sluicegate_requests_in_flight", 0);
         assert!(began.elapsed() < PATIENCE, "the ceiling stays at {}", ceiling());
     }
-    let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
+    let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
     for measured in ["sluicegate_ceiling_rtt_seconds{", "sluicegate_ceiling_min_rtt_seconds{"] {
         assert!(!page.contains(measured), "{measured} of nothing but failures:\n{page}");
     }
+}
+
+/// A backend that fails at once would else seem the quickest there is.
+#[test]
+fn where_heads_of_answers_are_shown_what_failed_is_no_measurement_and_lowers_the_ceiling() {
+    let scene = with_heads(FALLS);
+    fall(&scene.service, &scene.upstream, || scene.send());
     let client = scene.send();
     scene.upstream.next().answer();
     assert_eq!(client.join().unwrap().unwrap().status, 200);

@@ -73,16 +73,21 @@ impl Scene {
     }
 
     /// Sends a request whose answer is waited for elsewhere.
-    fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
+    pub(super) fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
         let ingress = self.nginx.ingress;
         std::thread::spawn(move || http1::get(ingress, "/", &[]))
     }
 
     /// Sends a request and keeps only the connection.
     pub(super) fn connect(&self) -> TcpStream {
+        self.connect_to_say("GET / HTTP/1.1\r\nhost: edge\r\n\r\n")
+    }
+
+    /// The same with a request, or a part of one, that is written out.
+    pub(super) fn connect_to_say(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.nginx.ingress).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         stream
     }
 

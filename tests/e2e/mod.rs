@@ -5,6 +5,7 @@
 mod auth_request;
 mod chaos;
 mod compose;
+mod cut_short;
 mod endings;
 mod envoy;
 mod ext_authz;

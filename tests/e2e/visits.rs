@@ -36,16 +36,27 @@ impl Visits {
     }
 }
 
-/// Reads a head, and says that it came.
+/// Reads a request, and says that it came.
 fn read(mut stream: TcpStream, arrive: &Sender<Visit>) {
-    let (mut head, mut part) = (Vec::new(), [0; 4096]);
-    while !head.windows(4).any(|four| four == b"\r\n\r\n") {
+    let (mut request, mut part) = (Vec::new(), [0; 4096]);
+    while !is_whole(&request) {
         match stream.read(&mut part) {
             Ok(0) | Err(_) => return,
-            Ok(got) => head.extend_from_slice(&part[..got]),
+            Ok(got) => request.extend_from_slice(&part[..got]),
         }
     }
     let _ = arrive.send(Visit(stream));
+}
+
+/// Whether its head is there, and as much of a body as that announces: one that is left unread would break the answer off.
+fn is_whole(request: &[u8]) -> bool {
+    let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return false;
+    };
+    let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length = length.map_or(0, |length| length.trim().parse().unwrap());
+    end + 4 + length <= request.len()
 }
 
 impl Visit {
