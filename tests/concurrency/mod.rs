@@ -53,6 +53,7 @@
 //! | fleet: in no order | `of_many_shares_that_are_to_be_renewed_the_one_that_ends_first_is_spoken_of_first` |
 //! | fleet: who waits for another's share is silent for half a term, too | `who_waits_for_what_another_holds_has_its_part_two_heartbeats_after_that_has_ended_however_long_it_has_waited` |
 //! | fleet: what a replica admits alone is reported | `a_ceiling_that_a_replica_holds_alone_from_now_on_is_spoken_of_until_what_it_admitted_before_is_over`, `what_a_replica_holds_alone_keeps_a_store_that_begins_anew_in_doubt_no_longer_than_what_it_admitted_before` |
+//! | fleet: who waits for its turn is silent for half a term | `a_permit_that_replicas_hold_in_turns_lies_idle_for_a_heartbeat_at_most` |
 //! | bucket: failures feed the latency that is shown | `latency_is_that_of_successes_and_each_counts_for_an_eighth` |
 
 mod admit;

@@ -250,8 +250,9 @@ impl Leased {
             // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
             let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
             // Its pauses grow while it waits for others' shares, up to a request's whole life. Were it silent for half a term as well,
-            // it would not hear in time that they are free.
-            let waits = member.urgent(now, &load).is_some();
+            // it would not hear in time that they are free, or that it is its turn.
+            let has_none = member.grant(now).is_none_or(|grant| grant.share == Share(0));
+            let waits = member.urgent(now, &load).is_some() || has_none && load.wanted != Share(0);
             if now < member.due(now, &load) || !waits && same && fresh {
                 return Speak::No;
             }

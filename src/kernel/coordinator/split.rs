@@ -74,7 +74,9 @@ pub fn wanted(usage: &Usage) -> Share {
     };
     let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
     let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
-    u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).min(MOST))
+    // Who turned somebody away wants one, also where those that ended took no time that the window saw.
+    let least = Share(usage.refused.min(1));
+    u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
 }
 
 impl Split {

@@ -154,3 +154,26 @@ fn what_a_replica_holds_alone_keeps_a_store_that_begins_anew_in_doubt_no_longer_
     passes(&[&alone, &other], &[&alone, &other], Nanos::from_secs(3));
     assert_eq!(other.fills(), 4);
 }
+
+#[test]
+fn a_permit_that_replicas_hold_in_turns_lies_idle_for_a_heartbeat_at_most() {
+    let store = Store::new();
+    let mut fleet = ["a", "b", "c"].map(|name| Replica::new(&store, name, "limit: 1"));
+    let (mut idle, mut longest, mut turns, mut holder) = (Nanos(0), Nanos(0), 0, None);
+    for step in 0..Nanos::from_secs(90).0 / CALL.0 {
+        let [a, b, c] = &mut fleet;
+        passes(&[a, b, c], &[a, b, c], CALL);
+        for replica in &mut fleet {
+            replica.ends(replica.held.len());
+            replica.asks();
+        }
+        let holds = fleet.iter().position(|replica| replica.shown().share != Share(0));
+        turns += u32::from(holds.is_some() && holds != holder);
+        holder = holds.or(holder);
+        idle = if holds.is_some() { Nanos(0) } else { idle.plus(CALL) };
+        // The first heartbeats are those of newcomers.
+        longest = longest.max(if step < 100 { Nanos(0) } else { idle });
+    }
+    assert!(6 <= turns, "{turns} turns");
+    assert!(longest <= Nanos::SECOND, "{longest}");
+}
