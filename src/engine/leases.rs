@@ -635,7 +635,7 @@ impl Drop for Flight<'_> {
         let mut shard = self.leases.shard(self.place);
         if let Some(held) = shard.get_mut(&self.place) {
             held.settle(now, self.number, self.came);
-            if held.leaves() {
+            if held.leaves() && !held.awaits() {
                 self.leases.awaited.notify_one();
             }
         }

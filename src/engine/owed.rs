@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use super::Engine;
@@ -113,8 +114,13 @@ impl Owed {
         Some(debt)
     }
 
+    /// Meanwhile there may be more for the same counter, under the limit of now.
     fn put_back(&self, debt: Debt) {
-        self.book.lock().add(debt);
+        let mut book = self.book.lock();
+        match book.debts.get_mut(&debt.charge.key) {
+            Some(newer) => newer.hits = newer.hits.plus(debt.hits),
+            None => book.add(debt),
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -144,8 +150,18 @@ struct Away {
     began: Nanos,
 }
 
-/// A charge that was not made, because its place does not answer.
-struct Unpaid;
+/// What became of a debt that was to be paid.
+enum Paid {
+    /// All that is to be.
+    All,
+    /// Nothing, because its place does not answer.
+    Nothing,
+    /// It is not known, for the same: it is lost.
+    Perhaps,
+}
+
+/// After so many debts others have their turn: of one that does not answer none is waited for.
+const IN_ONE_GO: usize = 64;
 
 impl Engine {
     /// Charges the store with what was counted here, whenever it is back; never ends.
@@ -180,7 +196,10 @@ impl Engine {
     async fn pay(&self, local: &Local) -> Result<(), Away> {
         let began = self.clock().steady();
         let mut away = HashSet::new();
-        for key in local.owed.keys() {
+        for (at, key) in local.owed.keys().into_iter().enumerate() {
+            if at % IN_ONE_GO == IN_ONE_GO - 1 {
+                yield_now().await;
+            }
             let place = |charge: &Charge| self.backend().place_of(self.clock().now(), charge);
             let Some(place) = local.owed.look(&key, place) else { continue };
             if away.contains(&place) {
@@ -190,20 +209,22 @@ impl Engine {
             let hits = local.still(&debt, self.clock().now());
             count(OwedOutcome::Rested, debt.hits.less(hits));
             debt.hits = hits;
-            if let Err(Unpaid) = self.pay_one(&mut debt).await {
-                local.owed.put_back(debt);
-                away.insert(place);
+            match self.pay_one(&mut debt).await {
+                Paid::All => continue,
+                Paid::Nothing => local.owed.put_back(debt),
+                Paid::Perhaps => count(OwedOutcome::Lost, debt.hits),
             }
+            away.insert(place);
         }
         if away.is_empty() { Ok(()) } else { Err(Away { began }) }
     }
 
     /// Charges what there is room for: the store's counter is never above its limit for it.
-    async fn pay_one(&self, debt: &mut Debt) -> Result<(), Unpaid> {
+    async fn pay_one(&self, debt: &mut Debt) -> Paid {
         // Twice: what there was room for a moment ago there may not be.
         for _ in 0..2 {
             if debt.hits == Hits(0) {
-                return Ok(());
+                return Paid::All;
             }
             match charge(self.backend(), self.clock().now(), debt).await {
                 Outcome::Stepped(Step::Deny { room, .. } | Step::Never(room))
@@ -215,15 +236,15 @@ impl Engine {
                 // A fixed window has counted it, whatever it said.
                 Outcome::Stepped(_) | Outcome::Counted(..) | Outcome::Refunded(_) => {
                     count(OwedOutcome::Charged, debt.hits);
-                    return Ok(());
+                    return Paid::All;
                 }
-                Outcome::Failed(cause) if cause.may_be_charged() => break,
-                Outcome::Full(_) | Outcome::Stale(_) => break,
-                Outcome::Failed(_) => return Err(Unpaid),
+                Outcome::Failed(Cause::Late | Cause::Cut) => return Paid::Perhaps,
+                Outcome::Failed(cause) if !cause.may_be_charged() => return Paid::Nothing,
+                Outcome::Failed(_) | Outcome::Full(_) | Outcome::Stale(_) => break,
             }
         }
         count(OwedOutcome::Lost, debt.hits);
-        Ok(())
+        Paid::All
     }
 }
 

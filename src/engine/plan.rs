@@ -1,7 +1,7 @@
 //! From a question to what is to be charged: per descriptor its limit, its key and its standing.
 //!
 //! Guarantees: pure; the plan of a question depends on the configuration, the question and the
-//! instant alone; a replaced rule is not charged, an unlimited one never is.
+//! instants it is for alone; a replaced rule is not charged, an unlimited one never is.
 //! Leaves out: asking the backend and combining verdicts (`decide`).
 
 use smallvec::SmallVec;
@@ -200,13 +200,10 @@ impl<'c> Plan<'c> {
         let configured = found.as_ref().and_then(|matched| matched.rule.limit.as_ref());
         let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, ours) {
-            (None, None) => Part::Nothing,
-            (_, Some(limit)) if planning.overrides == Overrides::Allow => {
+            (found, Some(limit)) if planning.overrides == Overrides::Allow || found.is_none() => {
                 self.charge_override(domain, descriptor, (limit, failing), planning)
             }
-            (None, Some(limit)) => {
-                self.charge_override(domain, descriptor, (limit, failing), planning)
-            }
+            (None, _) => Part::Nothing,
             (Some(matched), ours) => match (&matched.rule.limit, ours) {
                 (None, _) => Part::Unlimited(matched.rule),
                 (Some(configured), Some(limit)) if tightens(limit, configured) => {

@@ -379,20 +379,28 @@ async fn what_is_held_when_more_is_on_its_way_goes_back_once_that_is_there_or_lo
 
 #[tokio::test]
 async fn what_is_asked_under_other_limits_while_a_message_is_on_its_way_strands_nothing() {
-    let (store, engine) = standing(TEN);
-    let first = asked(&engine, 1).await;
-    publish(&engine, "", &other());
-    let second = asked(&engine, 2).await;
-    store.take(0);
-    store.take(1);
-    store.answer(1);
-    assert_eq!(verdict(second).await, Verdict::Admit, "it waits for no other");
-    store.answer(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
-    store.stands.store(false, Relaxed);
-    assert!(admits(&engine, K, 1).await);
-    assert_eq!(held(&engine), 10, "a lease of the new limit");
-    assert_eq!(left(&store, &other()).await, 100 - 4 - 10, "and nothing of the old one is parked");
+    for charge in ["", "charge: all_or_nothing\n"] {
+        let (store, engine) = standing(TEN);
+        let first = asked(&engine, 1).await;
+        publish(&engine, charge, &other());
+        let second = asked(&engine, 2).await;
+        store.take(0);
+        store.take(1);
+        store.answer(1);
+        assert_eq!(verdict(second).await, Verdict::Admit, "it waits for no other");
+        store.answer(0);
+        assert_eq!(verdict(first).await, Verdict::Admit);
+        store.stands.store(false, Relaxed);
+        assert!(admits(&engine, K, 1).await);
+        turns().await;
+        let held = held(&engine);
+        assert!(charge != "" || held == 10, "a lease of the new limit");
+        assert_eq!(
+            left(&store, &other()).await,
+            100 - 4 - held,
+            "and nothing of the old one is parked"
+        );
+    }
 }
 
 #[tokio::test]

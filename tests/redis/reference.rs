@@ -479,6 +479,8 @@ async fn a_store_that_lets_no_counter_expire_counts_and_says_that_something_is_w
     assert_eq!(held(&at.main, "a", now), Some(10));
     assert_eq!(at.stores.trouble(), Some(Cause::NotPermitted));
     at.main.tell(&["ACL", "SETUSER", "default", "+expire"]);
+    let another = charges([charge("b", 10, 1)], Rule::Each);
+    assert_eq!(gist(ask(&at.stores, now, &another).await[0]), (false, Some(9)));
     until("all is well", || match at.stores.trouble() {
         None => Ok(()),
         Some(other) => Err(other.as_str().to_owned()),

@@ -79,6 +79,9 @@ pub(super) struct Live {
     served: Notify,
     /// A call over it was given up.
     doubted: Notify,
+    /// It refused to let go what it counted, and has not done so since.
+    keeps_all: AtomicBool,
+    lets_go: Notify,
 }
 
 /// Why Redis refuses calls over every connection alike.
@@ -235,6 +238,8 @@ impl Live {
             has_served: AtomicBool::new(false),
             served: Notify::new(),
             doubted: Notify::new(),
+            keeps_all: AtomicBool::new(false),
+            lets_go: Notify::new(),
         })
     }
 
@@ -304,7 +309,24 @@ impl Live {
     /// What it counted it keeps for ever, for this. The connection stays: it counts over it as over any other.
     pub(super) fn keeps_all(&self, error: &Error) {
         let (what, cause) = (Refused::Expiry, cause(error));
+        self.keeps_all.store(true, Relaxed);
         self.refuses(Refusing { what, cause, why: in_words(error) });
+    }
+
+    /// It lets go again what it counts, in time.
+    pub(super) fn lets_go(&self) {
+        if self.keeps_all.load(Relaxed) && self.keeps_all.swap(false, Relaxed) {
+            self.lets_go.notify_one();
+        }
+    }
+
+    /// Returns when it does.
+    pub(super) async fn let_go(&self) {
+        self.lets_go.notified().await;
+    }
+
+    pub(super) fn is_keeping_all(&self) -> bool {
+        self.keeps_all.load(Relaxed)
     }
 
     fn refuses(&self, refusing: Refusing) {

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use super::codec::holding::{Act, Held, Said, pack, read, share_out};
 use super::codec::lending::{Packed, call};
 use super::route::Route;
-use super::{Cause, codec, not_understood, outcome};
+use super::{Cause, codec, not_understood, outcome, uncharged};
 use crate::backend::{Charge, Outcome, Outcomes};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::hold::Id;
@@ -98,7 +98,7 @@ impl Holding {
                 Held::Answered(answer) => outcome(answer),
                 Held::Kept | Held::Refused => Outcome::Failed(Cause::Overloaded),
             });
-            outcomes[open.place] = answered;
+            outcomes[open.place] = uncharged(answered);
             open.held = Some(answered);
         }
         self.open.retain(|open| open.may_be_held());

@@ -140,10 +140,11 @@ impl Told {
     }
 
     fn refuses(&mut self, refusing: &Refusing, at: &At) {
-        if !self.is_new(refusing.cause.as_str()) {
+        let lets_go = refusing.what != Refused::Expiry;
+        if !self.is_new(if lets_go { refusing.cause.as_str() } else { "EXPIRE" }) {
             return;
         }
-        if refusing.what == Refused::Expiry {
+        if !lets_go {
             tracing::warn!(error = %refusing.why, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
         } else if refusing.cause == Cause::OutOfMemory {
             tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
@@ -233,7 +234,9 @@ impl Watched<'_> {
                     self.link.mistrust(refusing.cause);
                     told.refuses(&refusing, at);
                 }
-                () = &mut proves_itself, if !is_proven => {
+                // That it goes on counting says nothing of this.
+                () = self.live.let_go() => proves_itself.set(sleep(WILLING)),
+                () = &mut proves_itself, if !is_proven && !self.live.is_keeping_all() => {
                     is_proven = true;
                     pauses.start_anew();
                     self.link.believe();

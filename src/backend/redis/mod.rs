@@ -210,10 +210,13 @@ impl Redis {
     /// Asks for some charges of a question, and says what came of each.
     async fn ask_some(&self, some: Picked, rule: Rule, patience: Duration) -> Answered {
         let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
+        let is_asked = matches!(rule, Rule::Ask);
         let charges = Charges { list, rule };
         let slots = self.slots(&charges);
         let outcomes = timeout(patience, self.ask_each(&charges, &slots)).await;
-        places.into_iter().zip(outcomes.unwrap_or_else(|_| failed(&charges, Cause::Late))).collect()
+        let outcomes = outcomes.unwrap_or_else(|_| failed(&charges, Cause::Late));
+        let told = |outcome| if is_asked { uncharged(outcome) } else { outcome };
+        places.into_iter().zip(outcomes.into_iter().map(told)).collect()
     }
 }
 
@@ -294,6 +297,15 @@ type Picked = SmallVec<[(usize, Charge); 2]>;
 
 /// What came of them.
 type Answered = SmallVec<[(usize, Outcome); 2]>;
+
+/// What came of a charge that was only asked about, or held until its question is decided: a connection that was lost
+/// has charged nothing then.
+const fn uncharged(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Failed(Cause::Cut) => Outcome::Failed(Cause::Unreachable),
+        told => told,
+    }
+}
 
 fn put(answered: Answered, outcomes: &mut Outcomes) {
     for (place, outcome) in answered {

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::holding::Holding;
 use super::reference::{self, Decided, Reference};
 use super::steps::{Spared, Together, can_be_held};
-use super::{Answered, Cause, Redis, put};
+use super::{Answered, Cause, Redis, put, uncharged};
 use crate::backend::fleet::{Beat, Fleet};
 use crate::backend::heartbeat::{Heard, Round};
 use crate::backend::inside::Inside;
@@ -157,7 +157,7 @@ impl Stores {
         let rest = self.parts(rest, Rule::Ask);
         let asked = self.ask(now, &rest, Decided::Here, Some(patience));
         let (asked, ()) = join(asked, holding.hold(patience, &mut outcomes)).await;
-        put(asked, &mut outcomes);
+        put(asked.into_iter().map(|(at, told)| (at, uncharged(told))).collect(), &mut outcomes);
         let asked = outcomes.clone();
         let second = together.second(list, &places, &asked, &tried);
         // What is charged now is a wait of its own, before the last one.

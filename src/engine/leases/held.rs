@@ -154,9 +154,10 @@ impl Held {
         if self.leaves { None } else { self.give_back(now, number) }
     }
 
-    /// Gives back what waited for an answer.
+    /// Gives back what waited for an answer. One that awaits the next by then is of a limit that is in force and in use.
     pub(super) fn leave_at_last(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
-        if self.leaves { self.leave(now, number) } else { None }
+        let leaves = std::mem::take(&mut self.leaves);
+        if leaves && !self.awaits() { self.give_back(now, number) } else { None }
     }
 
     pub(super) const fn leaves(&self) -> bool {

@@ -145,7 +145,12 @@ impl Leases {
     fn stock(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
-        if !shard.get(&place).is_some_and(|held| held.is_of(leased)) {
+        let held = shard.get(&place);
+        if !held.is_some_and(|held| held.is_of(leased)) {
+            // As there where a question asks: what the old limit's message brings is given back first.
+            if held.is_some_and(Held::awaits) {
+                return;
+            }
             let before = self.begin(&mut shard, place, leased, now);
             self.tell_later(before);
             if let Some(held) = shard.get_mut(&place) {

@@ -109,13 +109,16 @@ impl Question<'_> {
         }
         let at = other.as_deref().unwrap_or(live);
         let kept = answers.iter().find_map(Piped::kept).cloned();
+        let lets_go = answers.iter().any(Piped::lets_go);
         let replies = places.iter().zip(answers);
         let replies =
             replies.map(|(&place, piped)| self.piped(at, place, piped.counted, way)).collect();
         self.learn(at, slot, way, &replies)?;
         // After what was counted was told of: it serves, but for this.
-        if let Some(error) = kept {
-            at.keeps_all(&error);
+        match kept {
+            Some(error) => at.keeps_all(&error),
+            None if lets_go => at.lets_go(),
+            None => {}
         }
         Ok(replies)
     }
@@ -264,6 +267,11 @@ impl Piped {
     fn kept(&self) -> Option<&Error> {
         let expires = self.expires.as_ref()?.as_ref();
         expires.err().filter(|error| self.counted.is_ok() && is_refused(error))
+    }
+
+    /// Whether its counter will go in time.
+    fn lets_go(&self) -> bool {
+        matches!(self.expires, Some(Ok(_)))
     }
 
     /// Whether its counter went elsewhere before it was told when to expire.
