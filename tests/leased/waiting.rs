@@ -394,7 +394,7 @@ async fn what_is_asked_under_other_limits_while_a_message_is_on_its_way_strands_
         assert!(admits(&engine, K, 1).await);
         turns().await;
         let held = held(&engine);
-        assert!(charge != "" || held == 10, "a lease of the new limit");
+        assert!(!charge.is_empty() || held == 10, "a lease of the new limit");
         assert_eq!(
             left(&store, &other()).await,
             100 - 4 - held,
