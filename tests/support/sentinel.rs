@@ -54,6 +54,10 @@ impl Watched {
             };
             until("a sentinel names the new primary", names).unwrap();
         }
+        // On a busy machine it might be taken for down in its turn, and the old one be gone back to.
+        for sentinel in &self.sentinels {
+            sentinel.order(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "60000"]);
+        }
     }
 
     /// Waits until the one that was the primary follows the other.
