@@ -203,7 +203,8 @@ fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> Admission {
     let fleet = Fleet::new(membership, clock.now(), Pace::default(), Duration::from_secs(1));
     let admission = Admission::new(Arc::clone(clock), 10, 0).with_fleet(Arc::new(fleet));
     let held = block_on(async {
-        let mut asked = pin!(admission.acquire(ask_of_fleet()));
+        let first = Ask { answer: Nanos::SECOND, ..ask_of_fleet() };
+        let mut asked = pin!(admission.acquire(first));
         tokio::select! {
             biased;
             held = &mut asked => held,
