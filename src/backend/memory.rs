@@ -265,9 +265,11 @@ impl Memory {
         };
         if !has_room {
             let alone = shard.ask(hashes[i], now, &charges[i].strategy, hits);
-            let is_full = makes_a_counter(&charges[i].strategy, alone);
-            let full = || Outcome::Full(self.when_full.verdict());
-            return if is_full { full() } else { Outcome::Stepped(alone) };
+            return if makes_a_counter(&charges[i].strategy, alone) {
+                Outcome::Full(self.when_full.verdict())
+            } else {
+                Outcome::Stepped(alone)
+            };
         }
         let earlier =
             (0..i).filter(|&j| hashes[j] == hashes[i]).filter_map(|j| match charges[j].cost {

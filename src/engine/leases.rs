@@ -333,9 +333,7 @@ impl Leases {
         let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
         let mut shard = self.shard(place);
         let is_held = shard.get(&place).is_some_and(|held| held.is_of(leased));
-        // What the old limit's message brings would be given back by nobody, were it superseded on its way.
-        let is_awaited = shard.get(&place).is_some_and(Held::awaits);
-        if !is_held && (hits == Hits(0) || is_awaited) {
+        if !is_held && hits == Hits(0) || awaits_another(&shard, place, leased) {
             return Turn::Alone;
         }
         let before = if is_held { None } else { self.begin(&mut shard, place, leased, now) };
@@ -601,6 +599,12 @@ impl Leases {
         let index = usize::try_from(place[0] % SHARDS as u64).unwrap_or(0);
         self.shards[index].0.lock()
     }
+}
+
+/// Whether the key's ledger is that of another limit, and awaits an answer: what that brings would be given back by nobody,
+/// were it superseded on its way.
+fn awaits_another(shard: &Ledgers, place: Place, leased: Leased<'_>) -> bool {
+    shard.get(&place).is_some_and(|held| !held.is_of(leased) && held.awaits())
 }
 
 /// What a message failed for, to those who waited for it: their own hits did not go with it.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
-use super::{Held, Leased, Leases, Place};
+use super::{Held, Leased, Leases, Place, awaits_another};
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
@@ -145,12 +145,10 @@ impl Leases {
     fn stock(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
-        let held = shard.get(&place);
-        if !held.is_some_and(|held| held.is_of(leased)) {
-            // As there where a question asks: what the old limit's message brings is given back first.
-            if held.is_some_and(Held::awaits) {
-                return;
-            }
+        if awaits_another(&shard, place, leased) {
+            return;
+        }
+        if !shard.get(&place).is_some_and(|held| held.is_of(leased)) {
             let before = self.begin(&mut shard, place, leased, now);
             self.tell_later(before);
             if let Some(held) = shard.get_mut(&place) {
