@@ -129,9 +129,14 @@ fn rested_is_never_seen<L: Limit>(limit: L, trace: &Trace, rest: &Trace) -> Outc
 fn later_is_known<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome {
     at_every_step(limit, trace, |_, after, now, _, step| {
         let Some(before) = room(step) else { return Ok(()) };
-        for share in shares {
+        let spans = shares.iter().map(|share| {
             let span = u128::from(limit.span().0) * u128::from(*share) / 1_000;
-            let later = now.plus(Nanos(u64::try_from(span).unwrap()));
+            Nanos(u64::try_from(span).unwrap())
+        });
+        // And just before and after what it said itself: its clock ticks, and the instants between do not.
+        let reset = before.reset_after;
+        let edges = [reset.since(Nanos(1)), reset, reset.since(Nanos::MICRO), reset.plus(Nanos(1))];
+        for later in spans.chain(edges).map(|span| now.plus(span)) {
             let Some(is) = room(limit.ask(after, later, Hits(0))) else { continue };
             let said = limit.strategy().later(before, now, later);
             prop_assert!(said.remaining <= is.remaining, "{said:?}, {is:?}");

@@ -112,6 +112,9 @@ impl Strategy {
     /// | sliding log, at rest at 1 s | 0 | 100 | 100 | 100 |
     #[must_use]
     pub fn later(&self, room: Room, at: Nanos, now: Nanos) -> Room {
+        // A counter's clock ticks in microseconds: what is left in between would be that of a window that is over.
+        let [at, now] =
+            [at, now].map(|instant| limit::Tick::Micro.nanos(limit::Tick::Micro.floor(instant)));
         let elapsed = now.since(at);
         if room.reset_after <= elapsed {
             let reset_after = match self {
