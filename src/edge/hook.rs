@@ -7,11 +7,14 @@
 //! Ceilings are asked where an id can tell of the request's end, and only there.
 //! Leaves out: where a request's attributes come from, and how each protocol says what is here.
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
+use tokio::sync::watch;
 
 use super::Reporting;
 use super::grpc::convert;
@@ -19,6 +22,9 @@ use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
 use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::Outcome;
+
+/// How often a process that goes looks whether anybody still waits in a queue.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The header that carries a request's id. The proxy mints it and overwrites what a client sent.
 pub const ID: &str = "x-sluicegate-id";
@@ -61,24 +67,46 @@ impl From<Refusal> for Unanswered {
 }
 
 /// Asks `request`, within `patience`: under its ceilings, whose permits `id` holds until it is
-/// released, or the rate limits alone where no id could give anything back. Safe to cancel.
+/// released, or the rate limits alone where no id could give anything back. Safe to cancel. Of a request that is not
+/// asked about the end comes all the same, and finds that nothing is held.
 ///
 /// # Errors
-/// [`Unanswered::BadId`] and [`Unanswered::Refused`]; nothing is held then.
+/// What `request` says, [`Unanswered::BadId`] and [`Unanswered::Refused`]; nothing is held then.
 pub async fn ask(
     engine: &Engine,
     reporting: &Reporting,
-    request: &RateLimitRequest,
+    request: Result<&RateLimitRequest, &Unanswered>,
     id: Option<&str>,
     patience: Option<Nanos>,
 ) -> Result<Admitted, Unanswered> {
-    let question = convert::question(request, reporting)?;
+    let asked = request.map_err(Unanswered::clone);
+    let question = asked.and_then(|request| Ok(convert::question(request, reporting)?));
+    let question = question.inspect_err(|_| pass_by(engine, id))?;
     let Some(id) = id else {
         let answer = engine.decide_within(&question, patience).await?;
         return Ok(Admitted::Decided(answer, Permits::default()));
     };
     check_id(id).map_err(Unanswered::BadId)?;
     Ok(engine.acquire((id, 0), &question, &question, patience).await?)
+}
+
+fn pass_by(engine: &Engine, id: Option<&str>) {
+    if let Some(id) = id.filter(|id| check_id(id).is_ok()) {
+        engine.pass_by(id);
+    }
+}
+
+/// Until the process goes, and nobody waits any longer for the place of a request whose end is seen here: once nobody looks,
+/// it is not given back.
+pub(in crate::edge) async fn may_go(
+    leaving: &mut watch::Receiver<bool>,
+    permits: Option<&Permits>,
+) {
+    // A sender that is gone means that the process is ending as well.
+    let _gone = leaving.wait_for(|leaving| *leaving).await.is_err();
+    while permits.is_some_and(Permits::are_waited_for) {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// The question of the hook of that name, or of the first where none is named.

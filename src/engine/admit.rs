@@ -41,6 +41,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// How long a bucket is kept after its last permit: what it learnt is lost with it.
 const KEPT_IDLE: Nanos = Nanos::from_secs(600);
 
+/// Of a bucket that no ceiling covers any longer: all pass.
+const FREE: u32 = u32::MAX;
+
 /// The name of a bucket: whatever tells two ceilings apart.
 pub type Name = Box<[u8]>;
 
@@ -155,7 +158,7 @@ impl Admission {
         rules: impl Fn(&[u8]) -> Option<(Rules, Option<Shared>)>,
     ) {
         for (name, bucket) in self.all() {
-            let free = (Rules::fixed(u32::MAX), None);
+            let free = (Rules::fixed(FREE), None);
             let (rules, shared) = rules(&name).unwrap_or(free);
             let terms = |shared: Shared| Some((shared, self.fleet()?.terms(shared.max_duration)));
             bucket.reload(&self.clock, revision, &rules, shared.and_then(terms));
@@ -241,7 +244,7 @@ impl Admission {
         for load in all.iter().map(|bucket| bucket.load()) {
             total.in_flight = total.in_flight.saturating_add(load.in_flight.into());
             total.waiting = total.waiting.saturating_add(load.waiting);
-            total.limit = total.limit.saturating_add(load.limit.into());
+            total.limit = total.limit.saturating_add(load.limit().unwrap_or(0).into());
         }
         total
     }
@@ -282,8 +285,16 @@ pub struct Load {
     pub in_flight: u32,
     /// How many wait.
     pub waiting: usize,
-    /// How many may be in flight.
+    /// How many may be in flight; `u32::MAX` where no ceiling covers it any longer.
     pub limit: u32,
+}
+
+impl Load {
+    /// How many may be in flight; `None` where no ceiling covers it any longer.
+    #[must_use]
+    pub fn limit(&self) -> Option<u32> {
+        Some(self.limit).filter(|limit| *limit != FREE)
+    }
 }
 
 /// One bucket at one instant, with what is known of its backend.
@@ -349,6 +360,18 @@ impl Held {
     #[must_use]
     pub fn since(&self) -> Option<Nanos> {
         self.bucket.since(&self.clock, self.permit)
+    }
+
+    /// How long it has been held; `None` where its deadline took it back.
+    #[must_use]
+    pub fn age(&self) -> Option<Nanos> {
+        self.since().map(|since| self.clock.steady().since(since))
+    }
+
+    /// Whether somebody waits in its bucket.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        0 < self.bucket.load().waiting
     }
 
     /// How long it may be out; `None` where its end is always seen.

@@ -68,6 +68,7 @@ impl Permits {
     /// The same; false where nothing was held any longer, because deadlines took it back.
     #[must_use]
     pub fn give_back(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
+        let rtt = rtt.or_else(|| self.all_for());
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
@@ -91,6 +92,13 @@ impl Permits {
         self.0.iter().filter_map(Held::since).max()
     }
 
+    /// For how long all of several have been held: the first waited in no backend while the last had a queue. `None` of
+    /// one alone, which counts that itself.
+    fn all_for(&self) -> Option<Nanos> {
+        let several = self.0.get(1).is_some();
+        several.then(|| self.0.iter().filter_map(Held::age).min()).flatten()
+    }
+
     /// The longest time that anything held may be out: after it nothing is.
     #[must_use]
     pub fn longest_keep(&self) -> Option<Nanos> {
@@ -101,6 +109,12 @@ impl Permits {
     #[must_use]
     pub fn shortest_keep(&self) -> Option<Nanos> {
         self.0.iter().filter_map(Held::keep).min()
+    }
+
+    /// Whether somebody waits in a queue for a place that the end of this one frees.
+    #[must_use]
+    pub fn are_waited_for(&self) -> bool {
+        self.0.iter().any(Held::is_waited_for)
     }
 
     /// The process goes, and the requests go on where it sees their ends no more. They count for as long as it lives; where a

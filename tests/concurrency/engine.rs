@@ -231,6 +231,37 @@ async fn held(engine: &Engine, question: &Question<'_>) -> Permits {
 }
 
 #[test]
+fn what_waited_for_another_ceiling_tells_the_first_nothing_of_that_wait() {
+    let engine = engine(&two_ceilings([30, 1]));
+    let (b, both) = (question(&[("b", "x")]), question(&[("a", "x"), ("b", "x")]));
+    block_on(async {
+        let first = held(&engine, &b).await;
+        let mut waits = Box::pin(engine.admit(&both, None));
+        assert!(is_pending(waits.as_mut()));
+        pass(&engine, 2_000);
+        drop(first);
+        let Ok(Admitted::Decided(_, permits)) = waits.await else { panic!() };
+        pass(&engine, 10);
+        permits.finish(Outcome::Success, None);
+    });
+    let times = engine.ceilings().looks().into_iter().map(|(_, look)| look.rtt);
+    assert_eq!(times.collect::<Vec<_>>(), [Some(Nanos(10_000_000)); 2]);
+}
+
+#[test]
+fn a_ceiling_that_a_reload_took_away_adds_nothing_to_what_may_be_in_flight() {
+    let engine = engine("- key: k\n  concurrency: {limit: 5}\n");
+    let held = passes(&engine, &question(&[("k", "v")]));
+    assert_eq!(engine.ceilings().total().limit, 5);
+    publish_as(&engine, Revision(2), "- key: other\n  concurrency: {limit: 7}\n");
+    let total = engine.ceilings().total();
+    assert_eq!((total.in_flight, total.limit), (1, 0));
+    let looks = engine.ceilings().looks();
+    assert!(looks.iter().all(|(_, look)| look.load.limit().is_none()));
+    drop(held);
+}
+
+#[test]
 fn a_question_that_began_before_a_reload_does_not_undo_it() {
     let engine = engine(&two_ceilings([1, 30]));
     let [a, b] = ["a", "b"].map(|key| question(&[(key, "x")]));
@@ -384,10 +415,13 @@ fn the_release_of_one_that_waits_comes_before_what_it_takes() {
         let mut waits = ask(ID);
         assert!(is_pending(waits.as_mut()));
         assert!(!engine.release(ID, None, Outcome::Ignored, None));
+        // Longer than early releases are remembered: that of one that still waits is all the same.
+        pass(&engine, 25_000);
         assert!(engine.release(OTHER, None, Outcome::Success, None));
         assert!(is_admitted(&waits.await));
     });
     assert_eq!(in_flight(&engine), 0);
+    assert_eq!(engine.early_releases().0, 0);
 }
 
 #[test]

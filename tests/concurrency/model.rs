@@ -34,8 +34,10 @@ enum Request {
     New,
     Waiting,
     Passing,
-    /// Turned away, or found over on arrival.
+    /// Turned away, or it has ended.
     Turned,
+    /// Found over on arrival.
+    Over,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,7 +78,7 @@ impl World {
                 self.requests[id] = if waits { Request::Waiting } else { Request::Passing };
             }
             Acquired::Over(holding) => {
-                self.requests[id] = Request::Turned;
+                self.requests[id] = Request::Over;
                 self.give_back(holding);
             }
             Acquired::Taken(_) => self.wrong = Some("an id taken twice"),
@@ -208,7 +210,7 @@ impl Model for Requests {
                 !at_once || !world.leaks()
             }),
             Property::sometimes("a release comes first and is answered", |_, world: &World| {
-                world.requests.contains(&Request::Turned) && world.limiter.in_flight() == 0
+                world.requests.contains(&Request::Over) && world.limiter.in_flight() == 0
             }),
             Property::sometimes("somebody waits", |_, world: &World| 0 < world.limiter.waiting()),
         ]

@@ -1,6 +1,7 @@
 //! What entries of Envoy's access log say, and what the service makes of them over a real connection.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
@@ -15,15 +16,20 @@ use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Duration, Struct, UInt32Value, Value};
+use futures_util::future::poll_immediate;
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::access_log::{Says, entries, owner, says};
+use sluicegate::edge::grpc::access_log::{AccessLogs, Says, entries, owner, says};
 use sluicegate::edge::health::Ready;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::decision::{Cost, Descriptor, Question};
 use sluicegate::kernel::units::{Hits, Nanos};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
+use tonic::body::Body;
+use tonic::codegen::{Service as _, http};
 
 use super::grpc::served_with;
 use super::{ceiling_of, empty_engine};
@@ -168,13 +174,51 @@ fn of(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {
 }
 
 async fn acquire(engine: &Engine) {
+    acquire_as(engine, ID).await;
+}
+
+async fn acquire_as(engine: &Engine, id: &str) {
     let descriptors = [Descriptor {
         entries: [("k", "v")].into_iter().collect(),
         cost: Cost::Charge(Hits(1)),
         limit: None,
     }];
     let asked = Question { domain: "d", descriptors: descriptors.into_iter().collect() };
-    engine.acquire((ID, 0), &asked, &asked, None).await.unwrap();
+    engine.acquire((id, 0), &asked, &asked, None).await.unwrap();
+}
+
+/// The end of `id`, as a stream carries it.
+fn framed(id: &str) -> Vec<u8> {
+    let log_entry = vec![of(id, entry(AccessLogType::DownstreamEnd, 200))];
+    let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry }));
+    let message = StreamAccessLogsMessage { identifier: None, log_entries }.encode_to_vec();
+    [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), &message].concat()
+}
+
+#[tokio::test]
+async fn a_replica_that_goes_hears_what_has_come_and_what_is_on_its_way() {
+    let engine = ceiling_of("limit: 101");
+    let ids: Vec<_> = (0..101).map(|number| format!("{ID}{number}")).collect();
+    for id in &ids {
+        acquire_as(&engine, id).await;
+    }
+    assert_eq!(engine.ceilings().total().in_flight, 101);
+    let (leave, leaving) = watch::channel(true);
+    let mut logs = AccessLogs::new(Arc::clone(&engine), leaving);
+    let (say, said) = mpsc::channel(2);
+    let body = axum::body::Body::from_stream(ReceiverStream::new(said));
+    let path = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
+    let request = http::Request::post(path).body(Body::new(body)).unwrap();
+    let mut heard = logs.call(request);
+    let have_come: Vec<u8> = ids[..100].iter().flat_map(|id| framed(id)).collect();
+    say.send(Ok::<_, Infallible>(have_come)).await.unwrap();
+    assert!(poll_immediate(&mut heard).await.is_none(), "it listens on");
+    assert_eq!(engine.ceilings().total().in_flight, 1);
+    say.send(Ok(framed(&ids[100]))).await.unwrap();
+    drop(say);
+    soon("the end", heard).await.unwrap();
+    assert_eq!(engine.ceilings().total().in_flight, 0);
+    drop(leave);
 }
 
 #[tokio::test]

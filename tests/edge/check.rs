@@ -160,6 +160,19 @@ async fn a_request_of_which_no_descriptor_can_be_made_passes() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_request_that_was_not_asked_about_finds_that_it_holds_nothing() {
+    let engine = super::ceiling_of("limit: 1");
+    let router = port(Arc::clone(&engine), hooks(""));
+    let id = "0123456789abcdef";
+    for hook in ["edge", "nobody"] {
+        let asked = [("x-hook", hook), ("x-sluicegate-id", id)];
+        let _answer = check(&router, &with(&asked)).await;
+        assert!(!engine.release(id, None, Outcome::Success, None));
+        assert_eq!(engine.early_releases().0, 0, "{hook}: it takes no room among early ones");
+    }
+}
+
+#[tokio::test]
 async fn a_second_header_of_ours_is_refused_and_counts_nothing() {
     let router = limited("");
     for (name, value) in SET.into_iter().chain([("x-hook", "edge")]) {

@@ -18,6 +18,7 @@ use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::grpc::ext_authz::asked;
 use sluicegate::edge::health::Ready;
 use sluicegate::edge::hook::Unanswered;
+use sluicegate::kernel::concurrency::Outcome;
 use tonic::{Code, Status};
 
 use super::check::hooks;
@@ -121,6 +122,26 @@ async fn a_request_of_which_no_descriptor_can_be_made_passes() {
         let reply = client.check(asked).await.unwrap().into_inner();
         assert_eq!(reply.status.unwrap().code, 0);
     }
+}
+
+#[tokio::test]
+async fn the_end_of_a_request_that_was_not_asked_about_finds_that_it_holds_nothing() {
+    let engine = ceiling_of("limit: 1");
+    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks("")).await;
+    let nothing = request(&[("x-sluicegate-id", ID)]);
+    let long = "v".repeat(64 * 1024);
+    let too_long = request(&[("x-key", &*long), ("x-sluicegate-id", ID)]);
+    for (http, extensions) in
+        [(nothing.clone(), &[][..]), (nothing.clone(), &[("hook", "nobody")]), (too_long, &[])]
+    {
+        let _answer = check(&served, context(http, extensions)).await;
+        assert!(!engine.release(ID, None, Outcome::Success, None));
+        assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
+    }
+    let held = request(&[("x-key", "v"), ("x-sluicegate-id", ID)]);
+    check(&served, context(held, &[])).await.unwrap();
+    check(&served, context(nothing, &[])).await.unwrap();
+    assert!(engine.release(ID, None, Outcome::Success, None), "what an id holds stays");
 }
 
 #[test]

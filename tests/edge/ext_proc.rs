@@ -12,6 +12,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
+use futures_util::future::poll_immediate;
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::config::raw;
@@ -149,6 +150,45 @@ async fn a_stream_on_which_nobody_asks_does_not_hold_the_server_up() {
     let both = async { tokio::join!(replies.message(), served.left()) };
     let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order, which no proxy takes for a failure");
+    left.unwrap();
+}
+
+#[tokio::test]
+async fn who_waits_when_the_process_goes_has_the_place_of_who_ends() {
+    let engine = ceiling_of("limit: 1, queue: {size: 1, timeout: 10m}");
+    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks("")).await;
+    let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
+    let headers = Some(HeaderMap { headers: vec![key] });
+    let request = Message::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() });
+    let message = ProcessingRequest { request: Some(request), ..ProcessingRequest::default() };
+    let open = async || {
+        let (say, said) = mpsc::channel(1);
+        say.send(message.clone()).await.unwrap();
+        let mut client = ExternalProcessorClient::new(served.channel.clone());
+        (say, client.process(ReceiverStream::new(said)).await.unwrap().into_inner())
+    };
+    let (first, mut replies) = open().await;
+    soon("a place", replies.message()).await.unwrap().unwrap();
+    let (_second, mut waits) = open().await;
+    let waiting = async {
+        while engine.ceilings().total().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("one who waits", waiting).await;
+    let mut left = Box::pin(served.left());
+    assert!(poll_immediate(&mut left).await.is_none());
+    // The process goes, and the first still has its place, whose end it sees.
+    let goes = async {
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        waits.message().await
+    };
+    let (admitted, left) = soon("a place", async { tokio::join!(goes, left) }).await;
+    let reply = admitted.unwrap().expect("an answer").response.expect("one that says what");
+    assert!(matches!(reply, Said::RequestHeaders(_)), "{reply:?}");
     left.unwrap();
 }
 

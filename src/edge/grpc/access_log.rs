@@ -11,6 +11,7 @@ use std::future::ready;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time;
 
 use envoy_types::pb::envoy::data::accesslog::v3::{
     AccessLogCommon, AccessLogType, HttpAccessLogEntry, ResponseFlags,
@@ -22,6 +23,7 @@ use prost::bytes::{Buf as _, Bytes};
 use prost::{DecodeError, Message as _};
 use tokio::sync::watch;
 use tokio::task::yield_now;
+use tokio::time::{Instant, timeout};
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::codegen::{BoxFuture, Service, http};
@@ -47,6 +49,11 @@ const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessL
 const HTTP_LOGS: u64 = 2;
 const LOG_ENTRY: u64 = 1;
 
+/// A process that goes reads on until nothing has come for so long: of a stream that is closed what is under way is lost.
+const QUIET: time::Duration = time::Duration::from_millis(100);
+/// And no longer than this.
+const LAST: time::Duration = time::Duration::from_secs(1);
+
 /// Entries after which others have their turn.
 const TURN: usize = 256;
 
@@ -67,7 +74,7 @@ pub struct AccessLogs {
 }
 
 impl AccessLogs {
-    /// The service over `engine`, which reads no further once `leaving` is true.
+    /// The service over `engine`, which reads little further once `leaving` is true.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
         Self { engine, leaving }
@@ -106,14 +113,22 @@ impl AccessLogs {
         let (mut messages, mut leaving) = (request.into_inner(), self.leaving.clone());
         loop {
             let message = tokio::select! {
+                biased;
                 message = messages.message() => message,
                 _ = leaving.wait_for(|leaving| *leaving) => break,
             };
             // A proxy that goes breaks the stream off, and nobody reads what would be said to it.
-            let Ok(Some(message)) = message else { break };
+            let Ok(Some(message)) = message else { return Ok(heard()) };
             self.note_all(&message, source).await?;
         }
-        Ok(Response::new(StreamAccessLogsResponse {}))
+        // The places of other replicas end by these as well.
+        let began = Instant::now();
+        while began.elapsed() < LAST
+            && let Ok(Ok(Some(message))) = timeout(QUIET, messages.message()).await
+        {
+            self.note_all(&message, source).await?;
+        }
+        Ok(heard())
     }
 
     /// One that is no entry ends the stream, but keeps nothing from the others.
@@ -161,6 +176,10 @@ impl ClientStreamingService<Bytes> for AccessLogs {
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         Box::pin(self.clone().listen(request))
     }
+}
+
+fn heard() -> Response<StreamAccessLogsResponse> {
+    Response::new(StreamAccessLogsResponse {})
 }
 
 fn malformed(error: &DecodeError) -> Status {

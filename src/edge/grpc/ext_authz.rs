@@ -32,7 +32,6 @@ use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
 use crate::engine::{Admitted, Answer, Engine};
 use crate::kernel::decision::Verdict;
-use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Protocol};
 use crate::telemetry::trace;
 
@@ -62,16 +61,6 @@ impl Authorizations {
     #[must_use]
     pub const fn new(engine: Arc<Engine>, reporting: Reporting, hooks: Arc<Hooks>) -> Self {
         Self { engine, reporting, hooks }
-    }
-
-    async fn answer(
-        &self,
-        request: &Result<RateLimitRequest, Unanswered>,
-        id: Option<&str>,
-        patience: Option<Nanos>,
-    ) -> Result<Admitted, Unanswered> {
-        let request = request.as_ref().map_err(Unanswered::clone)?;
-        hook::ask(&self.engine, &self.reporting, request, id, patience).await
     }
 
     fn reply(&self, request: &RateLimitRequest, admitted: Admitted) -> CheckResponse {
@@ -123,21 +112,21 @@ impl Authorizations {
         let (request, id) = (asked(&self.hooks, &context), id_of(&context).map(Cow::into_owned));
         // It takes many times the bytes that came, and the request may wait in a queue.
         drop(context);
-        let answer = self.answer(&request, id.as_deref(), patience).await;
+        let (engine, reporting) = (&self.engine, &self.reporting);
+        let answer = hook::ask(engine, reporting, request.as_ref(), id.as_deref(), patience).await;
         Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
         let reply = match (request, answer) {
-            (Ok(request), Ok(admitted)) => {
-                let mut reply = self.reply(&request, admitted);
-                if let Some(owner) = self.engine.owner().filter(|_| id.is_some()) {
-                    name_owner(&mut reply, owner);
-                }
-                Ok(reply)
-            }
+            (Ok(request), Ok(admitted)) => Ok(self.reply(&request, admitted)),
             (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
             (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
         };
-        Answered { came: decoded, at: self.engine.clock().now() }.emit();
-        reply.map(Response::new)
+        Answered { came: decoded, at: engine.clock().now() }.emit();
+        reply.map(|mut reply| {
+            if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
+                name_owner(&mut reply, owner);
+            }
+            Response::new(reply)
+        })
     }
 }
 

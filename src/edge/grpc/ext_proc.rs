@@ -250,7 +250,7 @@ impl Processor {
                     Some(message) => message,
                     None => return,
                 },
-                _ = leaving.wait_for(|leaving| *leaving) => return permits.go_on(),
+                () = hook::may_go(&mut leaving, Some(&permits)) => return permits.go_on(),
             };
             match message {
                 Ok(None) => return permits.finish(outcome, None),
@@ -266,7 +266,7 @@ impl Processor {
                     tokio::select! {
                         // Who takes none any more has ended; how, comes next.
                         _taken = replies.send(Ok(reply(said))) => {}
-                        _ = leaving.wait_for(|leaving| *leaving) => return permits.go_on(),
+                        () = hook::may_go(&mut leaving, Some(&permits)) => return permits.go_on(),
                     }
                 }
             }

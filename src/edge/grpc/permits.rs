@@ -72,7 +72,7 @@ impl Places {
         check_id(&id).map_err(Status::invalid_argument)?;
         let (request, began) = (question(asked), self.engine.clock().now());
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let admitted = hook::ask(engine, reporting, &request, Some(&id), wait).await;
+        let admitted = hook::ask(engine, reporting, Ok(&request), Some(&id), wait).await;
         count(&admitted);
         Answered { came: began, at: engine.clock().now() }.emit();
         let held = engine.held_by(&id);

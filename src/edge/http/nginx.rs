@@ -65,7 +65,8 @@ async fn checked(
     let decided = decide(ask, headers, original);
     let Some(admitted) = with_places(decided, || holds.place()).await else { return holds.full() };
     let mut response = show(ask, admitted.as_ref());
-    if admitted.is_ok() && original.id.is_some() {
+    let passes = matches!(admitted, Ok(_) | Err(Unanswered::NothingToAsk));
+    if passes && original.id.is_some() {
         name_owner(ask, response.headers_mut());
     }
     (hook::counted(&admitted), response)
@@ -76,9 +77,9 @@ async fn decide(
     headers: &HeaderMap,
     original: &Original<'_>,
 ) -> Result<Admitted, Unanswered> {
-    let request = original.asked(&ask.hooks, headers)?;
+    let (request, id) = (original.asked(&ask.hooks, headers), original.id.as_deref());
     // Whoever waits in a queue does so at most for that queue's timeout, or until NGINX closes.
-    hook::ask(&ask.engine, &ask.reporting, &request, original.id.as_deref(), None).await
+    hook::ask(&ask.engine, &ask.reporting, request.as_ref(), id, None).await
 }
 
 /// What NGINX says of the client's request.

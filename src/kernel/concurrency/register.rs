@@ -5,7 +5,7 @@
 //! already over.
 //!
 //! Guarantees: what an id holds is given out once, to its release or to its deadline; an id is
-//! claimed by one at a time. Tombstones are bounded for each source and over all; a full table
+//! claimed by one at a time, and the tombstone of one that is claimed stays. Tombstones are bounded for each source and over all; a full table
 //! refuses, it never evicts, so that nobody can wash out another's release.
 //! Cost: O(log n) in ids and tombstones; one or two copies of the id per entry.
 //! Leaves out: what is held. A released id that is acquired again is a new request.
@@ -180,8 +180,19 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
                 return;
             }
             let Some((_, id)) = self.endings.pop_first() else { return };
-            self.answer_tombstone(&id);
+            if self.claimed.contains(&id) {
+                self.keep_on(now, id);
+            } else {
+                self.answer_tombstone(&id);
+            }
         }
+    }
+
+    /// Keeps the tombstone of an id that is asked for still: what comes then is over, however late.
+    fn keep_on(&mut self, now: Nanos, id: I) {
+        let Some((until, _)) = self.tombstones.get_mut(&id) else { return };
+        *until = now.plus(self.bounds.keep.max(Nanos::MICRO));
+        self.endings.insert((*until, id));
     }
 
     /// Takes the tombstone of `id` away; false when there is none.

@@ -42,7 +42,7 @@ fn bucket((name, look): &(Name, Look)) -> Value {
         "descriptor": descriptor,
         "in_flight": look.load.in_flight,
         "waiting": look.load.waiting,
-        "limit": look.load.limit,
+        "limit": look.load.limit(),
         "rtt_us": look.rtt.map(|time| time.0 / 1_000),
         "min_rtt_us": look.min_rtt.map(|time| time.0 / 1_000),
         "gradient": look.gradient().map(ratio),

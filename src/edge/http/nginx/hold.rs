@@ -146,7 +146,7 @@ fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>
             () = peer.gone() => {}
             () = over(longest) => place.give_up(),
             // A sender that is gone means that the process is ending as well.
-            _ = leaving.wait_for(|leaving| *leaving) => place.go_on(),
+            () = hook::may_go(&mut leaving, place.permits.as_ref()) => place.go_on(),
         }
         drop(place);
         Ok::<_, Infallible>(Bytes::new())
