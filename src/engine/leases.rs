@@ -5,11 +5,12 @@
 //! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more, all of it
 //! within one deadline of the backend's; messages
 //! are numbered over all keys of this process, which is a
-//! member of its own; a message whose future is dropped is given up; what went with one that surely never
-//! left is held as before. At most [`MOST_LEDGERS`] keys of at most
+//! member of its own; a message goes on though who asked gives up, and what it brings is held; what went with one that surely
+//! never left is held as before. At most [`MOST_LEDGERS`] keys of at most
 //! [`MOST_BYTES`] are held: where a new one finds no room, those that nobody asked for longest give back and go.
 //! Leaves out: the deadline of one call, which is the backend's; the caller's; which limits are leased.
 
+mod flight;
 mod held;
 mod question;
 mod shard;
@@ -36,6 +37,7 @@ use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
+use flight::{Flight, Sending};
 use held::Held;
 pub use question::AllTerms;
 use shard::{Ledgers, Place};
@@ -162,7 +164,7 @@ impl Leases {
                 self.reconsider(leased, hits, outcome, end).await
             }
             Turn::Sends(borrow) => {
-                let lent = self.send(leased, borrow).await;
+                let lent = self.sending(leased, borrow).await;
                 self.conclude(leased, hits, lent, end).await
             }
             Turn::Waits(settled) => self.ask_after(settled, leased, hits, end).await,
@@ -308,7 +310,7 @@ impl Leases {
         for shard in &self.shards {
             for held in shard.0.lock().values_mut() {
                 if let Some(parting) = take(held, now, self.next()) {
-                    partings.push(((held.charge.clone(), held.terms), parting));
+                    partings.push(self.message(held.leased(), parting));
                 }
             }
             if MOST_PARTINGS <= partings.len() {
@@ -319,12 +321,9 @@ impl Leases {
     }
 
     /// What does not arrive is void at the end of its term.
-    async fn tell_all(&self, partings: &mut Vec<((Charge, Terms), Borrow)>) {
+    async fn tell_all(&self, partings: &mut Vec<Message>) {
         for some in partings.chunks(MOST_PARTINGS) {
-            let told = some.iter().map(|((charge, terms), parting)| {
-                self.tell(Leased { charge, terms: *terms }, *parting)
-            });
-            join_all(told).await;
+            join_all(some.iter().map(|parting| self.tell(parting))).await;
         }
         partings.clear();
     }
@@ -383,8 +382,8 @@ impl Leases {
 
     fn tell_later(self: &Arc<Self>, parting: Option<(Held, Borrow)>) {
         if let Some((gone, parting)) = parting {
-            let all = Arc::clone(self);
-            tokio::spawn(async move { all.tell(gone.leased(), parting).await });
+            let (all, message) = (Arc::clone(self), self.message(gone.leased(), parting));
+            tokio::spawn(async move { all.tell(&message).await });
         }
     }
 
@@ -426,8 +425,8 @@ impl Leases {
     }
 
     fn send_later(self: &Arc<Self>, held: &Held, borrow: Borrow) {
-        let (all, charge, terms) = (Arc::clone(self), held.charge.clone(), held.terms);
-        tokio::spawn(async move { all.send(Leased { charge: &charge, terms }, borrow).await });
+        let (all, message) = (Arc::clone(self), self.message(held.leased(), borrow));
+        tokio::spawn(async move { all.send(&message).await });
     }
 
     fn look(&self, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
@@ -436,46 +435,43 @@ impl Leases {
         shard.get_mut(&place).filter(|held| held.is_of(leased))?.look(now, hits)
     }
 
-    /// Sends a message and settles its answer.
-    async fn send(&self, leased: Leased<'_>, borrow: Borrow) -> Lent {
-        let place = self.place(&leased.charge.key);
-        let mut flight = Flight { leases: self, place, number: borrow.number, came: Err(None) };
-        let lent = self.tell(leased, borrow).await;
-        flight.came = match lent {
-            Lent::Answered(answer) => Ok(answer),
-            Lent::Failed(cause) => Err(Some(cause)),
-            Lent::Superseded | Lent::Full(_) | Lent::Stale(_) => Err(None),
-        };
-        lent
+    /// Sends a message for a question. It goes on without who asked: given up before its own deadline, what it
+    /// brings would be charged and spent by nobody.
+    fn sending(self: &Arc<Self>, leased: Leased<'_>, borrow: Borrow) -> Sending {
+        let (all, message) = (Arc::clone(self), self.message(leased, borrow));
+        Sending::new(async move { all.send(&message).await })
     }
 
-    /// Sends a message of which who asked hears until `end`. It goes on without him: given up before its own deadline, what it
-    /// brings would be charged and spent by nobody.
+    /// The same, of which who asked hears until `end`.
     async fn send_within(
         self: &Arc<Self>,
         end: Option<Nanos>,
         leased: Leased<'_>,
         borrow: Borrow,
     ) -> Lent {
-        let (all, charge, terms) = (Arc::clone(self), leased.charge.clone(), leased.terms);
-        let mut sent =
-            Box::pin(async move { all.send(Leased { charge: &charge, terms }, borrow).await });
-        if let Some(lent) = self.within(end, &mut sent).await {
-            return lent;
-        }
-        tokio::spawn(sent);
-        Lent::Failed(Cause::Late)
+        let lent = self.within(end, self.sending(leased, borrow)).await;
+        lent.unwrap_or(Lent::Failed(Cause::Late))
     }
 
-    async fn tell(&self, leased: Leased<'_>, borrow: Borrow) -> Lent {
-        let Leased { charge, terms } = leased;
-        let Charge { key, home, strategy, per_second, .. } = charge.clone();
-        let message =
-            Message { key, home, per_second, strategy, terms, member: self.member, borrow };
-        let given_back = LeasedHits { hits: borrow.returned, end: LeaseEnd::GivenBack };
-        let lent = match self.backend.borrow(self.clock.now(), &message) {
+    /// Sends a message and settles its answer.
+    async fn send(&self, message: &Message) -> Lent {
+        let mut flight = Flight::of(self, message);
+        let lent = self.tell(message).await;
+        flight.land(lent);
+        lent
+    }
+
+    fn message(&self, leased: Leased<'_>, borrow: Borrow) -> Message {
+        let (terms, member) = (leased.terms, self.member);
+        let Charge { key, home, strategy, per_second, .. } = leased.charge.clone();
+        Message { key, home, per_second, strategy, terms, member, borrow }
+    }
+
+    async fn tell(&self, message: &Message) -> Lent {
+        let given_back = LeasedHits { hits: message.borrow.returned, end: LeaseEnd::GivenBack };
+        let lent = match self.backend.borrow(self.clock.now(), message) {
             Reply::Now(failed @ Lent::Failed(_)) => {
-                self.take_back(&message.key, borrow.number);
+                self.take_back(&message.key, message.borrow.number);
                 return failed;
             }
             Reply::Now(lent) => {
@@ -623,25 +619,4 @@ fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
         leased.filter(|(_, limit)| matches!(limit.mode, Mode::Leased(_))).collect();
     leased.sort_by_key(|(path, _)| *path);
     leased
-}
-
-/// A message on its way; whatever becomes of it, those who wait are told.
-struct Flight<'l> {
-    leases: &'l Leases,
-    place: Place,
-    number: Number,
-    came: Result<Answer, Option<Cause>>,
-}
-
-impl Drop for Flight<'_> {
-    fn drop(&mut self) {
-        let now = self.leases.clock.now();
-        let mut shard = self.leases.shard(self.place);
-        if let Some(held) = shard.get_mut(&self.place) {
-            held.settle(now, self.number, self.came);
-            if held.leaves() && !held.awaits() {
-                self.leases.awaited.notify_one();
-            }
-        }
-    }
 }

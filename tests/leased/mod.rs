@@ -39,6 +39,8 @@ pub struct Far {
     pub deadline: AtomicU64,
     /// Whether calls stand from now on until they are told to go on.
     stands: AtomicBool,
+    /// Whether the store takes them at once, and only their answers stand.
+    takes: AtomicBool,
     /// Every call that stood, in the order that they came in.
     standing: Mutex<Vec<Arc<Stand>>>,
 }
@@ -59,6 +61,7 @@ impl Far {
             is_cut_off: AtomicBool::new(false),
             deadline: AtomicU64::new(0),
             stands: AtomicBool::new(false),
+            takes: AtomicBool::new(false),
             standing: Mutex::default(),
         })
     }
@@ -77,6 +80,13 @@ impl Far {
         self.standing.lock()[at].answered.add_permits(1);
     }
 
+    /// The answers to all calls that stand are there.
+    fn answer_all(&self) {
+        for stand in &*self.standing.lock() {
+            stand.answered.add_permits(1);
+        }
+    }
+
     fn is_away(&self) -> bool {
         self.is_away.load(Relaxed)
     }
@@ -91,7 +101,8 @@ impl Far {
                 came
             }));
         }
-        let (taken, answered) = (Semaphore::new(0), Semaphore::new(0));
+        let taken = Semaphore::new(usize::from(self.takes.load(Relaxed)));
+        let answered = Semaphore::new(0);
         let stand = Arc::new(Stand { taken, answered });
         self.standing.lock().push(Arc::clone(&stand));
         Reply::Later(Box::pin(async move {

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
-use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
 use crate::waiting::PATIENCE;
 
-use super::{Far, NEW_YEAR, admits, ask, engine, held, pass, publish};
+use super::{Far, NEW_YEAR, admits, ask, at_once, engine, held, pass, publish, question};
 
 /// A hundred at one instant, of which ten may be out, borrowed by ten.
 const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
@@ -60,6 +60,47 @@ async fn who_waits_for_anothers_message_is_answered_by_what_it_brings() {
         assert_eq!(verdict(other).await, Verdict::Admit);
     }
     assert_eq!((store.calls(), held(&engine)), (1, 0), "ten were lent");
+}
+
+#[tokio::test]
+async fn what_a_message_brings_whose_question_was_given_up_is_held_for_the_next() {
+    let (store, engine) = standing(TEN);
+    asked(&engine, 1).await.abort();
+    turns().await;
+    let next = asked(&engine, 4).await;
+    assert_eq!(store.calls(), 1, "the next waits for it");
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(next).await, Verdict::Admit);
+    assert_eq!(at_once(&engine, K, 1).map(|answer| answer.verdict), Some(Verdict::Admit));
+    assert_eq!((store.calls(), held(&engine)), (1, 10 - 4 - 1));
+}
+
+#[test]
+fn a_message_is_given_up_where_no_runtime_is_or_it_ends() {
+    let (store, engine) = standing(TEN);
+    assert!(at_once(&engine, K, 1).is_none(), "the store has to be asked");
+    for calls in 2..=3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { drop(asked(&engine, 1).await) });
+        assert_eq!(store.calls(), calls, "none is believed to be on its way");
+    }
+}
+
+#[tokio::test]
+async fn questions_that_are_each_answered_too_late_charge_their_own_hits_and_one_lease() {
+    let (store, engine) =
+        standing(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    store.takes.store(true, Relaxed);
+    let question = question(K, Cost::Charge(Hits(5)));
+    for _ in 0..6 {
+        engine.decide_within(&question, Some(Nanos(0))).await.unwrap();
+        turns().await;
+        store.answer_all();
+        turns().await;
+    }
+    let left = left(&store, TEN).await;
+    assert!(100 - 6 * 5 - 10 <= left, "{left}");
 }
 
 #[tokio::test]

@@ -1,0 +1,83 @@
+//! A message on its way.
+//!
+//! Guarantees: it goes on when who asked gives up, as long as the runtime does: what it brings was charged, and would be
+//! spent by nobody. Whatever becomes of it, those who wait are told.
+//! Leaves out: what it says; its deadline, which is the backend's.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+
+use super::{Leases, Place};
+use crate::backend::Cause;
+use crate::backend::lease::{Lent, Message};
+use crate::kernel::lease::{Answer, Number};
+
+/// What a message comes to. Dropped before that, it goes on in the background.
+pub(super) struct Sending(Option<Pin<Box<dyn Future<Output = Lent> + Send>>>);
+
+impl Sending {
+    pub(super) fn new(sending: impl Future<Output = Lent> + Send + 'static) -> Self {
+        Self(Some(Box::pin(sending)))
+    }
+}
+
+impl Future for Sending {
+    type Output = Lent;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Lent> {
+        // Taken out, so that what panicked is not polled again in the background.
+        let Some(mut sending) = self.0.take() else { return Poll::Pending };
+        let polled = sending.as_mut().poll(context);
+        if polled.is_pending() {
+            self.0 = Some(sending);
+        }
+        polled
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        // A runtime that ends drops it once more.
+        if let (Some(sending), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(sending);
+        }
+    }
+}
+
+/// What is told when a message is settled, or dropped.
+pub(super) struct Flight<'l> {
+    leases: &'l Leases,
+    place: Place,
+    number: Number,
+    came: Result<Answer, Option<Cause>>,
+}
+
+impl<'l> Flight<'l> {
+    pub(super) fn of(leases: &'l Leases, message: &Message) -> Self {
+        let (place, number) = (leases.place(&message.key), message.borrow.number);
+        Self { leases, place, number, came: Err(None) }
+    }
+
+    pub(super) const fn land(&mut self, lent: Lent) {
+        self.came = match lent {
+            Lent::Answered(answer) => Ok(answer),
+            Lent::Failed(cause) => Err(Some(cause)),
+            Lent::Superseded | Lent::Full(_) | Lent::Stale(_) => Err(None),
+        };
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let now = self.leases.clock.now();
+        let mut shard = self.leases.shard(self.place);
+        if let Some(held) = shard.get_mut(&self.place) {
+            held.settle(now, self.number, self.came);
+            if held.leaves() && !held.awaits() {
+                self.leases.awaited.notify_one();
+            }
+        }
+    }
+}
