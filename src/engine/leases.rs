@@ -203,7 +203,7 @@ impl Leases {
         end: Option<Nanos>,
     ) -> Outcome {
         match lent {
-            Lent::Answered(answer) => Outcome::Stepped(answer.step),
+            Lent::Answered(answer) => answered(leased, &answer),
             Lent::Superseded => self.charge_alone(leased, hits, end).await,
             Lent::Full(verdict) => Outcome::Full(verdict),
             Lent::Stale(now) => Outcome::Stale(now),
@@ -541,7 +541,7 @@ impl Leases {
         match turn {
             Turn::Answered(held @ Outcome::Stepped(Step::Admit(_))) => held,
             Turn::Sends(borrow) => match self.send_within(end, leased, borrow).await {
-                Lent::Answered(answer) => Outcome::Stepped(answer.step),
+                Lent::Answered(answer) => answered(leased, &answer),
                 _ => outcome,
             },
             Turn::Answered(_) | Turn::Waits(_) | Turn::Alone => outcome,
@@ -601,6 +601,11 @@ impl Leases {
 /// were it superseded on its way.
 fn awaits_another(shard: &Ledgers, place: Place, leased: Leased<'_>) -> bool {
     shard.get(&place).is_some_and(|held| !held.is_of(leased) && held.awaits())
+}
+
+/// The store's answer to a question, as the balance's would be: of the key, with what is held here.
+fn answered(leased: Leased<'_>, answer: &Answer) -> Outcome {
+    Outcome::Stepped(answer.step_here(Hits(u64::from(leased.charge.strategy.most()))))
 }
 
 /// What a message failed for, to those who waited for it: their own hits did not go with it.

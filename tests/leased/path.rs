@@ -100,6 +100,20 @@ async fn a_peek_answers_for_the_key_and_spends_nothing() {
     }
 }
 
+#[tokio::test]
+async fn each_answer_says_what_the_limit_has_left_whoever_gives_it() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        for asked in 1..=1000 {
+            let answer = ask(&engine, K, 1).await.unwrap();
+            assert_eq!(answer.verdict, Verdict::Admit);
+            assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked));
+        }
+        assert!(store.calls() < 500, "{} calls", store.calls());
+    }
+}
+
 /// At which millisecond how many are left, and for how many milliseconds.
 type Left = (u64, (u64, u64));
 

@@ -263,7 +263,7 @@ fn share(whole: Hits, mine: Hits, others: Hits) -> Hits {
 }
 
 /// The same verdict, with what is left now.
-fn with(step: Step, room: Room) -> Step {
+pub(super) const fn with(step: Step, room: Room) -> Step {
     match step {
         Step::Admit(_) => Step::Admit(room),
         Step::Deny { retry_after, .. } => Step::Deny { retry_after, room },

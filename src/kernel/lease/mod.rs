@@ -40,8 +40,10 @@ pub mod hold;
 pub mod ledger;
 pub mod sizer;
 
-use crate::kernel::rate::Step;
+use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
+use book::with;
+use counter::room;
 use sizer::Size;
 
 /// What leases of one limit are granted under.
@@ -116,6 +118,21 @@ pub struct Answer {
     pub parked: Hits,
     /// How long what was granted and what was kept are good for, from when the store answered.
     pub good_for: Nanos,
+}
+
+impl Answer {
+    /// The verdict, and what the key has left for the member that asked: what is listed for it is charged, and no less
+    /// its own. At most what a counter at rest has, `most`.
+    ///
+    /// | store has left | granted | kept | most | left |
+    /// |---|---|---|---|---|
+    /// | 89 | 10 | 0 | 100 | 99 |
+    #[must_use]
+    pub fn step_here(&self, most: Hits) -> Step {
+        let Room { remaining, reset_after } = room(self.step);
+        let remaining = remaining.plus(self.granted).plus(self.kept).min(most);
+        with(self.step, Room { remaining, reset_after })
+    }
 }
 
 /// One part in this many of a lease's length is left unused, for two clocks of which each may run
