@@ -280,8 +280,20 @@ impl Leases {
         }
     }
 
-    /// Gives everything back: at a drain.
+    /// Gives everything back: at a drain. Where an answer is awaited, once it is there or lost.
     pub async fn give_back(self: &Arc<Self>) {
+        let mut awaited = Vec::new();
+        self.part(|held, now, number| {
+            let Some(settled) = held.last_wait() else {
+                return held.give_back(now, number);
+            };
+            awaited.push(settled);
+            None
+        })
+        .await;
+        for mut settled in awaited {
+            drop(settled.changed().await);
+        }
         self.part(Held::give_back).await;
     }
 
@@ -304,7 +316,7 @@ impl Leases {
     }
 
     /// Sends what `take` takes out of each ledger, many at one time.
-    async fn part(&self, take: impl Fn(&mut Held, Nanos, Number) -> Option<Borrow>) {
+    async fn part(&self, mut take: impl FnMut(&mut Held, Nanos, Number) -> Option<Borrow>) {
         let now = self.clock.now();
         let mut partings = Vec::new();
         for shard in &self.shards {

@@ -383,8 +383,8 @@ async fn what_a_message_brings_after_other_limits_came_into_force_goes_back() {
     tending.abort();
 }
 
-/// Asks until more is borrowed ahead, by a message that stands, and puts other limits into force then. The hits asked for.
-async fn ahead_at_a_reload((store, engine): &(Arc<Far>, Arc<Engine>)) -> u64 {
+/// Asks until more is borrowed ahead, by a message that stands. The hits asked for.
+async fn ahead((store, engine): &(Arc<Far>, Arc<Engine>)) -> u64 {
     store.stands.store(false, Relaxed);
     assert!(admits(engine, K, 1).await);
     store.stands.store(true, Relaxed);
@@ -394,9 +394,18 @@ async fn ahead_at_a_reload((store, engine): &(Arc<Far>, Arc<Engine>)) -> u64 {
         asked += 1;
     }
     assert!(0 < held(engine), "it is borrowed ahead");
-    publish(engine, "", &other());
-    turns().await;
     asked
+}
+
+/// The store takes the one message that stands, and answers it or not; nothing stands from then on.
+async fn settle(store: &Far, is_lost: bool) {
+    store.is_away.store(is_lost, Relaxed);
+    store.take(0);
+    turns().await;
+    store.is_away.store(false, Relaxed);
+    store.stands.store(false, Relaxed);
+    store.answer(0);
+    turns().await;
 }
 
 #[tokio::test]
@@ -404,16 +413,31 @@ async fn what_is_held_when_more_is_on_its_way_goes_back_once_that_is_there_or_lo
     for is_lost in [false, true] {
         let all = standing(&TEN.replace("max_overshoot: 10%", "max_overshoot: 40%"));
         let tending = tending(&all.1);
-        let asked = ahead_at_a_reload(&all).await;
+        let asked = ahead(&all).await;
         let (store, engine) = all;
-        store.is_away.store(is_lost, Relaxed);
-        store.take(0);
+        publish(&engine, "", &other());
         turns().await;
-        store.is_away.store(false, Relaxed);
-        store.stands.store(false, Relaxed);
-        store.answer(0);
-        turns().await;
+        settle(&store, is_lost).await;
         assert_eq!((held(&engine), left(&store, &other()).await), (0, 100 - asked), "{is_lost}");
+        tending.abort();
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_at_a_drain_when_more_is_on_its_way_goes_back_once_that_is_there_or_lost() {
+    let limits = TEN.replace("max_overshoot: 10%", "max_overshoot: 40%");
+    for is_lost in [false, true] {
+        let all = standing(&limits);
+        let tending = tending(&all.1);
+        let asked = ahead(&all).await;
+        let (store, engine) = all;
+        let leases = Arc::clone(engine.leases().unwrap());
+        let draining = tokio::spawn(async move { leases.give_back().await });
+        turns().await;
+        assert_eq!(store.calls(), 2, "it waits for the answer");
+        settle(&store, is_lost).await;
+        tokio::time::timeout(PATIENCE, draining).await.expect("it waits for nothing").unwrap();
+        assert_eq!((held(&engine), left(&store, &limits).await), (0, 100 - asked), "{is_lost}");
         tending.abort();
     }
 }

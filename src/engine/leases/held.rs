@@ -160,6 +160,12 @@ impl Held {
         if leaves && !self.awaits() { self.give_back(now, number) } else { None }
     }
 
+    /// Waits for the answer that is awaited, if one is. Whoever does gives back in place of [`Held::leave_at_last`].
+    pub(super) fn last_wait(&mut self) -> Option<watch::Receiver<Option<Cause>>> {
+        self.leaves = false;
+        self.awaits().then(|| self.wait())
+    }
+
     pub(super) const fn leaves(&self) -> bool {
         self.leaves
     }
