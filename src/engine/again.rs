@@ -89,9 +89,13 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
     Missing::of(later, is_missing, rule)
 }
 
-/// Whether the store saw these outcomes as a denial of the whole question.
+/// Whether the store saw these outcomes as a denial of the whole question, of which nothing is charged then.
 pub(super) fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
-    let Rule::AllOrNothing { quota_for_all, rescued } = asked.rule else { return false };
+    let (quota_for_all, rescued) = match asked.rule {
+        Rule::Each => return false,
+        Rule::Ask => return true,
+        Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
+    };
     let votes = asked.list.iter().zip(outcomes).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.verdict(outcome.denies()))
     });

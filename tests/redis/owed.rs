@@ -64,13 +64,17 @@ fn over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -
     let now = Nanos::from_secs(crate::waiting::unix_seconds());
     let engine = Engine::new(Clock::manual(now), Arc::new(backend), Policy::default());
     let engine = Arc::new(engine.with_local(local));
-    let config = load([("d.yaml", RULES.as_bytes())], Revision(1), false).unwrap().0;
-    engine.publish(Arc::new(config));
+    publish(&engine, RULES);
     let paying = Arc::clone(&engine);
     tasks.spawn(async move { paying.pay_on().await });
     let replica = Replica { store, engine, memory, _tasks: tasks };
     replica.is_whole();
     replica
+}
+
+fn publish(engine: &Engine, rules: &str) {
+    let config = load([("d.yaml", rules.as_bytes())], Revision(1), false).unwrap().0;
+    engine.publish(Arc::new(config));
 }
 
 impl Replica {
@@ -88,10 +92,15 @@ impl Replica {
 
     /// Stops Redis; from when this returns nobody asks it.
     async fn stop(&self) {
+        self.stop_asking("other", 1).await;
+    }
+
+    /// The same by questions of so many hits for `key`.
+    async fn stop_asking(&self, key: &str, hits: u64) {
         self.store.signal("STOP");
         let noticed = async {
             while self.engine.trouble().is_none() {
-                self.ask("other", 1).await;
+                self.ask(key, hits).await;
             }
         };
         soon("it is noticed", noticed).await;
@@ -180,6 +189,29 @@ async fn refunds_in_an_outage_lessen_what_is_owed() {
     replica.engine.decide(&back).await.unwrap();
     replica.store.signal("CONT");
     replica.comes_to("debt", 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_limit_held_shut_denies_in_an_outage_is_not_owed() {
+    let replica = replica();
+    publish(&replica.engine, &format!("charge: all_or_nothing\n{RULES}"));
+    replica.stop().await;
+    assert_eq!(replica.ask("window", 4).await.2, Hits(6));
+    replica.store.signal("CONT");
+    replica.comes_to("window", 6).await;
+    let shut = ("d", &[("other", "v")][..]);
+    replica.engine.freeze(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
+    // Peeks keep what was paid counted here: no more is ever charged than is, whatever is owed.
+    replica.stop_asking("window", 0).await;
+    for _ in 0..5 {
+        let answer = replica.engine.decide(&question(&["other", "window"], 1)).await.unwrap();
+        let found = &answer.statuses[1].finding;
+        assert_eq!((answer.verdict, found.verdict), (Verdict::Deny, Verdict::Admit));
+        assert_eq!((found.reason, found.room.remaining), (Reason::BackendDownLocal, Hits(6)));
+    }
+    assert_eq!(replica.ask("window", 1).await.2, Hits(5));
+    replica.store.signal("CONT");
+    replica.comes_to("window", 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
