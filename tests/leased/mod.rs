@@ -3,6 +3,7 @@
 //! The store is the one in memory, held at a distance: engines take it for one that has to be asked.
 
 mod denials;
+mod frozen;
 mod path;
 mod plot;
 mod share;

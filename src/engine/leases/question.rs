@@ -2,7 +2,8 @@
 //!
 //! Under `each` every leased charge is spent or asked for by itself. Under `all_or_nothing` what is held is
 //! taken first, because it alone can be put back at once; the others, and what is not held, are charged
-//! in the store's one step; and where the question is denied, what was taken is put back.
+//! in the store's one step; and where the question is denied, what was taken is put back. Of a question that is
+//! denied whatever its charges come to, what is held only answers: nothing stays taken, and nothing is borrowed for it.
 //!
 //! Guarantees: a question whose future is dropped puts back what it took; hits that were taken beside
 //! charges that the store did not answer stay taken.
@@ -35,7 +36,11 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<Terms>],
     ) -> Option<Outcomes> {
-        if let [charge] = &charges.list[..] {
+        let is_spent = match charges.rule {
+            Rule::Each | Rule::AllOrNothing { .. } => true,
+            Rule::Ask => false,
+        };
+        if let (true, [charge]) = (is_spent, &charges.list[..]) {
             let (leased, hits) = leased(charge, terms.first())?;
             return Some(SmallVec::from_iter([self.spend(now, leased, hits)?]));
         }
@@ -49,7 +54,7 @@ impl Leases {
         for (at, (leased, hits)) in all.iter().enumerate() {
             outcomes.push(taken.take(at, now, *leased, *hits)?);
         }
-        for (leased, hits) in all {
+        for (leased, hits) in all.into_iter().filter(|_| is_spent) {
             self.count(now, leased, hits);
         }
         taken.settle(charges, &mut outcomes);

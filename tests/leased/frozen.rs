@@ -1,0 +1,46 @@
+//! Leased limits beside one that an operator holds shut, charged as one.
+
+use sluicegate::kernel::decision::{Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::{Far, ask, at_once, engine, held, publish};
+
+const LIMITS: &str = "- key: a\n  rate_limit: {unit: day, requests_per_unit: 10}\n\
+                      - key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
+                      - key: c\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, \
+                      max_overshoot: 10%}\n";
+const SHUT: (&str, &str) = ("a", "v");
+
+#[tokio::test]
+async fn beside_a_limit_held_shut_nothing_is_spent_of_what_is_held_here() {
+    for beside in [&[("b", "v")][..], &[("c", "v")], &[("b", "v"), ("c", "v")]] {
+        let store = Far::new();
+        let engine = engine(&store, LIMITS);
+        publish(&engine, "charge: all_or_nothing\n", LIMITS);
+        for entry in beside {
+            for _ in 0..50 {
+                ask(&engine, &[*entry], 1).await.unwrap();
+            }
+        }
+        assert!(at_once(&engine, beside, 1).is_some(), "all of it is held");
+        let left = async || {
+            let peeked = ask(&engine, beside, 0).await.unwrap().statuses;
+            peeked.iter().map(|status| status.finding.room.remaining).collect::<Vec<Hits>>()
+        };
+        let (before, calls, all) = (held(&engine), store.calls(), left().await);
+        engine.freeze(("d", &[SHUT]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+        let asked: Vec<_> = [&[SHUT], beside].concat();
+        for _ in 0..5 {
+            let answer = ask(&engine, &asked, 1).await.unwrap();
+            assert_eq!(answer.verdict, Verdict::Deny);
+            for (status, left) in answer.statuses[1..].iter().zip(&all) {
+                let found = &status.finding;
+                assert_eq!(found.verdict, Verdict::Admit);
+                assert_eq!(found.reason, Reason::WithinLimit);
+                assert_eq!(found.room.remaining, *left, "as without the charge");
+            }
+        }
+        assert_eq!((held(&engine), left().await), (before, all), "{beside:?}");
+        assert_eq!(store.calls(), calls, "what is held answers without a call");
+    }
+}
