@@ -296,10 +296,13 @@ fn charges<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p Part<'p>, &'p Ch
     parts.zip(&plan.charges.list)
 }
 
-/// The hits that were denied at `place`. Where nothing is charged unless all is, they are asked
-/// together with what stands before them for the same counter.
+/// The hits that were denied at `place`. Where nothing is charged unless all is, or nothing at all, they are
+/// asked together with what stands before them for the same counter.
 fn together(plan: &Plan<'_>, place: usize, hits: Hits) -> Hits {
-    let Rule::AllOrNothing { .. } = plan.charges.rule else { return hits };
+    match plan.charges.rule {
+        Rule::Each => return hits,
+        Rule::AllOrNothing { .. } | Rule::Ask => {}
+    }
     let (earlier, rest) = plan.charges.list.split_at(place.min(plan.charges.list.len()));
     let same = earlier.iter().filter(|charge| rest.first().is_some_and(|c| c.key == charge.key));
     let before = same.filter_map(|charge| match charge.cost {

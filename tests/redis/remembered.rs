@@ -207,6 +207,20 @@ async fn all_or_nothing_remembers_no_denial_of_what_was_only_denied_together() {
     assert_eq!(ask(&on, &["cached"], 1).await.0, Verdict::Admit);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_limit_held_shut_no_denial_is_remembered_of_what_was_only_denied_together() {
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
+    assert_eq!(ask(&on, &["cached"], 9).await.0, Verdict::Admit);
+    let minute = Nanos::from_secs(60);
+    on.engine.freeze(("d", &[("strict", "v")]), Verdict::Deny, minute).unwrap();
+    let (verdict, found) = ask(&on, &["strict", "cached", "cached"], 1).await;
+    assert_eq!(verdict, Verdict::Deny);
+    assert_eq!(found[2].reason, Reason::OverLimit, "one is left for two");
+    assert_eq!(ask(&on, &["cached"], 1).await.0, Verdict::Admit);
+    assert_eq!(ask(&on, &["strict", "cached"], 1).await.1[1].verdict, Verdict::Deny);
+    is_denied_without_a_call(&on, "cached", 1).await;
+}
+
 #[test]
 fn a_denied_client_passes_when_its_wait_is_over_and_memory_answered_meanwhile() {
     let store = Store::running();
