@@ -65,7 +65,8 @@ impl Missing {
 /// What of `asked` was not charged because of a stale one, as `later` plans it.
 ///
 /// Under `each` these are the stale ones. Under `all_or_nothing` a stale charge counts as a denial:
-/// where it denied the question nothing was charged but refunds, and all else is asked again.
+/// where it denied the question nothing was charged but refunds, and all else is asked again. What is
+/// denied whatever becomes of its charges is so at the second asking as well: what is not stale was asked as it would be then.
 pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) -> Missing {
     let spared = matches!(asked.rule, Rule::AllOrNothing { .. }) && denied(asked, outcomes);
     let is_missing = |place: usize| {
@@ -84,7 +85,8 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
             let made = (0..asked.list.len()).any(|place| !is_missing(place) && passes(place));
             Rule::AllOrNothing { quota_for_all, rescued: rescued || made }
         }
-        _ => Rule::Each,
+        Rule::Ask => Rule::Ask,
+        Rule::Each | Rule::AllOrNothing { .. } => Rule::Each,
     };
     Missing::of(later, is_missing, rule)
 }

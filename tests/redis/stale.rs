@@ -93,6 +93,18 @@ async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn beside_a_limit_held_shut_a_stale_calendar_is_not_charged_when_it_is_asked_again() {
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
+    let plain = ("d", &[("plain", "v")][..]);
+    on.engine.freeze(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    for _ in 0..3 {
+        let (verdict, left) = ask(&on, &["plain", "month", "tight"], 1).await;
+        assert_eq!((verdict, &left[1..]), (Verdict::Deny, &[Hits(10), Hits(2)][..]));
+    }
+    assert_eq!(ask(&on, &["month", "tight"], 0).await.1, [Hits(10), Hits(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_before_the_deadline() {
     let allows = RULES.replace("10}}", "10, on_backend_failure: allow}}");
     // Alone, and behind one that is under way.
