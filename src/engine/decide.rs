@@ -356,7 +356,9 @@ impl Engine {
         now: Nanos,
     ) -> Result<Answer, Refusal> {
         if degrade::is_needed(outcomes) {
-            let settled = degrade::settle(plan, outcomes, self.local.as_ref(), now)?;
+            let quota_for_all = self.policy.planning.quota_for_all;
+            let local = self.local.as_ref();
+            let settled = degrade::settle(plan, outcomes, local, now, quota_for_all)?;
             return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
         }
         let mut settled = outcomes.iter().copied().map(Settled::Answered);

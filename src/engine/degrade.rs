@@ -1,7 +1,8 @@
 //! What the caller gets when the store of counters does not answer.
 //!
 //! Guarantees: each limit's own `on_backend_failure` decides for it; `error` on any limit that was
-//! not answered refuses the whole question, before anything is counted here.
+//! not answered refuses the whole question, before anything is counted here, but for one that a limit
+//! held by an operator denies: that is denied, whatever the others would say.
 //! Leaves out: why the store does not answer; counting here ([`super::local`]).
 
 use smallvec::SmallVec;
@@ -24,7 +25,7 @@ pub(super) enum Settled {
     Ruled(Verdict, Reason),
     /// This replica's part.
     Local(Outcome),
-    /// Nobody: another limit of the question was known to deny it.
+    /// Nobody: another limit of the question is known to deny it.
     NotAsked,
 }
 
@@ -36,24 +37,30 @@ pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
 /// Settles every charge of `plan`.
 ///
 /// # Errors
-/// [`Refusal::BackendDown`] where a charge was not answered and its limit says `error`.
+/// [`Refusal::BackendDown`] where a charge was not answered, its limit says `error`, and the question is not
+/// denied without it.
 #[cold]
 pub(super) fn settle(
     plan: &Plan<'_>,
     outcomes: &[Outcome],
     local: Option<&Local>,
     now: Nanos,
+    quota_for_all: bool,
 ) -> Result<SmallVec<[Settled; 2]>, Refusal> {
     let rules = || plan.parts.iter().filter_map(Part::on_failure);
     for cause in outcomes.iter().filter_map(|outcome| cause(*outcome)) {
         BackendFailed { cause, charges: 1 }.emit();
     }
-    for (rule, outcome) in rules().zip(outcomes) {
-        let refuses =
-            rule == OnBackendFailure::Error || rule == OnBackendFailure::Local && local.is_none();
-        if let (true, Some(cause)) = (refuses, cause(*outcome)) {
-            return Err(Refusal::BackendDown(cause));
-        }
+    let refuses = |rule| match rule {
+        OnBackendFailure::Error => true,
+        OnBackendFailure::Local => local.is_none(),
+        OnBackendFailure::Allow | OnBackendFailure::Deny => false,
+    };
+    let mut refusing = rules().zip(outcomes).filter(|(rule, _)| refuses(*rule));
+    if let Some(cause) = refusing.find_map(|(_, outcome)| cause(*outcome))
+        && !plan.is_denied(quota_for_all)
+    {
+        return Err(Refusal::BackendDown(cause));
     }
     let counts = |(charge, (rule, outcome)): (_, (_, &Outcome))| {
         cause(*outcome).filter(|_| rule == OnBackendFailure::Local).map(|cause| (charge, cause))
@@ -67,9 +74,9 @@ pub(super) fn settle(
     let settled = rules().zip(outcomes).map(|(rule, outcome)| match (cause(*outcome), rule) {
         (None, _) => Settled::Answered(*outcome),
         (_, OnBackendFailure::Allow) => Settled::Ruled(Verdict::Admit, Reason::BackendDownAllowed),
-        (_, OnBackendFailure::Deny | OnBackendFailure::Error) => {
-            Settled::Ruled(Verdict::Deny, Reason::BackendDownDenied)
-        }
+        (_, OnBackendFailure::Deny) => Settled::Ruled(Verdict::Deny, Reason::BackendDownDenied),
+        (_, OnBackendFailure::Error) => Settled::NotAsked,
+        (_, OnBackendFailure::Local) if local.is_none() => Settled::NotAsked,
         (_, OnBackendFailure::Local) => Settled::Local(counted.next().unwrap_or(NOTHING)),
     });
     Ok(settled.collect())

@@ -329,16 +329,20 @@ impl<'c> Plan<'c> {
         })
     }
 
+    /// Whether what operators hold denies the question, whatever counters say.
+    pub(super) fn is_denied(&self, quota_for_all: bool) -> bool {
+        combine(self.votes(Some(Verdict::Admit)), quota_for_all) == Verdict::Deny
+    }
+
     fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
         let passes = |(group, verdict)| {
             let in_quota = group == Group::Quota || quota_for_all && group == Group::Enforced;
             in_quota && verdict == Verdict::Admit
         };
-        let denied = || combine(self.votes(Some(Verdict::Admit)), quota_for_all) == Verdict::Deny;
         match charging {
             Charging::Each => ChargeRule::Each,
-            // What is held denies it whatever counters say, as if one had denied: the others are spared.
-            Charging::AllOrNothing if denied() => ChargeRule::Ask,
+            // As if a counter had denied: the others are spared.
+            Charging::AllOrNothing if self.is_denied(quota_for_all) => ChargeRule::Ask,
             Charging::AllOrNothing => {
                 ChargeRule::AllOrNothing { quota_for_all, rescued: self.votes(None).any(passes) }
             }

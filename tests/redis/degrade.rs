@@ -149,6 +149,42 @@ async fn one_limit_that_says_error_refuses_the_question_before_a_part_is_charged
     assert_eq!(left, Hits(9));
 }
 
+/// Holds this limit at one answer for a minute.
+fn hold(engine: &Engine, key: &str, verdict: Verdict) {
+    engine.freeze(("d", &[(key, "v")]), verdict, Nanos::from_secs(60)).unwrap();
+}
+
+#[tokio::test]
+async fn what_a_limit_held_shut_denies_is_denied_though_another_says_error() {
+    for charge in ["each", "all_or_nothing"] {
+        let engine = engine(1, &format!("charge: {charge}\n{LIMITS}"));
+        hold(&engine, "allow", Verdict::Deny);
+        let denied = ask(&engine, &["error", "allow", "deny"]).await.unwrap();
+        assert_eq!(denied.verdict, Verdict::Deny, "{charge}");
+        assert_eq!(
+            verdicts(&denied),
+            [
+                (Verdict::Admit, Reason::NotAsked),
+                (Verdict::Deny, Reason::Frozen),
+                (Verdict::Deny, Reason::BackendDownDenied),
+            ]
+        );
+        let refused = ask(&engine, &["error"]).await.map(|_| ());
+        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{charge}");
+    }
+}
+
+#[tokio::test]
+async fn one_limit_that_says_error_refuses_what_a_held_one_does_not_deny() {
+    let engine = engine(1, LIMITS);
+    hold(&engine, "allow", Verdict::Admit);
+    hold(&engine, "shadow", Verdict::Deny);
+    for held in ["allow", "shadow"] {
+        let refused = ask(&engine, &[held, "error"]).await.map(|_| ());
+        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{held}");
+    }
+}
+
 #[tokio::test]
 async fn a_part_admits_its_share_in_whole_hits_and_a_limit_below_the_replicas_has_none() {
     let engine = engine(3, LIMITS);

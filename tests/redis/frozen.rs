@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use super::fleet::member;
-use super::{RULES, Store, ask, limits, ready};
+use super::{RULES, Store, ask, ask_all, limits, ready};
 use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -110,6 +110,9 @@ fn without_the_store_one_replica_obeys_and_says_so_and_the_others_hear_of_it_onc
     assert!(code == Some(0) && said.starts_with(alone), "{said}");
     assert!(said.ends_with("), and the others hear of it once it does\n"), "{said}");
     assert_eq!([ask(&a, "local", "v"), ask(&b, "local", "v")], [429, 200]);
+    // A limit that says error speaks where the question is not denied without it.
+    let both = |service| ask_all(service, &[("error", "v"), ("local", "v")]).status;
+    assert_eq!([both(&a), both(&b)], [429, 400]);
     store.start(&["--port", "0"]);
     answers(&b, 429);
 }
