@@ -109,3 +109,25 @@ fn a_ceiling_grows_at_most_twofold_in_a_round() {
     }
     assert!(890 <= last, "and gets there: {last}");
 }
+
+/// The ceiling, which starts at 64, once a member has voted so, and after each of ten heartbeats in which it infers nothing.
+fn ceilings_after_one_vote(vote: Ratio) -> Vec<u64> {
+    let law = Law::new(terms(), Share(1), Share(64), Share(512)).unwrap();
+    let mut store = Store::new(law);
+    let mut alone = member(1, 1);
+    // It must know the ceiling that it votes on, and the votes are counted every two periods.
+    let votes = [None, None, Some(vote)].into_iter().chain([None; 10]);
+    let ceilings = (0..).zip(votes).map(|(beat, vote)| {
+        let load = Load { in_flight: Share(0), wanted: Share(1_000), vote };
+        store.round(beat * 10, &mut alone, &load);
+        store.coordinator.ceiling().0
+    });
+    ceilings.skip(2).collect()
+}
+
+#[test]
+fn a_vote_is_counted_once() {
+    let half = Ratio(Ratio::ONE.0 / 2);
+    assert_eq!(ceilings_after_one_vote(Ratio::TWICE), [128; 11]);
+    assert_eq!(ceilings_after_one_vote(half), [32; 11]);
+}

@@ -218,8 +218,9 @@ impl Coordinator {
         let since = if turned { now } else { seat.since };
         if let Some(kept) = self.seats.get_mut(at) {
             let granted = Granted { generation, share };
-            *kept =
-                Seat { granted, told: self.level.map_or(Share(0), Level::whole), since, ..seat };
+            let told = self.level.map_or(Share(0), Level::whole);
+            // Its vote may have been counted since it was heard, and is not to be counted again.
+            *kept = Seat { granted, told, since, vote: kept.vote, ..seat };
         }
         Grant {
             member: seat.member,

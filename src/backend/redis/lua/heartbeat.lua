@@ -666,10 +666,6 @@ for i = 2, #KEYS do
         if held ~= share or its_generation == 0 then its_generation = generation + 1 end
         if generation < its_generation then generation = its_generation end
         if (share == 0) ~= (granted == 0) then since = now end
-        if said_vote ~= its_vote then
-          votes = votes + (said_vote == 0 and 0 or 1) - (its_vote == 0 and 0 or 1)
-          its_vote = said_vote
-        end
         granted_generation, granted, its_told, code = its_generation, share, whole, GRANTED
         put(1, ends, held, granted, in_flight, whole, wanted)
         if count_ending == 0 and 0 < sums_hold_until then
