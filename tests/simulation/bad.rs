@@ -1,4 +1,6 @@
-//! The protocol with one rule left out, each as it has been published or proposed somewhere.
+//! The protocol with one rule left out, each as it has been published or proposed somewhere, and what a schedule shows.
+
+use std::fmt;
 
 /// Which rule is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,4 +37,30 @@ impl Bad {
         Self::InFlightForExposure,
         Self::ShortMargin,
     ];
+}
+
+/// What a schedule shows to be wrong.
+#[derive(Debug)]
+pub enum Wrong {
+    /// More is in use, or may be, than the ceiling allows.
+    Above(String),
+    /// Somebody has to wait, or something is kept, for nobody's sake.
+    InVain(String),
+}
+
+impl Wrong {
+    /// What is above the ceiling. A rule without which all would have to wait does not guard it.
+    pub fn above(self) -> Option<String> {
+        match self {
+            Self::Above(what) => Some(what),
+            Self::InVain(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Above(what) | Self::InVain(what)) = self;
+        f.write_str(what)
+    }
 }

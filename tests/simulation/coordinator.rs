@@ -13,7 +13,7 @@ mod world;
 use faults::Fault;
 use world::{Tally, World};
 
-use super::bad::Bad;
+use super::bad::{Bad, Wrong};
 use crate::support::dice::seed;
 
 /// Schedules of one run: 300, or as many as `SLUICEGATE_SCHEDULES` says.
@@ -44,8 +44,9 @@ fn the_same_world_breaks_the_protocol_where_a_rule_is_left_out() {
     let first = seed();
     for bad in Bad::ALL {
         let mut tries = (0..2_000_u64).map(|schedule| first.wrapping_add(schedule));
-        let found =
-            tries.find_map(|seed| World::new(seed, bad, Fault::that_show(bad)).play().err());
+        let play = |seed| World::new(seed, bad, Fault::that_show(bad)).play();
+        // Whoever starves has not broken the ceiling, and would hide that a rule is not needed for it.
+        let found = tries.find_map(|seed| play(seed).err().and_then(Wrong::above));
         let Some(broken) = found else { panic!("{bad:?} was not caught from seed {first}") };
         println!("{bad:?}: {broken}");
     }

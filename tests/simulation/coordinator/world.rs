@@ -8,7 +8,7 @@ use sluicegate::kernel::units::{Nanos, Share};
 use super::faults::Fault;
 use super::replica::{Clock, Replica};
 use super::store::Store;
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::{Bad, Wrong};
 use crate::support::dice::Dice;
 
 /// Ticks with faults, and without at the end.
@@ -139,7 +139,7 @@ impl World {
     }
 
     /// The whole schedule; what broke, if something did.
-    pub fn play(mut self) -> Result<Tally, String> {
+    pub fn play(mut self) -> Result<Tally, Wrong> {
         while self.tick < WICKED + QUIET + TURN * self.crowd() {
             self.tick += 1;
             if self.tick < WICKED && self.dice.once_in(25) {
@@ -365,7 +365,7 @@ impl World {
     }
 
     /// The oracle: what is in use against what may be.
-    fn judge(&mut self) -> Result<(), String> {
+    fn judge(&mut self) -> Result<(), Wrong> {
         let (tick, ceiling) = (self.tick, self.store.law.max.0);
         let alive = || self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
         let shares: u64 = alive().map(|replica| replica.in_force(tick)).sum();
@@ -384,9 +384,9 @@ impl World {
         }
         let bound = self.bound;
         if bound < shares || bound < in_flight {
-            return Err(format!(
+            return Err(Wrong::Above(format!(
                 "{shares} in force, {in_flight} in flight, bound {bound}, tick {tick}"
-            ));
+            )));
         }
         self.tally.admitted += in_flight;
         let survived = |forgot: &u64| forgot + self.terms.longest().0 < tick && 0 < in_flight;
@@ -396,12 +396,13 @@ impl World {
     }
 
     /// After the quiet time everybody who wants some has had some, and what can be given out is.
-    fn judge_the_end(self) -> Result<Tally, String> {
+    fn judge_the_end(self) -> Result<Tally, Wrong> {
         let hungry = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
         let hungry = hungry.filter(|replica| 0 < replica.rush && !replica.leaving);
         let starved = hungry.filter(|replica| replica.served_at < WICKED + SETTLES).count();
         if 0 < starved {
-            return Err(format!("{starved} were never served: {:?}", self.store.coordinator));
+            let state = &self.store.coordinator;
+            return Err(Wrong::InVain(format!("{starved} were never served: {state:?}")));
         }
         Ok(self.tally)
     }

@@ -8,7 +8,7 @@ use super::faults::Fault;
 use super::replica::{Limit, Replica, Request, Waited};
 use super::store::{Store, misplaced};
 use super::wire::Said;
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::{Bad, Wrong};
 use crate::support::dice::Dice;
 
 /// The keys of the ceilings.
@@ -177,7 +177,7 @@ impl World {
     }
 
     /// The whole schedule; what broke, if something did.
-    pub fn play(mut self) -> Result<Tally, String> {
+    pub fn play(mut self) -> Result<Tally, Wrong> {
         while self.tick < WICKED + QUIET {
             self.tick += 1;
             if self.tick < WICKED && self.dice.once_in(30) {
@@ -399,14 +399,14 @@ impl World {
     }
 
     /// What is inside, or could come in at once, against what may be.
-    fn judges(&mut self) -> Result<(), String> {
+    fn judges(&mut self) -> Result<(), Wrong> {
         let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
         for (at, inside) in inside.iter_mut().enumerate() {
             *inside = self.judges_one(at)?;
         }
         let mut all = self.places.iter().filter_map(|place| place.replica.as_ref());
         if let Some(wrong) = all.find_map(Replica::wrong) {
-            return Err(format!("{wrong}, tick {tick}"));
+            return Err(Wrong::InVain(format!("{wrong}, tick {tick}")));
         }
         if WICKED + SETTLES < tick {
             self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
@@ -418,7 +418,7 @@ impl World {
     }
 
     /// The same of one ceiling; how many are inside.
-    fn judges_one(&mut self, at: usize) -> Result<u64, String> {
+    fn judges_one(&mut self, at: usize) -> Result<u64, Wrong> {
         let tick = self.tick;
         let all = self.places.iter().filter_map(|place| place.replica.as_ref());
         let goes_by = all.clone().map(|replica| replica.goes_by).max().unwrap_or(0);
@@ -428,20 +428,20 @@ impl World {
         let most = self.bounds[at].moves(tick, goes_by, used);
         self.tally.lowered += u64::from(goes_by < most);
         if most < used {
-            return Err(format!(
+            return Err(Wrong::Above(format!(
                 "shares and inside {each:?}, at last of the dead: above {most}, tick {tick}"
-            ));
+            )));
         }
         Ok(each.iter().map(|(_, inside)| inside).sum())
     }
 
     /// In the quiet time all of each ceiling came to be used, where that can be seen: nothing is kept for nobody.
-    fn judges_the_end(mut self) -> Result<Tally, String> {
+    fn judges_the_end(mut self) -> Result<Tally, Wrong> {
         if self.limit.longest == LONGEST && self.full != [self.limit.ceiling; CEILINGS.len()] {
-            return Err(format!(
+            return Err(Wrong::InVain(format!(
                 "{:?} inside at most of {} in the end",
                 self.full, self.limit.ceiling
-            ));
+            )));
         }
         (0..self.places.len()).for_each(|at| self.buries(at));
         Ok(self.tally)
