@@ -1,5 +1,7 @@
 //! Heartbeats of ceilings: what the script grants, against the kernel's own coordinator.
 
+mod crowded;
+
 use std::collections::HashMap;
 
 use sluicegate::backend::heartbeat::{Beat, Heard, Name, Round};
