@@ -7,6 +7,7 @@ use sluicegate::cli::{self, Outcome, Terminal};
 use super::{Store, limits, serve, wait_until_whole};
 use crate::support::cluster::Cluster;
 use crate::support::resp::Value;
+use crate::support::sentinel::Watched;
 use crate::waiting::until;
 
 /// The outcome, standard output and standard error of `doctor` with these flags.
@@ -112,6 +113,23 @@ fn every_primary_of_a_cluster_is_looked_at_and_takes_the_scripts() {
     assert_eq!(outcome, Outcome::No);
     let said = format!("error[scripts]: {}", cluster.primaries[1].address());
     assert!(out.contains(&said) && out.matches("error[").count() == 1, "{out}");
+}
+
+/// One that lives on out of its sentinels' sight grants ceilings beside the one they choose.
+#[test]
+fn a_primary_of_sentinels_that_writes_without_a_replica_is_warned_of() {
+    let watched = Watched::start();
+    let looks = || doctor_at(&watched.url("redis+sentinel://"), &[]);
+    let warns = || looks().1.contains("warning[two_primaries]");
+    let (outcome, out, _) = looks();
+    assert_eq!(outcome, Outcome::Yes, "{out}");
+    assert!(warns() && out.contains("set `min-replicas-to-write 1`"), "{out}");
+    watched.primary.order(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    assert!(!warns());
+    watched.primary.order(&["CONFIG", "SET", "min-replicas-max-lag", "0"]);
+    assert!(warns(), "it counts no replica then");
+    watched.primary.order(&["ACL", "SETUSER", "default", "-info"]);
+    assert!(!warns(), "nobody knows");
 }
 
 #[test]

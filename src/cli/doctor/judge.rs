@@ -41,6 +41,8 @@ pub(super) struct Facts {
     /// Whether the last snapshot could be written.
     pub(super) last_save_failed: bool,
     pub(super) cluster: Option<Cluster>,
+    /// Where sentinels choose the primary: whether it writes without a replica that follows.
+    pub(super) writes_alone: Option<bool>,
     /// How far its clock is from this machine's, at least.
     pub(super) skew: Option<Nanos>,
     /// Of several round trips the middle one.
@@ -104,6 +106,7 @@ pub(super) fn judge(facts: &Facts, wanted: Wanted) -> Vec<Finding> {
     judge.fitness(facts);
     judge.memory(facts);
     judge.cluster(facts);
+    judge.sentinels(facts);
     judge.speed(facts, wanted);
     judge.clock(facts, wanted);
     judge.persistence(facts);
@@ -188,6 +191,15 @@ impl Judge<'_> {
             self.error("slots", message, "assign them: limits in the others are not counted");
         } else if !cluster.is_ok {
             self.error("cluster", "the Cluster says that it is down", "see CLUSTER INFO there");
+        }
+    }
+
+    fn sentinels(&mut self, facts: &Facts) {
+        if facts.writes_alone == Some(true) {
+            let message = "it writes without a replica: cut off, it goes on beside the primary that the sentinels choose, \
+                           and both count, and grant a ceiling on requests in flight";
+            let cure = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds on each";
+            self.warning("two_primaries", message, cure);
         }
     }
 
@@ -312,6 +324,8 @@ mod tests {
             ("!slots", Facts { cluster: Some(Cluster { slots: SLOTS - 1, ..ok }), ..sound() }),
             ("!cluster", Facts { cluster: Some(Cluster { is_ok: false, ..ok }), ..sound() }),
             ("", Facts { cluster: Some(ok), ..sound() }),
+            ("two_primaries", Facts { writes_alone: Some(true), ..sound() }),
+            ("", Facts { writes_alone: Some(false), ..sound() }),
             ("!latency", Facts { round_trip: Some(WANTED.deadline), ..sound() }),
             ("latency", Facts { round_trip: Some(Nanos(WANTED.deadline.0 / 2)), ..sound() }),
             ("clock", Facts { skew: Some(FAR), ..sound() }),

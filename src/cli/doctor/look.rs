@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::judge::{Cluster, Facts};
-use crate::backend::redis::Options;
 use crate::backend::redis::inspect::{self, Node, Refused, Said};
+use crate::backend::redis::{Options, Place};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 
@@ -58,10 +58,18 @@ async fn one(node: &Node, options: &Options, reference: bool, clock: &Clock) -> 
         saves: saves(node).await,
         last_save_failed: info.text("rdb_last_bgsave_status") == Some("err"),
         cluster,
+        writes_alone: writes_alone(&info, &options.place),
         skew,
         round_trip,
         script,
     }
+}
+
+/// Whether it writes without a replica, which matters where sentinels choose another.
+fn writes_alone(info: &Info, place: &Place) -> Option<bool> {
+    let is_chosen = matches!(place, Place::Sentinel(_));
+    // It counts the replicas that follow only where it needs some, and knows when one follows no more.
+    info.text("role").filter(|_| is_chosen).map(|_| info.text("min_slaves_good_slaves").is_none())
 }
 
 /// What it says to scripts that do what ours do; nothing where no key was found that is its own.
