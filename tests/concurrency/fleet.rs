@@ -485,6 +485,49 @@ fn a_bucket_that_has_a_seat_makes_no_room_until_it_is_given_up() {
     assert_eq!(alone.engine.ceilings().buckets(), 1);
 }
 
+/// One of one bucket, whose seat nobody has used for so long that the next word about it is a goodbye.
+fn about_to_part(store: &Arc<Store>) -> Replica {
+    let mut alone = Replica::of_buckets(store, "a", "limit: 4", (Nanos::from_secs(1_000), 1));
+    assert!(alone.asks());
+    alone.ends(1);
+    (0..9).for_each(|_| later(&[&alone], Nanos::SECOND));
+    alone.passes(Nanos::from_secs(2));
+    alone
+}
+
+/// In a new life it would wait for the seat that it left itself.
+#[test]
+fn a_bucket_that_makes_room_has_no_seat_left_where_the_store_answers() {
+    let store = Store::new();
+    let (alone, other) = (about_to_part(&store), question_with(("k", "w")));
+    store.is_slow.store(true, Relaxed);
+    block_on(async {
+        let mut speaks = pin!(alone.engine.speak_once());
+        assert!(poll_immediate(&mut speaks).await.is_none(), "the goodbye is under way");
+        let asked = in_time(alone.engine.admit(&other, None)).await.unwrap();
+        let Admitted::Rejected(rejection) = asked else { panic!("it took the place") };
+        assert_eq!(rejection.reason, Reason::TooManyBuckets);
+        in_time(speaks).await;
+    });
+    store.is_slow.store(false, Relaxed);
+    assert!(alone.admits(&other).map(drop).is_some(), "it was heard");
+}
+
+#[test]
+fn a_bucket_whose_goodbye_is_lost_or_refused_makes_room() {
+    let other = question_with(("k", "w"));
+    let (store, away) = (Store::new(), Store::new());
+    let mut younger = Replica::of_life(&store, "a", "limit: 4", Nanos::from_secs(2_000));
+    let refused = about_to_part(&store);
+    younger.asks();
+    let lost = about_to_part(&away);
+    away.is_cut.store(true, Relaxed);
+    for alone in [refused, lost] {
+        alone.beats();
+        assert!(alone.admits(&other).map(drop).is_some());
+    }
+}
+
 /// Both want all of it; the first has it before the second comes.
 fn come_to_share(fleet: &mut [Replica; 2], ceiling: usize) {
     assert_eq!((fleet[0].fills(), fleet[1].fills()), (ceiling, 0));

@@ -197,7 +197,7 @@ impl Bucket {
 
 impl State {
     fn rests_since(&self) -> Option<Nanos> {
-        let seated = self.leased.as_ref().is_some_and(|leased| leased.is_seated());
+        let seated = self.leased.as_ref().is_some_and(|leased| leased.is_in_use());
         let asks = self.strict.as_ref().is_some_and(|strict| strict.is_in_use());
         self.limiter.idle_since().filter(|_| !seated && !asks)
     }
@@ -290,7 +290,8 @@ impl Bucket {
         let now = clock.steady();
         state.step(now, Event::Expire);
         if state.retired {
-            // Nothing is in flight here and no share is held: the seat ends by its own term.
+            // Nothing is in flight here and no share is held. If there is a seat still, the store did not hear the goodbye, and it
+            // is kept as that of a replica that is lost: whoever comes meanwhile waits for it.
             rests();
             state.leased = None;
             return Speak::Cold;

@@ -2,8 +2,8 @@
 //!
 //! Guarantees: there are never more buckets than `most`, nor more bytes of their names than [`BYTES_EACH`] for each of
 //! those together ([`LEAST_BYTES`] where that is more). One more makes those go that rest, of [`LOOKS`] that are looked
-//! at those first that have rested for longest; whatever is in flight, waits, has a seat in the fleet or is told to a
-//! store stays. Who finds no room has had as many looked at, and the next one finds others: one bucket that rests is
+//! at those first that have rested for longest; whatever is in flight, waits, has a seat in the fleet (or has given it
+//! up, and the store has not answered that yet) or is told to a store stays. Who finds no room has had as many looked at, and the next one finds others: one bucket that rests is
 //! found by whoever asks often enough.
 //! Cost: a look-up one hash of the name; making room, under the map's lock, [`LOOKS`] locks of buckets, however many there are.
 //! Leaves out: the lock around all of them, and what a bucket is.

@@ -78,6 +78,8 @@ enum Stay {
     Leaves,
     /// That was said.
     SaidSo,
+    /// It was said and not answered, or refused. It is said on, but may never be heard.
+    InVain,
 }
 
 /// What is to be done about a ceiling.
@@ -172,6 +174,12 @@ impl Leased {
         self.member.is_some() && !self.leaves()
     }
 
+    /// Whether it has a seat, or waits to hear that it has none any more: in a new life it would wait for that seat as long as for
+    /// one that is lost. It does not wait on a store that does not answer, or there would be ever less room.
+    pub(super) const fn is_in_use(&self) -> bool {
+        self.member.is_some() && !matches!(self.stay, Stay::InVain)
+    }
+
     /// Whether nothing was heard yet, so that one who comes does well to wait for the answer.
     pub(super) const fn is_cold(&self) -> bool {
         self.member.is_none() || self.leaves() || (self.last.is_none() && !self.outage)
@@ -259,8 +267,9 @@ impl Leased {
             (member.beat(now, &load), left)
         } else {
             // Again and again until it is heard, but the first time at once.
-            let before = std::mem::replace(&mut self.stay, Stay::SaidSo);
-            if before == Stay::SaidSo && since.is_some_and(|since| since < terms.heartbeat) {
+            if self.stay == Stay::Leaves {
+                self.stay = Stay::SaidSo;
+            } else if since.is_some_and(|since| since < terms.heartbeat) {
                 return Speak::No;
             }
             (member.leave(now, shared(limiter, self.local)), terms.usable())
@@ -289,6 +298,10 @@ impl Leased {
         }
         let member = self.member.as_mut()?;
         member.goes_by(clock);
+        if said.leaves {
+            let is_heard = reply == Some(&Reply::Left);
+            self.stay = if is_heard { Stay::SaidSo } else { Stay::InVain };
+        }
         let share = match reply {
             Some(Reply::Grant(grant)) => match member.on_grant(now, grant) {
                 Applied::From(before) => {
