@@ -110,7 +110,8 @@ fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64) -> usize {
             let mut took: Vec<_> = together(STAY, may_stay, |_| stay(ingress)).await;
             took.sort_unstable();
             let whole: u64 = took[STAY / 2].as_micros().try_into().unwrap();
-            let stays: Vec<_> = (0..LEAVE).map(|_| whole / 8 + dice.up_to(whole)).collect();
+            // Twice as long: the machine may be busier while they leave than while those stayed.
+            let stays: Vec<_> = (0..LEAVE).map(|_| whole / 8 + dice.up_to(2 * whole)).collect();
             let goes = |client: usize| go(ingress, Duration::from_micros(stays[client]));
             together(LEAVE, async |sent| may(before + STAY + sent).await, goes).await;
         }

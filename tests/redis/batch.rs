@@ -266,7 +266,7 @@ fn what_was_answered_stays_answered_where_the_rest_of_a_batch_is_late() {
     let address = proxy.address();
     let address = Address { host: address.ip().to_string(), port: address.port() };
     let redis = connected_at(Place::Tcp(address), Duration::from_secs(2), Batching::On);
-    proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(800)));
+    proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(700)));
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
     let lent = here().block_on(join_all(messages.iter().map(|one| lend(&redis, one))));
     let said = lent.iter().map(|one| matches!(one, Lent::Answered(_)));

@@ -55,7 +55,17 @@ pub(super) fn member(
     node: &str,
     more: &[&str],
 ) -> Service {
-    let mut flags = vec!["--backend-deadline", "100ms", "--node-id", node];
+    member_within("100ms", limits, store, node, more)
+}
+
+pub(super) fn member_within(
+    deadline: &str,
+    limits: &std::path::Path,
+    store: &Store,
+    node: &str,
+    more: &[&str],
+) -> Service {
+    let mut flags = vec!["--backend-deadline", deadline, "--node-id", node];
     flags.extend(["--drain-delay", "0s"].iter().chain(more));
     serve(limits, &store.url(), &flags)
 }

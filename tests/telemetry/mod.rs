@@ -97,7 +97,8 @@ fn named<'s>(spans: &'s [Span], name: &str) -> &'s Span {
 fn a_question_is_a_child_of_its_callers_span_and_the_parent_of_its_parts() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let service = serve(limits.path(), &["--backend", &backend], &collector.endpoint());
+    let flags = ["--backend", &backend, "--backend-deadline", "20s"];
+    let service = serve(limits.path(), &flags, &collector.endpoint());
     // Until Redis is connected; who says not to sample leaves no span.
     let connected = || match json(&service, &[("b3", "0")]) {
         200 => Ok(()),
