@@ -12,7 +12,7 @@ use super::local::{Local, NOTHING, Unanswered};
 use super::plan::{Part, Plan};
 use crate::backend::Outcome;
 use crate::config::OnBackendFailure;
-use crate::kernel::decision::{Cause, Reason, Verdict};
+use crate::kernel::decision::{Cause, Cost, Reason, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::BackendFailed;
 
@@ -38,7 +38,7 @@ pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
 ///
 /// # Errors
 /// [`Refusal::BackendDown`] where a charge was not answered, its limit says `error`, and the question is not
-/// denied without it.
+/// denied without it, or it would have given hits back.
 #[cold]
 pub(super) fn settle(
     plan: &Plan<'_>,
@@ -56,10 +56,17 @@ pub(super) fn settle(
         OnBackendFailure::Local => local.is_none(),
         OnBackendFailure::Allow | OnBackendFailure::Deny => false,
     };
-    let mut refusing = rules().zip(outcomes).filter(|(rule, _)| refuses(*rule));
-    if let Some(cause) = refusing.find_map(|(_, outcome)| cause(*outcome))
-        && !plan.is_denied(quota_for_all)
-    {
+    let asked = plan.charges.list.iter().zip(rules().zip(outcomes));
+    let mut refusing = asked.filter_map(|(charge, (rule, outcome))| {
+        cause(*outcome).filter(|_| refuses(rule)).map(|cause| (charge.cost, cause))
+    });
+    // Hits that were not given back are somebody's loss whatever became of the question.
+    let refusing = if plan.is_denied(quota_for_all) {
+        refusing.find(|(cost, _)| matches!(cost, Cost::Refund(_)))
+    } else {
+        refusing.next()
+    };
+    if let Some((_, cause)) = refusing {
         return Err(Refusal::BackendDown(cause));
     }
     let counts = |(charge, (rule, outcome)): (_, (_, &Outcome))| {

@@ -617,7 +617,12 @@ fn awaits_another(shard: &Ledgers, place: Place, leased: Leased<'_>) -> bool {
 
 /// The store's answer to a question, as the balance's would be: of the key, with what is held here.
 fn answered(leased: Leased<'_>, answer: &Answer) -> Outcome {
-    Outcome::Stepped(answer.step_here(Hits(u64::from(leased.charge.strategy.most()))))
+    Outcome::Stepped(answer.step_here(most(leased)))
+}
+
+/// What the key has left at rest.
+fn most(leased: Leased<'_>) -> Hits {
+    Hits(leased.charge.strategy.most().into())
 }
 
 /// What a message failed for, to those who waited for it: their own hits did not go with it.

@@ -77,7 +77,7 @@ pub enum Reason {
     OverLimit,
     /// More hits than the limit could ever admit.
     LargerThanLimit,
-    /// Not asked and not charged, or not answered and without a word of its own (`on_backend_failure: error`):
+    /// Not asked and not charged; or not answered, where it may be charged, and without a word of its own (`on_backend_failure: error`):
     /// another limit of the question is known to deny it.
     NotAsked,
     /// The store of counters is full and this key is new: `when_full` decided.

@@ -694,6 +694,20 @@ fn a_replica_that_leaves_gives_back_what_has_ended() {
     assert_eq!(store.held(alone.now()), 0);
 }
 
+/// Its drain may have been cut short: nobody has said of these streams that their requests go on.
+#[test]
+fn what_goes_on_when_a_replica_leaves_is_kept_for_as_long_as_it_may_take() {
+    let store = Store::new();
+    let [mut a, mut b] = two(&store, "limit: 2, mode: strict, max_duration: 20s");
+    assert_eq!(a.fills(), 2);
+    later(&[&a, &b], BEAT);
+    block_on(a.engine.ceilings().leave_fleet(&*store));
+    b.lives_on(Nanos::from_secs(20).since(Nanos(1)));
+    assert_eq!(b.fills(), 0);
+    b.lives_on(BEAT.plus(Nanos(1)));
+    assert_eq!(b.fills(), 2);
+}
+
 #[test]
 fn a_replica_that_leaves_while_it_tells_a_store_that_has_ceased_to_answer_does_not_wait_for_ever() {
     let store = Store::new();

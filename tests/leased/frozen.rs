@@ -9,6 +9,8 @@ const LIMITS: &str = "- key: a\n  rate_limit: {unit: day, requests_per_unit: 10}
                       - key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
                       - key: c\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, \
                       max_overshoot: 10%}\n";
+/// Beside these one that is asked of the store.
+const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 7}\n";
 const SHUT: (&str, &str) = ("a", "v");
 
 #[tokio::test]
@@ -42,5 +44,25 @@ async fn beside_a_limit_held_shut_nothing_is_spent_of_what_is_held_here() {
         }
         assert_eq!((held(&engine), left().await), (before, all), "{beside:?}");
         assert_eq!(store.calls(), calls, "what is held answers without a call");
+    }
+}
+
+#[tokio::test]
+async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_asked_of_the_store() {
+    let store = Far::new();
+    let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
+    publish(&engine, "charge: all_or_nothing\n", &limits);
+    for _ in 0..50 {
+        ask(&engine, &[("b", "v")], 1).await.unwrap();
+    }
+    engine.freeze(("d", &[SHUT]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    let before = held(&engine);
+    assert!(0 < before);
+    for _ in 0..3 {
+        let answer = ask(&engine, &[SHUT, ("b", "v"), ("s", "v")], 1).await.unwrap();
+        assert_eq!(answer.verdict, Verdict::Deny);
+        let left = [1, 2].map(|at: usize| answer.statuses[at].finding.room.remaining);
+        assert_eq!(left, [Hits(950), Hits(7)]);
+        assert_eq!(held(&engine), before);
     }
 }

@@ -114,6 +114,21 @@ async fn each_answer_says_what_the_limit_has_left_whoever_gives_it() {
     }
 }
 
+#[tokio::test]
+async fn a_question_for_more_than_is_held_leaves_what_is_held_beside_what_the_store_says() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        publish(&engine, "charge: all_or_nothing\n", limits);
+        let mut asked = until_held(&engine).await;
+        for hits in [held(&engine) + 1, 1] {
+            let answer = ask(&engine, K, hits).await.unwrap();
+            asked += hits;
+            assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked), "{hits}");
+        }
+    }
+}
+
 /// At which millisecond how many are left, and for how many milliseconds.
 type Left = (u64, (u64, u64));
 

@@ -174,6 +174,17 @@ async fn what_a_limit_held_shut_denies_is_denied_though_another_says_error() {
     }
 }
 
+/// Who gives hits back has to know that it did not come to it.
+#[tokio::test]
+async fn a_refund_that_is_not_made_is_told_of_though_a_limit_held_shut_denies_the_rest() {
+    let engine = engine(1, LIMITS);
+    hold(&engine, "allow", Verdict::Deny);
+    let mut asked = question(&["allow", "error"], 1);
+    asked.descriptors[1].cost = Cost::Refund(Hits(3));
+    let refused = engine.decide(&asked).await.map(|_| ());
+    assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)));
+}
+
 #[tokio::test]
 async fn one_limit_that_says_error_refuses_what_a_held_one_does_not_deny() {
     let engine = engine(1, LIMITS);

@@ -252,6 +252,9 @@ impl Admission {
         let mut said = Said::default();
         if is_beat {
             for (name, bucket) in teller.buckets() {
+                if is_last {
+                    bucket.all_go_on(&self.clock);
+                }
                 said.holds(name, bucket.tells(&self.clock), bucket);
             }
         }

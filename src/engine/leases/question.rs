@@ -14,11 +14,11 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
-use super::{Held, Leased, Leases, Place, awaits_another};
+use super::{Held, Leased, Leases, Place, awaits_another, most};
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
-use crate::kernel::lease::Terms;
+use crate::kernel::lease::{Terms, with_here};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
@@ -36,10 +36,7 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<Terms>],
     ) -> Option<Outcomes> {
-        let is_spent = match charges.rule {
-            Rule::Each | Rule::AllOrNothing { .. } => true,
-            Rule::Ask => false,
-        };
+        let is_spent = is_spent(charges.rule);
         if let (true, [charge]) = (is_spent, &charges.list[..]) {
             let (leased, hits) = leased(charge, terms.first())?;
             return Some(SmallVec::from_iter([self.spend(now, leased, hits)?]));
@@ -77,8 +74,7 @@ impl Leases {
             Rule::Each => self.each(now, charges, terms).await,
             // Also a lone one: what is denied must not be counted, and a window that is asked for a
             // lease counts it.
-            Rule::AllOrNothing { .. } => self.together(now, charges, terms).await,
-            Rule::Ask => self.charge_plainly(now, charges).await,
+            Rule::AllOrNothing { .. } | Rule::Ask => self.together(now, charges, terms).await,
         }
     }
 
@@ -119,7 +115,9 @@ impl Leases {
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
         {
-            self.count(now, leased, hits);
+            if is_spent(charges.rule) {
+                self.count(now, leased, hits);
+            }
             if let Some(outcome) = taken.take(at, now, leased, hits) {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
@@ -129,6 +127,12 @@ impl Leases {
         if !missing.charges.list.is_empty() {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
+        }
+        for at in (0..charges.list.len()).filter(|at| !is_known[*at]) {
+            if let (Some((leased, _)), Outcome::Stepped(step)) = (leased(at), outcomes[at]) {
+                let here = self.with(leased, |held| held.balance(now)).unwrap_or_default();
+                outcomes[at] = Outcome::Stepped(with_here(step, here, most(leased)));
+            }
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
             for (leased, hits) in
@@ -248,6 +252,14 @@ impl Part {
         let held = shard.get_mut(&self.place)?;
         held.put_back(now, self.hits, self.epoch);
         Some(held.room(now))
+    }
+}
+
+/// Whether what is held may be spent at all.
+const fn is_spent(rule: Rule) -> bool {
+    match rule {
+        Rule::Each | Rule::AllOrNothing { .. } => true,
+        Rule::Ask => false,
     }
 }
 

@@ -129,10 +129,15 @@ impl Answer {
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
     pub fn step_here(&self, most: Hits) -> Step {
-        let Room { remaining, reset_after } = room(self.step);
-        let remaining = remaining.plus(self.granted).plus(self.kept).min(most);
-        with(self.step, Room { remaining, reset_after })
+        with_here(self.step, self.granted.plus(self.kept), most)
     }
+}
+
+/// The store's verdict, and what the key has left where `here` is held beside that; at most `most`.
+#[must_use]
+pub fn with_here(step: Step, here: Hits, most: Hits) -> Step {
+    let Room { remaining, reset_after } = room(step);
+    with(step, Room { remaining: remaining.plus(here).min(most), reset_after })
 }
 
 /// One part in this many of a lease's length is left unused, for two clocks of which each may run

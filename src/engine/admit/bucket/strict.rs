@@ -160,6 +160,16 @@ impl Bucket {
         }
     }
 
+    /// The same of all whose end is seen: no more ends are.
+    pub(in crate::engine::admit) fn all_go_on(&self, clock: &Clock) {
+        let mut state = self.0.lock();
+        let Some(strict) = &mut state.strict else { return };
+        let ends = clock.steady().plus(strict.max_duration);
+        for entry in strict.permits.values_mut() {
+            entry.ends.get_or_insert(ends);
+        }
+    }
+
     /// What the store said to it.
     pub(in crate::engine::admit) fn heard(&self, heard: Result<Heard, Cause>) {
         let mut state = self.0.lock();
