@@ -161,6 +161,19 @@ fn a_grace_period_of_ones_own_is_taken_where_it_is_long_enough_and_else_the_cure
     assert!(said.contains(&format!("Set at least {least}")), "{said}");
 }
 
+/// The process itself binds loopback, where no datagram of another pod arrives.
+#[test]
+fn datagrams_are_received_where_the_service_and_the_policy_let_them_through() {
+    let set =
+        "settings.syslog_port=5514,settings.syslog_from=10.0.0.0/8,networkPolicy.enabled=true";
+    let objects = rendered(&["--set", set]);
+    let settings = settings_of(&objects).settings;
+    let received = (settings.syslog_host.is_unspecified(), settings.syslog_port);
+    assert_eq!(received, (true, Some(5514)), "{}", objects.server_yaml());
+    let own = rendered(&["--set", &format!("{set},settings.syslog_host=10.1.2.3")]);
+    assert_eq!(settings_of(&own).settings.syslog_host.to_string(), "10.1.2.3");
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused_in_words() {
     for (set, words) in [
@@ -182,6 +195,9 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("settings.peer_tls_cert_file=/a", "'peer_tls_cert_file' not allowed"),
         ("settings.peer_host=0.0.0.0", "'peer_host' not allowed"),
         ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
+        ("settings.syslog_port=5514", "takes settings.syslog_from"),
+        ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=127.0.0.1", "lost"),
+        ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=::1", "lost"),
         // By the schema.
         ("replicas=3", "'replicas' not allowed"),
         ("image.name=a", "'name' not allowed"),

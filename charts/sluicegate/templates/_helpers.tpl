@@ -99,6 +99,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- with .tls.serverName }}{{ $_ := set $all "backend_tls_server_name" . }}{{ end -}}
 {{- end -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" "0.0.0.0" }}{{ end -}}
+{{- if and .Values.settings.syslog_port (not .Values.settings.syslog_host) }}{{ $_ := set $all "syslog_host" "0.0.0.0" }}{{ end -}}
 {{- if .Values.peers.existingSecret }}{{ $_ := set $all "peer_secret_file" "/etc/peer-secret/secret" }}{{ end -}}
 {{- if .Values.peers.tls.existingSecret }}
 {{- $_ := set $all "peer_tls_cert_file" "/etc/peer-tls/tls.crt" }}{{ $_ := set $all "peer_tls_key_file" "/etc/peer-tls/tls.key" -}}
@@ -181,4 +182,10 @@ store (1.6 s) and tells its last spans and counts (2 s each), each of them at mo
 {{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
 {{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
 {{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}
+{{- with .Values.settings -}}
+{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.syslog_port takes settings.syslog_from, the addresses of the pods that send datagrams: without it only those of the replica itself are heeded" }}{{ end -}}
+{{- if and .syslog_port (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
+{{- fail (printf "settings.syslog_host is %s, which no other pod can send to: datagrams would be lost. Leave it out for every address of the pod" .syslog_host) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
