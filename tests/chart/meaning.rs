@@ -161,6 +161,29 @@ fn a_grace_period_of_ones_own_is_taken_where_it_is_long_enough_and_else_the_cure
     assert!(said.contains(&format!("Set at least {least}")), "{said}");
 }
 
+/// Kubernetes counts the hook in the grace period, and tells the process to end when it is over.
+#[test]
+fn a_pod_that_sleeps_before_it_is_told_to_go_has_longer_by_that() {
+    let (sleep, least) = (15, 15 + 5 + 20 + LEAVING);
+    let set = format!("lifecycle.preStop.sleep.seconds={sleep}");
+    let grace = |objects: &Objects| objects.pod()["terminationGracePeriodSeconds"].as_u64();
+    assert_eq!(grace(&rendered(&["--set", &set])), Some(least));
+    let own = |grace: u64| format!("{set},terminationGracePeriodSeconds={grace}");
+    assert_eq!(grace(&rendered(&["--set", &own(least)])), Some(least));
+    let said = template(&chart(), &["--set", &own(least - 1)]);
+    let Err(said) = said else { panic!("{} s is too short", least - 1) };
+    assert!(said.contains(&format!("Set at least {least}")), "{said}");
+}
+
+#[test]
+fn a_hook_that_takes_nobody_knows_how_long_takes_a_grace_period_of_ones_own() {
+    let hook = "lifecycle.preStop.httpGet.port=http";
+    let own = format!("{hook},terminationGracePeriodSeconds=60");
+    assert_eq!(rendered(&["--set", &own]).pod()["terminationGracePeriodSeconds"], 60);
+    let Err(said) = template(&chart(), &["--set", hook]) else { panic!("nobody knows") };
+    assert!(said.contains("set terminationGracePeriodSeconds to that and 35 s"), "{said}");
+}
+
 /// The process itself binds loopback, where no datagram of another pod arrives.
 #[test]
 fn datagrams_are_received_where_the_service_and_the_policy_let_them_through() {

@@ -126,19 +126,25 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 
 {{/*
 The drain and 10 s, or a sentence. After the drain a replica gives leases back (2 s), passes ends on (0.5 s), leaves the
-store (1.6 s) and tells its last spans and counts (2 s each), each of them at most.
+store (1.6 s) and tells its last spans and counts (2 s each), each of them at most. Before it a preStop hook runs, which
+Kubernetes takes of the same time.
 */}}
 {{- define "sluicegate.grace" -}}
 {{- $delay := include "sluicegate.seconds" (default "5s" .Values.settings.drain_delay) | int64 -}}
 {{- $timeout := include "sluicegate.seconds" (default "20s" .Values.settings.drain_timeout) | int64 -}}
 {{- $drain := add $delay $timeout -}}
-{{- $least := add $drain 10 -}}
+{{- $hook := (default dict .Values.lifecycle).preStop | default dict -}}
+{{- $sleep := ($hook.sleep | default dict).seconds | int64 -}}
+{{- $least := add $sleep $drain 10 -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
+{{- if and $hook (not $hook.sleep) -}}
+{{- fail (printf "lifecycle.preStop takes its time of the grace period, and only of `sleep` is known how long that is: set terminationGracePeriodSeconds to that and %d s, for draining and leaving" $least) -}}
+{{- end -}}
 {{- $least -}}
 {{- else -}}
 {{- $grace := int64 .Values.terminationGracePeriodSeconds -}}
 {{- if lt $grace $least -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, and draining may take %d s (settings.drain_delay and drain_timeout) and leaving up to 10 s more: a pod would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $drain $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, and a pod may take %d s to go: %d s of lifecycle.preStop.sleep, %d s of draining (settings.drain_delay and drain_timeout) and 10 s of leaving. It would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $least $sleep $drain $least) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}
