@@ -14,6 +14,7 @@ mod log;
 mod peers;
 mod stats;
 pub(super) mod store;
+mod waiting;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use crate::telemetry::metrics::{Gauges, METRICS, Process};
 use crate::telemetry::otlp::{self, Told};
 use drain::{Ends, Phase, Times};
 use limits::Follower;
-use listeners::Listeners;
+use listeners::{Bound, Listeners};
 
 /// How long a full round of sweeps over the memory backend takes.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
@@ -118,10 +119,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let mut ends = Ends::listen(settings.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::tls_of(settings).map_err(Failure::Settings)?;
-    let bind = async || Listeners::bind(settings).await.map_err(Failure::Ports);
-    // Who may not be asked yet must not be found listening.
-    let waits = settings.xds_server.is_some() && !settings.start_without_config;
-    let bound = if waits { None } else { Some(bind().await?) };
+    let bound = Bound::first(settings).await.map_err(Failure::Ports)?;
     let memory = Arc::new(memory_of(settings));
     let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
     let engine = match stats::of(settings) {
@@ -132,13 +130,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let (engine, posted) = peers::joined(settings, engine);
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
-    if waits && !source.is_first_here(&mut ends).await {
+    if let Bound::Waits(http) = &bound
+        && !source.is_first_here(http.as_ref(), &mut ends).await
+    {
         return Ok(());
     }
-    let mut listeners = match bound {
-        Some(listeners) => listeners,
-        None => bind().await?,
-    };
+    let mut listeners = bound.all(settings).await.map_err(Failure::Ports)?;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
         (&first.config, settings.start_without_config, &first.status.last_error)

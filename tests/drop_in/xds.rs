@@ -1,5 +1,7 @@
 //! Limits from a management server.
 
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use envoy_types::pb::google::protobuf::value::Kind;
@@ -308,9 +310,9 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
         ("USE_STATSD", "false"),
     ];
     let mut process = crate::service::as_ratelimit();
-    let mut process = process.envs(variables).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut process = process.envs(variables).stdout(Stdio::null()).spawn().unwrap();
     until("it asks", || if xds.asked().is_empty() { Err(String::new()) } else { Ok(()) }).unwrap();
-    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
     crate::signals::send(process.id(), "TERM");
     let ended = until("its end", || match process.try_wait() {
         Ok(Some(status)) => Ok(status),
@@ -334,6 +336,75 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     ];
     let service = Service::start_as_ratelimit(&variables).unwrap();
     assert!(service.said.contains("domain d: 1 rules"), "{}", service.said);
+}
+
+/// A process that ends with its test.
+struct Waiting(Child);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Waiting {
+    fn start(http: SocketAddr, grpc: SocketAddr, server: SocketAddr) -> Self {
+        let mut command = crate::service::sluicegate();
+        command.args(["serve", "--xds-backoff-min", "10ms", "--xds-backoff-max", "50ms"]);
+        command.args(["--admin-port", "0", "--metrics-port", "0", "--xds-server"]);
+        command.arg(server.to_string()).arg("--http-port").arg(http.port().to_string());
+        command.arg("--grpc-port").arg(grpc.port().to_string());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.args(["--host", "127.0.0.1"]).spawn().unwrap())
+    }
+}
+
+#[test]
+fn while_it_waits_for_the_first_limits_it_lives_is_not_ready_and_answers_no_question() {
+    let (http, grpc, server) = (ports::free(), ports::free(), ports::free());
+    let waiting = Waiting::start(http, grpc, server);
+    let status = |path: &str| match http1::get(http, path, &[]) {
+        Ok(reply) => Ok(reply.status),
+        Err(error) => Err(error.to_string()),
+    };
+    let becomes = |path: &str, wanted: u16| {
+        let is = || match status(path)? {
+            found if found == wanted => Ok(()),
+            found => Err(found.to_string()),
+        };
+        until(path, is).unwrap();
+    };
+    becomes("/livez", 200);
+    assert_eq!(["/readyz", "/healthcheck"].map(status), [Ok(503), Ok(500)]);
+    // As where nobody listens: a proxy that gets no answer tries another replica, and one that gets an error may not.
+    for path in ["/check", "/json", "/hold", "/"] {
+        assert!(status(path).is_err(), "{path}: {:?}", status(path));
+    }
+    assert!(TcpStream::connect(grpc).is_err(), "gRPC is closed while it waits");
+    let xds = Xds::start_at(server, None);
+    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    becomes("/readyz", 200);
+    becomes("/livez", 200);
+    assert!(TcpStream::connect(grpc).is_ok());
+    drop(waiting);
+}
+
+#[test]
+fn one_who_says_nothing_while_it_waits_keeps_nobody_from_an_answer() {
+    let (http, server) = (ports::free(), ports::free());
+    let _waiting = Waiting::start(http, ports::free(), server);
+    let silent = until("the port", || TcpStream::connect(http).map_err(|error| error.to_string()));
+    let silent = silent.unwrap();
+    assert_eq!(http1::get(http, "/livez", &[]).unwrap().status, 200);
+    let xds = Xds::start_at(server, None);
+    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    let is_ready = || match http1::get(http, "/readyz", &[]) {
+        Ok(reply) if reply.status == 200 => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    until("it is ready", is_ready).unwrap();
+    drop(silent);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::config::diagnostic::{Code, Counts, Diagnostic, Diagnostics, Findings};
@@ -23,6 +24,7 @@ use crate::telemetry::event;
 use crate::telemetry::stats::{Stat, Stats};
 
 use super::drain::Ends;
+use super::waiting;
 
 /// Starts watching the limits; the first load is done when this returns.
 ///
@@ -88,10 +90,15 @@ fn xds_of(settings: &Settings, server: &Address) -> xds::Options {
 }
 
 impl Source {
-    /// Waits for the first limits. False when it is told to stop before.
-    pub(super) async fn is_first_here(&mut self, ends: &mut Ends) -> bool {
+    /// Waits for the first limits, and says at `http` meanwhile that it lives. False when it is told to stop before.
+    pub(super) async fn is_first_here(
+        &mut self,
+        http: Option<&TcpListener>,
+        ends: &mut Ends,
+    ) -> bool {
         tracing::info!("waiting for the first limits of the management server");
         tokio::select! {
+            never = waiting::say_alive(http) => match never {},
             _ = ends.next() => false,
             first = self.published.wait_for(|published| published.config.is_some()) => first.is_ok(),
         }

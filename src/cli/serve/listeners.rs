@@ -1,7 +1,8 @@
 //! The sockets, bound before anything else is started.
 //!
 //! Guarantees: either every listener is bound or none stays; what could not be bound is told in
-//! words, all at once; port 0 takes a free port; a Unix socket that nobody listens on any more is replaced, and
+//! words, all at once; while the first limits of a management server are waited for, HTTP alone is
+//! bound; port 0 takes a free port; a Unix socket that nobody listens on any more is replaced, and
 //! goes with its listener.
 
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +24,42 @@ pub(super) struct Listeners {
     pub(super) admin: TcpListener,
     pub(super) syslog: Option<UdpSocket>,
     pub(super) peers: Option<TcpListener>,
+}
+
+/// What is bound at first.
+pub(super) enum Bound {
+    /// Everything.
+    All(Box<Listeners>),
+    /// HTTP at most, to say that the process lives: who may not be asked yet must not be found listening.
+    Waits(Option<TcpListener>),
+}
+
+impl Bound {
+    /// Binds what is to be found before the limits are there.
+    ///
+    /// # Errors
+    /// A sentence for each that cannot be bound.
+    pub(super) async fn first(settings: &Settings) -> Result<Self, Vec<String>> {
+        if settings.xds_server.is_some() && !settings.start_without_config {
+            // Beside another process at the same port it would be sent that one's questions, and answer none.
+            let http = (!settings.reuse_port).then(|| http(settings)).transpose();
+            return http.map(Self::Waits).map_err(|why| vec![why]);
+        }
+        Ok(Self::All(Box::new(Listeners::bind(settings, http(settings)).await?)))
+    }
+
+    /// Binds the rest.
+    ///
+    /// # Errors
+    /// As [`Bound::first`].
+    pub(super) async fn all(self, settings: &Settings) -> Result<Listeners, Vec<String>> {
+        match self {
+            Self::All(listeners) => Ok(*listeners),
+            Self::Waits(bound) => {
+                Listeners::bind(settings, bound.map_or_else(|| http(settings), Ok)).await
+            }
+        }
+    }
 }
 
 /// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
@@ -47,11 +84,11 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Binds all of them.
-    ///
-    /// # Errors
-    /// A sentence for each that cannot be bound.
-    pub(super) async fn bind(settings: &Settings) -> Result<Self, Vec<String>> {
+    /// Binds all of them, `http` beside them.
+    async fn bind(
+        settings: &Settings,
+        http: Result<TcpListener, String>,
+    ) -> Result<Self, Vec<String>> {
         let Settings { host, admin_host, reuse_port: reuse, .. } = *settings;
         let at =
             |name, own: Option<IpAddr>, port| Ask { name, host: own.unwrap_or(host), port, reuse };
@@ -59,7 +96,6 @@ impl Listeners {
             Some(path) => unix(path).await,
             None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(Grpc::Tcp),
         };
-        let http = at("http", settings.http_host, settings.http_port).bind();
         let metrics = at("metrics", settings.metrics_host, settings.metrics_port);
         let metrics = settings.metrics.then(|| metrics.bind()).transpose();
         let admin = at("admin", Some(admin_host), settings.admin_port).bind();
@@ -126,6 +162,11 @@ impl Ask {
         socket.bind(SocketAddr::new(self.host, self.port))?;
         socket.listen(BACKLOG)
     }
+}
+
+fn http(settings: &Settings) -> Result<TcpListener, String> {
+    let Settings { host, http_host, http_port: port, reuse_port: reuse, .. } = *settings;
+    Ask { name: "http", host: http_host.unwrap_or(host), port, reuse }.bind()
 }
 
 async fn unix(path: &Path) -> Result<Grpc, String> {
