@@ -158,6 +158,38 @@ fn two_keys_that_statistics_cannot_tell_apart_are_one() {
 }
 
 #[test]
+fn two_unknown_domains_that_statistics_cannot_tell_apart_are_one() {
+    for (one, other, name) in [("a:b", "a|b", "a_b"), ("10.0.0.1", "10_0_0_1", "10_0_0_1")] {
+        let (stats, mut lines) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
+        stats.unknown_domain(one, 5);
+        stats.unknown_domain(other, 3);
+        let wanted = format!("ratelimit.service.rate_limit.{name}.domain_not_found:8|c");
+        assert_eq!(lines.next(&stats, &[]), [wanted], "each name once in a round");
+        assert_eq!(lines.next(&stats, &[]), [""; 0], "nothing grew");
+    }
+}
+
+#[test]
+fn a_rule_that_is_called_like_what_is_counted_together_is_counted_with_it() {
+    let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
+    let name = format!("{OVERFLOW}.{OVERFLOW}");
+    stats.rule(Key::Written(&name)).hits(5);
+    stats.rule(Key::Written("one.more")).hits(3);
+    let wanted = format!("ratelimit.service.rate_limit.{name}.total_hits:8|c");
+    assert_eq!(lines.next(&stats, &[]), [wanted]);
+    assert_eq!(lines.next(&stats, &[]), [""; 0], "nothing grew");
+}
+
+#[test]
+fn of_a_counter_that_shrank_nothing_is_sent_until_it_grows() {
+    let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
+    let mut next = |count| lines.next(&stats, &[Looked::Counter("c", count)]);
+    assert_eq!(next(5), ["c:5|c"]);
+    assert_eq!(next(3), [""; 0]);
+    assert_eq!(next(4), ["c:1|c"]);
+}
+
+#[test]
 fn the_amounts_are_the_references() {
     // Hits, what is held with them, and near, over and within of it. Source: reference §6.2.
     for (hits, held, near, over, within) in [

@@ -1,6 +1,7 @@
 //! The reference's statistics as lines: for StatsD, for DogStatsD, for a log.
 //!
-//! Guarantees: a counter is sent as what it grew by since the last time, and not where it did not; a time is sent once.
+//! Guarantees: a counter is sent as what it grew by since the last time, and not where it did not, nor where it shrank; a
+//! time is sent once.
 //! Leaves out: sending.
 
 use std::collections::HashMap;
@@ -59,7 +60,7 @@ impl Lines {
         stats.each(looked, |sample| match sample {
             Sample::Counter(name, count) => {
                 let sent = self.sent.entry(name.into()).or_default();
-                let grown = count.wrapping_sub(std::mem::replace(sent, count));
+                let grown = count.saturating_sub(std::mem::replace(sent, count));
                 if grown != 0 {
                     lines.push(self.line(name, grown, "c"));
                 }

@@ -140,9 +140,13 @@ impl Stats {
             let timer = Timer::new(&mapping, &name);
             (name, timer)
         });
+        let name = format!("{OVERFLOW}.{OVERFLOW}");
+        let overflow = Arc::new(Rule::new(&name));
+        // Among the others, so that a rule of that name is the same one.
+        let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
-            rules: RwLock::default(),
-            overflow: Arc::new(Rule::new(&format!("{OVERFLOW}.{OVERFLOW}"))),
+            rules: RwLock::new(Rules { by_name, ..Rules::default() }),
+            overflow,
             most: usize::try_from(most).unwrap_or(usize::MAX),
             single: Default::default(),
             requests: Default::default(),
@@ -249,13 +253,15 @@ impl Stats {
         }
     }
 
-    /// What has a name of its own. Copied, so that who shows it holds up nobody who counts.
-    fn named(&self) -> (Vec<Arc<Rule>>, Vec<(String, u64)>) {
+    /// What has a name of its own, each name once. Copied, so that who shows it holds up nobody who counts.
+    fn named(&self) -> (Vec<Arc<Rule>>, HashMap<String, u64>) {
         let rules = self.rules.read();
-        let unknown = rules.unknown_domains.iter();
-        let unknown =
-            unknown.map(|(name, count)| (names::sound(name).into_owned(), count.load(Relaxed)));
-        let unknown = unknown.collect();
-        (rules.by_name.values().chain([&self.overflow]).map(Arc::clone).collect(), unknown)
+        let mut unknown = HashMap::new();
+        for (domain, count) in &rules.unknown_domains {
+            // Several domains may be one name, whose count would go up and down if each were shown by itself.
+            let sum: &mut u64 = unknown.entry(names::sound(domain).into_owned()).or_default();
+            *sum = sum.saturating_add(count.load(Relaxed));
+        }
+        (rules.by_name.values().map(Arc::clone).collect(), unknown)
     }
 }
