@@ -227,6 +227,32 @@ fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
     assert!(!told[0].contains("secret") && told[0].contains("…@host:x"), "{told:?}");
 }
 
+#[test]
+fn a_refused_url_shows_its_scheme_and_the_host_behind_an_at_and_nothing_else() {
+    for setting in ["backend", "backend_per_second"] {
+        let variable = format!("SLUICEGATE_{}", setting.to_uppercase());
+        for (url, shown) in [
+            ("tcp://:s3cret@redis:6379", "tcp://…@redis:6379"),
+            ("redis://redis:6379/0?password=s3cret", "redis://…"),
+            ("redis://me:s3cret", "redis://…"),
+            ("redis://redis:6379/0?password=s3@s3cret", "redis://…"),
+            ("redis://me:s3@s3?s3cret@host:x/s3cret", "redis://…"),
+            ("redis://me:s3@s3cret@host:x/s3cret", "redis://…@host:x"),
+            ("redis:/me:s3cret", "…"),
+            (":s3cret@redis:6379", "…@redis:6379"),
+            ("s3cret:s3cret://s3cret", "…"),
+        ] {
+            let told = refused(&environment(&[(&variable, url)]));
+            assert!(told[0].ends_with(&format!("got `{shown}`")), "{url}: {told:?}");
+            assert!(!told.concat().contains("s3"), "{url}: {told:?}");
+        }
+    }
+    let told = refused(&environment(&[("SLUICEGATE_BACKEND", "memry")]));
+    assert!(told[0].ends_with("got `memry`; did you mean `memory`?"), "{told:?}");
+    let link = refused(&environment(&[("SLUICEGATE_BACKEND", "tcp://10.0.0.1:6379")]));
+    assert!(link[0].contains("got `tcp://…`; Kubernetes sets this"), "{link:?}");
+}
+
 fn address(host: &str, port: u16) -> Address {
     Address { host: host.to_owned(), port }
 }

@@ -288,7 +288,19 @@ impl Value for Option<RedisUrl> {
     }
 }
 
-/// A URL that was refused, without what may be its password.
+/// A text that was refused, without what may be a password: of a URL its scheme, and the host where an `@` says which part
+/// that is. Without one it may be the host that was forgotten.
 fn masked(text: &str) -> String {
-    text.rfind('@').map_or_else(|| text.to_owned(), |at| format!("…{}", &text[at..]))
+    let is_word = |text: &str| {
+        text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
+    };
+    if is_word(text) {
+        return text.to_owned();
+    }
+    let scheme = text.split_once("://").filter(|(scheme, _)| is_word(scheme));
+    let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
+    // What comes after a `?` may be a password that holds an `@`.
+    let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
+    let host = host.and_then(|(_, host)| host.split(['/', '?']).next());
+    format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
 }

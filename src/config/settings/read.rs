@@ -248,7 +248,7 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
         [text] if let Some(why) = (setting.why)(text) => (format!("`{name}` {why}"), None),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
         [text] if is_address_of_a_service(text) => (
-            format!("`{name}` takes {accepts}, got `{text}`"),
+            format!("`{name}` takes {accepts}, got `{}`", (setting.masked)(text)),
             Some("Kubernetes sets this variable for a Service of that name: set `enableServiceLinks: false`".into()),
         ),
         [text] => {
@@ -269,8 +269,10 @@ fn spelt_for(origin: &Origin, name: &str) -> String {
     }
 }
 
+/// Kubernetes names nobody in it: one with a user or a password was written by a person.
 fn is_address_of_a_service(text: &str) -> bool {
-    ["tcp://", "udp://", "sctp://"].iter().any(|scheme| text.starts_with(scheme))
+    let is_of = |scheme: &&str| text.starts_with(*scheme);
+    ["tcp://", "udp://", "sctp://"].iter().any(is_of) && !text.contains('@')
 }
 
 /// Whether Kubernetes made this variable for a Service called `sluicegate` or the like: a dozen of
