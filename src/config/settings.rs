@@ -72,6 +72,7 @@ macro_rules! settings {
                 shape: <$type as Value>::SHAPE,
                 choices: <$type as Value>::CHOICES,
                 hidden: <$type as Value>::HIDDEN,
+                is_scalar: <$type as Value>::IS_SCALAR,
                 schema: <$type as Value>::schema(),
                 masked: <$type as Value>::masked,
                 why: <$type as Value>::why,
@@ -363,6 +364,7 @@ pub struct Setting {
     pub choices: &'static [&'static str],
     /// Whether a text for it must not be shown.
     pub hidden: bool,
+    is_scalar: bool,
     /// Its part of the JSON Schema.
     schema: serde_json::Value,
     masked: fn(&str) -> String,
@@ -376,6 +378,11 @@ impl Setting {
     #[must_use]
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
+    }
+
+    /// Whether what a file says is meant as it is written.
+    fn is_text(&self) -> bool {
+        !self.is_scalar && self.shape != Shape::Block
     }
 }
 

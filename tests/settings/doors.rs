@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sluicegate::config::settings::{
     Address, Backend, Doors, HeaderName, LATER, LogLevel, Named, Origin, Place, Ratio,
-    ResponseHeaders, Settings, WhenFull, print_config, table,
+    ResponseHeaders, Settings, WhenFull, print_config, read, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -74,6 +74,47 @@ fn every_kind_of_value_means_the_same_through_every_door() {
         .collect();
     flags.push(("limits".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
     assert_eq!(sound(&Doors { flags, ..Doors::default() }).settings, wanted);
+}
+
+/// What YAML takes for numbers and switches where nothing else is wanted.
+const SPELT: [&str; 8] =
+    ["1.10", "0042", "no", "0x10", "1e3", "on", "-0", "00000000000000000000000000000042"];
+
+#[test]
+fn a_text_without_quotes_is_what_is_written_through_every_door() {
+    let kinds = ["text", "word", "name", "header name", "path", "paths", "pairs", "place"];
+    let also = ["address", "IP address", "networks", "duration"];
+    let said = |doors: &Doors| match read(doors) {
+        Ok(loaded) => Ok(loaded.settings),
+        Err(problems) => Err(problems.into_iter().map(|it| it.message).collect::<Vec<_>>()),
+    };
+    let is_text = |unit: &str| kinds.contains(&unit) || also.contains(&unit);
+    for setting in table().iter().filter(|setting| is_text(setting.unit)) {
+        for text in SPELT {
+            let flag = said(&flags(&[(&setting.flag, text)]));
+            let name = setting.name;
+            assert_eq!(said(&environment(&[(&setting.variable, text)])), flag, "{name}: {text}");
+            assert_eq!(said(&file(&format!("{name}: {text}\n"))), flag, "{name}: {text}");
+        }
+    }
+    let text = "peer_port: 0\nbackend: redis://host\nadmin_token: 0042871193\nkey_prefix: 1.10\nlimits: [no, 0x10]\n\
+                limits_prefix: &it on\nnode_id: *it\npeer_secret: 00000000000000000000000000000042\n";
+    let Settings { admin_token, key_prefix, limits, limits_prefix, node_id, peer_secret, .. } =
+        sound(&file(text)).settings;
+    assert_eq!(admin_token.unwrap().reveal(), "0042871193");
+    assert_eq!(peer_secret.unwrap().reveal(), SPELT[7]);
+    assert_eq!([&*key_prefix, &limits_prefix, &node_id], ["1.10", "on", "on"]);
+    assert_eq!(limits, [PathBuf::from("no"), PathBuf::from("0x10")]);
+}
+
+#[test]
+fn a_number_and_a_switch_of_the_file_are_what_yaml_says() {
+    let text = "grpc_port: 0x10\nmax_keys: 1e3\nshadow_mode: yes\nnear_limit_ratio: 5e-1\n\
+                http_port: !!int 80\nsyslog_port: 0x10\nreplicas_min: 0o10\n";
+    let Settings { grpc_port, http_port, max_keys, shadow_mode, near_limit_ratio, .. } =
+        sound(&file(text)).settings;
+    assert_eq!((grpc_port, http_port, max_keys, shadow_mode), (16, 80, 1_000, true));
+    assert_eq!(near_limit_ratio, Ratio::new(0.5).unwrap());
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! `server.yaml`: a mapping from names to scalars, lists or blocks, each with its place.
 //!
 //! Guarantees: every entry keeps the line and column of its name and of its value; what is inside a
-//! block is kept as JSON.
+//! block is kept as JSON; a text is what is written, also where YAML would take that for a number or a switch.
 //! Leaves out: which names there are and what their values mean, which is for [`super`].
 
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::Value as Json;
 use serde_saphyr::{Location, Spanned};
 
@@ -66,16 +68,24 @@ pub(super) struct Unreadable {
     pub(super) message: String,
 }
 
-/// The entries in the order they were written.
-pub(super) fn read(text: &str) -> Result<Vec<Entry>, Unreadable> {
-    let read: Result<Option<Mapping>, _> = serde_saphyr::from_str(text);
-    match read {
-        Ok(mapping) => Ok(mapping.map(|Mapping(entries)| entries).unwrap_or_default()),
-        Err(error) => Err(Unreadable {
-            at: error.location().map_or((1, 1), point),
-            message: said(error.without_snippet()),
-        }),
-    }
+/// The entries in the order they were written; `is_text` says by a name whether its value is a text.
+pub(super) fn read(text: &str, is_text: impl Fn(&str) -> bool) -> Result<Vec<Entry>, Unreadable> {
+    understood(text, is_text).map_err(|error| Unreadable {
+        at: error.location().map_or((1, 1), point),
+        message: said(error.without_snippet()),
+    })
+}
+
+fn understood(
+    text: &str,
+    is_text: impl Fn(&str) -> bool,
+) -> Result<Vec<Entry>, serde_saphyr::Error> {
+    let mapping: Option<Mapping> = serde_saphyr::from_str(text)?;
+    let Some(Mapping(mut entries)) = mapping else { return Ok(Vec::new()) };
+    let texts = entries.iter_mut().map(|Entry { name, node, .. }| is_text(name).then_some(node));
+    let written = WrittenIn(texts);
+    serde_saphyr::with_deserializer_from_str(text, |file| file.deserialize_map(written))?;
+    Ok(entries)
 }
 
 fn point(at: Location) -> Point {
@@ -130,6 +140,59 @@ impl<'de> Visitor<'de> for MappingVisitor {
             });
         }
         Ok(Mapping(entries))
+    }
+}
+
+/// The nodes of a mapping, in its order, that are to be what is written. A second look at the file: whoever looks without knowing
+/// what is wanted is told `42` of `0042`, and a text alone can be asked for only where one is.
+struct WrittenIn<I>(I);
+
+impl<'de, 'n, I: Iterator<Item = Option<&'n mut Node>>> Visitor<'de> for WrittenIn<I> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        MappingVisitor.expecting(f)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while map.next_key::<IgnoredAny>()?.is_some() {
+            map.next_value_seed(Written(self.0.next().flatten()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A scalar, or each of a list, as it is written.
+struct Written<'n>(Option<&'n mut Node>);
+
+impl<'de> DeserializeSeed<'de> for Written<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        match self.0 {
+            Some(Node::Scalar(text, _)) => *text = String::deserialize(deserializer)?,
+            Some(Node::List(items)) => deserializer.deserialize_seq(EachWritten(items))?,
+            _ => {
+                IgnoredAny::deserialize(deserializer)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct EachWritten<'n>(&'n mut [Node]);
+
+impl<'de> Visitor<'de> for EachWritten<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        NodeVisitor.expecting(f)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let mut items = self.0.iter_mut();
+        while seq.next_element_seed(Written(items.next()))?.is_some() {}
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@ use super::value::{Value, quoted};
 
 /// A port, or none.
 impl Value for Option<u16> {
+    const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),

@@ -128,7 +128,8 @@ struct Reader {
 impl Reader {
     fn file(&mut self, name: &Arc<str>, text: &str) {
         let at = |(line, column)| Origin::File(Arc::clone(name), line, column);
-        let entries = match file::read(text) {
+        let is_text = |name: &str| table().iter().any(|row| row.name == name && row.is_text());
+        let entries = match file::read(text, is_text) {
             Ok(entries) => entries,
             Err(broken) => return self.error(at(broken.at), broken.message, None),
         };

@@ -35,6 +35,9 @@ pub trait Value: Sized {
     const CHOICES: &'static [&'static str] = &[];
     /// Whether a text must not be shown, not even in an error.
     const HIDDEN: bool = false;
+    /// Whether it is a number or a switch, which a file may write in any way that YAML has: `0x10`, `yes`. Of all others what is
+    /// written is the text.
+    const IS_SCALAR: bool = false;
     /// The value, or nothing when the texts are not understood.
     fn read(texts: &[&str]) -> Option<Self>;
     /// What is accepted, for a sentence: `a port from 0 to 65535`.
@@ -81,6 +84,7 @@ fn whole<T: FromStr>(texts: &[&str]) -> Option<T> {
 macro_rules! whole_numbers {
     ($($type:ty: $accepts:literal;)*) => { $(
         impl Value for $type {
+            const IS_SCALAR: bool = true;
             fn read(texts: &[&str]) -> Option<Self> {
                 whole(texts)
             }
@@ -119,6 +123,7 @@ impl AtLeastOne {
 }
 
 impl Value for AtLeastOne {
+    const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         whole(texts).and_then(NonZeroU32::new).map(Self)
     }
@@ -155,6 +160,7 @@ impl Value for String {
 
 impl Value for bool {
     const SHAPE: Shape = Shape::Switch;
+    const IS_SCALAR: bool = true;
     const CHOICES: &'static [&'static str] = &["true", "false"];
     fn read(texts: &[&str]) -> Option<Self> {
         one(texts)
@@ -264,6 +270,7 @@ impl Ratio {
 }
 
 impl Value for Ratio {
+    const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         one(texts).and_then(Self::new)
     }
