@@ -33,7 +33,7 @@ use bucket::{Bucket, Place};
 use buckets::Buckets;
 use fleet::Fleet;
 pub use leased::{Shared, Shown};
-pub use queued::with_places;
+pub use queued::{with_places, with_wait};
 pub use strict::{Seen, Strictly};
 
 /// How long after a deadline at most a permit is taken back, where nobody comes by before.
@@ -140,7 +140,7 @@ impl Admission {
                 Place::Turned(Refusal::Full) => Err(Denied::Full),
                 Place::Turned(Refusal::QueueFull) => Err(Denied::QueueFull),
                 Place::Waits(waiting) => {
-                    let queued = (trace::part(trace::Part::Queue), queued::begins());
+                    let queued = (trace::part(trace::Part::Queue), queued::begins(&self.clock));
                     let permit = waiting.permit().await.ok_or(Denied::Late)?;
                     drop(queued);
                     Ok(self.held(bucket, permit, ask.keep))

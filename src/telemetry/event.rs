@@ -135,6 +135,8 @@ pub struct Answered {
     pub came: Nanos,
     /// When its reply was there, not yet encoded.
     pub at: Nanos,
+    /// How long it waited in queues of ceilings meanwhile: that is how long the requests before it took, and no time of ours.
+    pub queued: Nanos,
 }
 
 impl Answered {
@@ -152,7 +154,7 @@ impl Answered {
     }
 
     pub(super) const fn took(self) -> Nanos {
-        self.at.since(self.came)
+        self.at.since(self.came).since(self.queued)
     }
 }
 

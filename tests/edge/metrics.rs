@@ -110,7 +110,7 @@ fn what_happens_is_counted_under_its_own_name() {
     decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
     Decided { shadowed: true, ..decided(Verdict::Admit, &[]) }.count(&metrics);
     for nanos in [400, 3_000_000, 1 << 40] {
-        Answered { came: Nanos(0), at: Nanos(nanos) }.count(&metrics);
+        Answered { came: Nanos(0), at: Nanos(nanos), queued: Nanos(0) }.count(&metrics);
     }
     Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
     StoreFull { verdict: Verdict::Deny }.count(&metrics);
@@ -163,7 +163,7 @@ fn what_happens_is_counted_under_its_own_name() {
 fn a_bound_belongs_to_its_own_bucket() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
-        Answered { came: Nanos(0), at: Nanos(nanos) }.count(&metrics);
+        Answered { came: Nanos(0), at: Nanos(nanos), queued: Nanos(0) }.count(&metrics);
     }
     let samples = samples(&page(&metrics));
     let below =
@@ -179,7 +179,7 @@ fn threads_that_count_at_once_lose_nothing() {
             scope.spawn(|| {
                 for _ in 0..1_000 {
                     decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
-                    Answered { came: Nanos(0), at: Nanos(1) }.count(&metrics);
+                    Answered { came: Nanos(0), at: Nanos(1), queued: Nanos(0) }.count(&metrics);
                 }
             });
         }
@@ -241,7 +241,7 @@ fn a_hundred_ceilings_have_series_of_their_own_and_the_rest_are_one() {
 fn as_openmetrics_the_page_has_the_same_samples_and_what_that_asks_for() {
     let metrics = Metrics::new();
     Called { questions: 3 }.count(&metrics);
-    Answered { came: Nanos(0), at: Nanos(400) }.count(&metrics);
+    Answered { came: Nanos(0), at: Nanos(400), queued: Nanos(0) }.count(&metrics);
     let gauges = Gauges { process: Some(Process::default()), ..Gauges::default() };
     let text = metrics.page(gauges).to_string();
     let shown = open(&text, &metrics);

@@ -16,6 +16,7 @@ mod metadata;
 mod metrics;
 mod permits;
 mod permits_code;
+mod queued;
 mod reflection;
 mod silence;
 mod syslog;

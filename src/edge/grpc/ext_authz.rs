@@ -30,6 +30,7 @@ use crate::config::concurrency::Reject;
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
+use crate::engine::admit::with_wait;
 use crate::engine::{Admitted, Answer, Engine};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Protocol};
@@ -113,14 +114,15 @@ impl Authorizations {
         // It takes many times the bytes that came, and the request may wait in a queue.
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let answer = hook::ask(engine, reporting, request.as_ref(), id.as_deref(), patience).await;
+        let asking = hook::ask(engine, reporting, request.as_ref(), id.as_deref(), patience);
+        let (answer, queued) = with_wait(asking).await;
         Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
         let reply = match (request, answer) {
             (Ok(request), Ok(admitted)) => Ok(self.reply(&request, admitted)),
             (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
             (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
         };
-        Answered { came: decoded, at: engine.clock().now() }.emit();
+        Answered { came: decoded, at: engine.clock().now(), queued }.emit();
         reply.map(|mut reply| {
             if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
                 name_owner(&mut reply, owner);

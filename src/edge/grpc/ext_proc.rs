@@ -40,6 +40,7 @@ use super::prompt::unread;
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::Reporting;
 use crate::edge::hook::{self, Unanswered};
+use crate::engine::admit::with_wait;
 use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, Rejection};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::decision::{Question, Verdict};
@@ -157,8 +158,8 @@ impl Processor {
         replies: &Replies,
     ) -> Result<(Said, Permits), Status> {
         let asked = self.engine.clock().now();
-        let answered = self.answer(hook, first, replies).await;
-        Answered { came: asked, at: self.engine.clock().now() }.emit();
+        let (answered, queued) = with_wait(self.answer(hook, first, replies)).await;
+        Answered { came: asked, at: self.engine.clock().now(), queued }.emit();
         answered
     }
 

@@ -14,6 +14,7 @@ use tonic::{Response, Status};
 use super::reserved::Call;
 use super::{convert, reserved};
 use crate::edge::{Reporting, outcome, tell};
+use crate::engine::admit::with_wait;
 use crate::engine::peers::Told;
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
@@ -63,24 +64,25 @@ impl RateLimits {
         let span = trace::question(Protocol::Grpc, &header);
         let call = reserved::take_off(&mut request);
         if call == Ok(Call::Plain)
-            && let Some(told) = span.during(|| Some(self.told(self.at_once(&request, came)?, came)))
+            && let Some(told) =
+                span.during(|| Some(self.told(self.at_once(&request, came)?, (came, Nanos(0)))))
         {
             return told;
         }
         // In a box: there is room in it for everything that any call may wait for, and most wait for nothing.
         Box::pin(span.around(async {
-            let replied = match call {
-                Ok(call) => self.reply((call, &request), patience(metadata)).await,
-                Err(refusal) => Err(refusal),
+            let (replied, queued) = match call {
+                Ok(call) => with_wait(self.reply((call, &request), patience(metadata))).await,
+                Err(refusal) => (Err(refusal), Nanos(0)),
             };
-            self.told(replied, came)
+            self.told(replied, (came, queued))
         }))
         .await
     }
 
     /// The answer to a question that holds too much to be read.
     pub(super) fn refuse(&self, refusal: Refusal) -> Result<Response<RateLimitResponse>, Status> {
-        self.told(Err(refusal), self.engine.clock().now())
+        self.told(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
     /// The reply to a plain question that came at `now`, where it needs no waiting.
@@ -145,8 +147,12 @@ impl RateLimits {
         (convert::reply(request, answer, &self.reporting), outcome)
     }
 
-    /// The reply on the wire to a question that came at `came`; counted.
-    fn told(&self, replied: Replied, came: Nanos) -> Result<Response<RateLimitResponse>, Status> {
+    /// The reply on the wire to a question that came at `came` and was `queued` for so long; counted.
+    fn told(
+        &self,
+        replied: Replied,
+        (came, queued): (Nanos, Nanos),
+    ) -> Result<Response<RateLimitResponse>, Status> {
         let (reply, outcome) = match replied {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
             Err(refused) => {
@@ -156,7 +162,7 @@ impl RateLimits {
         };
         Asked { protocol: Protocol::Grpc, outcome }.emit();
         let now = self.engine.clock().now();
-        Answered { came, at: now }.emit();
+        Answered { came, at: now, queued }.emit();
         if let Some(stats) = self.engine.stats() {
             stats.called(Method::ShouldRateLimit, now, now.since(came));
         }

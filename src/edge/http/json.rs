@@ -20,6 +20,7 @@ use super::{Ask, text};
 use crate::edge::grpc::convert;
 use crate::edge::{outcome, tell};
 use crate::kernel::decision::Verdict;
+use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
 pub use read::{Unreadable, request};
@@ -60,7 +61,7 @@ async fn decide(ask: &Ask, body: Body) -> (Outcome, Response) {
             (outcome, text(StatusCode::BAD_REQUEST))
         }
     };
-    Answered { came: decoded, at: ask.engine.clock().now() }.emit();
+    Answered { came: decoded, at: ask.engine.clock().now(), queued: Nanos(0) }.emit();
     shown
 }
 

@@ -22,7 +22,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use super::{Ask, NO_SNIFFING, PLAIN};
 use crate::config::hooks::{Attributes, Hooks};
 use crate::edge::hook::{self, Unanswered};
-use crate::engine::admit::with_places;
+use crate::engine::admit::{with_places, with_wait};
 use crate::engine::{Admitted, Answer, Refusal, Rejection};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
@@ -47,12 +47,15 @@ const NO_ADDRESS: &str = "unix:";
 /// Answers one call.
 pub(super) async fn answer(ask: &Ask, holds: &Holds, headers: &HeaderMap) -> Response {
     let began = ask.engine.clock().now();
-    let (outcome, response) = match Original::of(headers) {
-        Ok(original) => checked(ask, holds, headers, &original).await,
-        Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+    let answering = async {
+        match Original::of(headers) {
+            Ok(original) => checked(ask, holds, headers, &original).await,
+            Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+        }
     };
+    let ((outcome, response), queued) = with_wait(answering).await;
     Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { came: began, at: ask.engine.clock().now() }.emit();
+    Answered { came: began, at: ask.engine.clock().now(), queued }.emit();
     response
 }
 

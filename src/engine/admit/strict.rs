@@ -139,7 +139,7 @@ impl Admission {
         let queue = strictly.waiting.filter(|_| Nanos(0) < left).ok_or(Denied::Full)?;
         let _place = line.join(queue.size).ok_or(Denied::QueueFull)?;
         let patience = Duration::from_nanos(queue.timeout.min(left).0);
-        let queued = (trace::part(trace::Part::Queue), queued::begins());
+        let queued = (trace::part(trace::Part::Queue), queued::begins(&self.clock));
         let waited = timeout(patience, self.wait_in(&line, &bucket, asking)).await;
         drop(queued);
         waited.unwrap_or(Err(Denied::Late))

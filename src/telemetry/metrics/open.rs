@@ -93,7 +93,7 @@ mod tests {
 
     fn asked(metrics: &Metrics, took: u64, trace: u128) {
         let came = Nanos(1_700_000_000_000_000_000);
-        let answered = Answered { came, at: came.plus(Nanos(took)) };
+        let answered = Answered { came, at: came.plus(Nanos(took)), queued: Nanos(0) };
         answered.count(metrics);
         metrics.exemplify(answered, Traced { trace, span: 7 });
     }

@@ -26,6 +26,7 @@ use crate::edge::hook::{self, Unanswered};
 use crate::edge::http::Ask;
 use crate::edge::http::connection::Peer;
 use crate::edge::http::serve::MAX_CONNECTIONS;
+use crate::engine::admit::with_wait;
 use crate::engine::{Admitted, Permits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
@@ -69,12 +70,15 @@ pub(in crate::edge::http) async fn answer(
     peer: &Peer,
 ) -> Response {
     let began = ask.engine.clock().now();
-    let (outcome, response) = match Original::of(headers) {
-        Ok(original) => held(ask, headers, &original, (holds, peer)).await,
-        Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+    let answering = async {
+        match Original::of(headers) {
+            Ok(original) => held(ask, headers, &original, (holds, peer)).await,
+            Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+        }
     };
+    let ((outcome, response), queued) = with_wait(answering).await;
     Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { came: began, at: ask.engine.clock().now() }.emit();
+    Answered { came: began, at: ask.engine.clock().now(), queued }.emit();
     response
 }
 
