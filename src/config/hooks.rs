@@ -218,8 +218,14 @@ impl Action {
     }
 }
 
-/// The first value of a parameter in a path's query.
+/// The first value of a parameter in a path's query. A `+` is one: Envoy decodes percent signs alone.
 fn query_parameter<'a>(path: &'a str, name: &str) -> Option<Cow<'a, str>> {
     let query = path.split_once('?')?.1.split('#').next()?;
-    form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
+    let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let (_, value) = pairs.into_iter().find(|(key, _)| decoded(key) == name)?;
+    Some(decoded(value))
+}
+
+fn decoded(text: &str) -> Cow<'_, str> {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy()
 }

@@ -75,7 +75,7 @@ fn each_action_makes_its_entry() {
         ("request_headers: {header_name: X-Api-Key, descriptor_key: k}", "k=k1"),
         ("remote_address: {}", "remote_address=10.0.0.7"),
         ("header_value_match: {descriptor_value: v, headers: [{name: num}]}", "header_match=v"),
-        ("query_parameters: {query_parameter_name: user, descriptor_key: k}", "k=a b c"),
+        ("query_parameters: {query_parameter_name: user, descriptor_key: k}", "k=a b+c"),
         (
             "metadata: {descriptor_key: k, metadata_key: {key: jwt, path: [{key: claims}, {key: sub}]}}",
             "k=joe",
@@ -91,6 +91,27 @@ fn each_action_makes_its_entry() {
 
 #[test]
 fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
+/// As `QueryParamsMulti::parseAndDecodeQueryString` of Envoy: `&` and the first `=` part, names and values are percent-decoded, and
+/// that is all.
+#[test]
+fn a_query_is_read_as_envoy_reads_it() {
+    for (query, entry) in [
+        ("user=a+b", "k=a+b"),
+        ("user=a%2Bb", "k=a+b"),
+        ("%75ser=v", "k=v"),
+        ("user=a=b", "k=a=b"),
+        ("user=%zz%2", "k=%zz%2"),
+        ("user=%ff", "k=\u{fffd}"),
+        ("a=1&user", "k="),
+        ("&&user=v", "k=v"),
+    ] {
+        let path = format!("/a?{query}").leak();
+        let request = Request { path, ..Request::default() };
+        let action = "{query_parameters: {query_parameter_name: user, descriptor_key: k}}";
+        assert_eq!(request.makes(action), [entry], "{query}");
+    }
+}
+
     let request = Request { path: "/a?b=c", ..Request::default() };
     let fixed = "{generic_key: {descriptor_value: v}}";
     for action in [
