@@ -43,7 +43,7 @@ pub enum Action {
         /// The entry's value.
         descriptor_value: String,
     },
-    /// The value of a request header.
+    /// The value of a request header; of several lines the first.
     RequestHeaders {
         /// Which.
         header_name: String,
@@ -126,8 +126,11 @@ const fn yes() -> bool {
 /// A request as a hook sees it.
 #[derive(Clone, Copy)]
 pub struct Attributes<'a> {
-    /// The value of a header by its lower-case name; several are joined by commas.
+    /// The value of a header by its lower-case name; of several lines the first, which a client that sends more of
+    /// them does not change.
     pub header: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
+    /// The same, and of several lines all, joined by commas.
+    pub joined: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// The path with its query.
     pub path: &'a str,
     /// The client's address without a port.

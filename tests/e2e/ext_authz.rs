@@ -59,6 +59,20 @@ fn what_a_client_forges_has_no_effect() {
     assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", envoy.log());
 }
 
+/// As Envoy's own action takes the first. With the others in it, each would be a client with a limit of its own.
+#[test]
+fn a_second_line_of_a_header_makes_no_counter_of_its_own() {
+    for_a_day_with_a_minute_left();
+    let limits = Limits::per_key(2);
+    let service = serve_hooks(&limits);
+    let envoy = envoy(upstream::start(), service.grpc, WhenDown::Deny);
+    let statuses = ["1", "2", "3"].map(|line| {
+        let lines = [("x-api-key", "k"), ("x-api-key", line)];
+        http1::get(envoy.ingress, "/", &lines).unwrap().status
+    });
+    assert_eq!(statuses, [200, 200, 429], "{}", envoy.log());
+}
+
 #[test]
 fn requests_pass_without_a_service_unless_envoy_is_told_to_deny_them() {
     let limits = Limits::per_key(0);

@@ -78,6 +78,43 @@ async fn what_cannot_be_asked_is_refused_in_words() {
     assert_eq!([rest.response_header_mode, rest.response_trailer_mode], [skip, skip]);
 }
 
+/// Whether a request with these lines of the header `x-key`, which the first hook asks about, passes.
+async fn passes(served: &Served, hook: &'static str, lines: &[&str]) -> bool {
+    let line = |value: &&str| HeaderValue {
+        key: "x-key".into(),
+        raw_value: value.as_bytes().to_vec(),
+        ..HeaderValue::default()
+    };
+    let headers = Some(HeaderMap { headers: lines.iter().map(line).collect() });
+    let message = Message::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() });
+    let reply = first(served, Some(hook), message).await.unwrap();
+    matches!(reply.response, Some(Said::RequestHeaders(_)))
+}
+
+/// As Envoy's action: with the others in it, a client would have a new counter for each line that it makes up.
+#[tokio::test]
+async fn of_a_header_sent_twice_the_first_line_counts() {
+    let served = with(hooks(ADDRESS)).await;
+    assert!(passes(&served, "edge", &["a", "b"]).await);
+    assert!(passes(&served, "edge", &["a", "c"]).await);
+    assert!(!passes(&served, "edge", &["a", "d"]).await);
+    assert!(!passes(&served, "edge", &["a"]).await);
+    assert!(passes(&served, "edge", &["d", "a"]).await);
+}
+
+#[tokio::test]
+async fn a_matcher_sees_a_header_sent_twice_as_one_joined_by_a_comma() {
+    let served = with(hooks(
+        r#"{"header_value_match": {"descriptor_key": "k", "descriptor_value": "v",
+            "headers": [{"name": "x-key", "string_match": {"exact": "a,b"}}]}}"#,
+    ))
+    .await;
+    for passes_yet in [true, true, false] {
+        assert_eq!(passes(&served, "other", &["a", "b"]).await, passes_yet);
+    }
+    assert!(passes(&served, "other", &["a"]).await, "there is nothing to ask");
+}
+
 /// Where Envoy puts what it found in a route's metadata.
 const ROUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 

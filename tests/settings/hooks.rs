@@ -32,7 +32,9 @@ impl Request {
             self.metadata.get(place.as_str()).map(|text| (*text).to_owned())
         };
         let (path, remote_address) = (self.path, self.address);
-        let attributes = Attributes { header: &header, path, remote_address, metadata: &metadata };
+        let (header, joined) = (&header, &header);
+        let metadata = &metadata;
+        let attributes = Attributes { header, joined, path, remote_address, metadata };
         let made = hook.descriptors(&attributes);
         let entry = |(key, value): &(&str, Cow<'_, str>)| format!("{key}={value}");
         made.iter().flat_map(|entries| entries.iter().map(entry)).collect()
@@ -89,8 +91,6 @@ fn each_action_makes_its_entry() {
     }
 }
 
-#[test]
-fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
 /// As `QueryParamsMulti::parseAndDecodeQueryString` of Envoy: `&` and the first `=` part, names and values are percent-decoded, and
 /// that is all.
 #[test]
@@ -112,6 +112,8 @@ fn a_query_is_read_as_envoy_reads_it() {
     }
 }
 
+#[test]
+fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
     let request = Request { path: "/a?b=c", ..Request::default() };
     let fixed = "{generic_key: {descriptor_value: v}}";
     for action in [

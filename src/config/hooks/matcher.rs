@@ -1,7 +1,7 @@
 //! Envoy's header matchers.
 //!
 //! Guarantees: a missing header matches nothing but `present_match: false`, an inverted presence,
-//! or where it is to be treated as empty.
+//! or where it is to be treated as empty; several lines of one name are one text, joined by commas.
 //! Leaves out: the matchers that Envoy has deprecated (`exact_match` and its like).
 
 use std::borrow::Cow;
@@ -105,7 +105,7 @@ impl From<Pattern> for Written {
 impl HeaderMatcher {
     /// Whether the request's header is so.
     pub(super) fn matches(&self, request: &Attributes<'_>) -> bool {
-        let header = (request.header)(&self.name.to_ascii_lowercase());
+        let header = (request.joined)(&self.name.to_ascii_lowercase());
         let value = match header {
             None if self.treat_missing_header_as_empty => Some(Cow::Borrowed("")),
             header => header,

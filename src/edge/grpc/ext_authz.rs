@@ -154,7 +154,8 @@ pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitReque
     let http = http.unwrap_or(&nothing);
     let address = address_of(context, http);
     let attributes = Attributes {
-        header: &|name| header_of(http, name),
+        header: &|name| first_of(http, name),
+        joined: &|name| header_of(http, name),
         path: &http.path,
         remote_address: address.as_deref(),
         metadata: &|key| hook::text_at(context.metadata_context.as_ref(), key),
@@ -167,19 +168,28 @@ fn id_of(context: &AttributeContext) -> Option<Cow<'_, str>> {
     header_of(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
-/// `encode_raw_headers` moves all headers from the first to the second, where they stand one by one.
+/// The first line of that name; all of them where Envoy has joined them.
+fn first_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
+    lines_of(http, name).next()
+}
+
+/// All lines of that name, joined as Envoy does.
 fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    if let Some(value) = http.headers.get(name) {
-        return Some(Cow::Borrowed(value));
-    }
-    let raw = http.header_map.as_ref()?.headers.iter().filter(|header| header.key == name);
-    raw.map(value_of).reduce(|all, next| {
+    lines_of(http, name).reduce(|all, next| {
         // In the place of the first: thousands of headers may have one name.
         let mut all = all.into_owned();
         all.push(',');
         all.push_str(&next);
         Cow::Owned(all)
     })
+}
+
+/// `encode_raw_headers` moves all headers from the first to the second, where they stand one by one.
+fn lines_of<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
+    let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
+    let raw = http.header_map.as_ref().filter(|_| joined.is_none());
+    let raw = raw.into_iter().flat_map(|raw| &raw.headers).filter(move |header| header.key == name);
+    joined.into_iter().chain(raw.map(value_of))
 }
 
 fn value_of(header: &HeaderValue) -> Cow<'_, str> {

@@ -199,8 +199,9 @@ impl Processor {
             _ => None,
         };
         let attributes = Attributes {
-            header: &|name| headers.get(name).map(|value| Cow::Borrowed(value.as_str())),
-            path: headers.get(":path").map_or("", String::as_str),
+            header: &|name| headers.get(name).map(|lines| Cow::Borrowed(lines.first())),
+            joined: &|name| headers.get(name).map(|lines| Cow::Borrowed(&*lines.joined)),
+            path: headers.get(":path").map_or("", Lines::first),
             remote_address,
             metadata: &|key| hook::text_at(first.metadata_context.as_ref(), key),
         };
@@ -300,7 +301,7 @@ fn refuse(status: &Status, replies: &Replies) {
 }
 
 /// The headers of the request, which the first message must bring.
-fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, String>, Status> {
+fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, Lines>, Status> {
     let Some(Message::RequestHeaders(headers)) = &first.request else {
         let message = "the first message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
@@ -312,19 +313,33 @@ fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, String>, Status> {
     Ok(by_name(headers))
 }
 
-/// The headers by their lower-case names; several of one name are joined by commas.
-fn by_name(headers: &HttpHeaders) -> HashMap<&str, String> {
-    let mut named: HashMap<&str, String> = HashMap::new();
+/// The lines of one header.
+struct Lines {
+    /// All of them, joined by commas.
+    joined: String,
+    /// How much of it the first one is.
+    first: usize,
+}
+
+impl Lines {
+    fn first(&self) -> &str {
+        &self.joined[..self.first]
+    }
+}
+
+/// The headers by their lower-case names.
+fn by_name(headers: &HttpHeaders) -> HashMap<&str, Lines> {
+    let mut named: HashMap<&str, Lines> = HashMap::new();
     for header in headers.headers.iter().flat_map(|headers| &headers.headers) {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { &*raw } else { &*header.value };
         named
             .entry(&header.key)
-            .and_modify(|joined| {
-                joined.push(',');
-                joined.push_str(value);
+            .and_modify(|lines| {
+                lines.joined.push(',');
+                lines.joined.push_str(value);
             })
-            .or_insert_with(|| value.to_owned());
+            .or_insert_with(|| Lines { joined: value.to_owned(), first: value.len() });
     }
     named
 }
@@ -389,7 +404,7 @@ fn header(name: &str, value: String) -> HeaderValueOption {
 fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
     let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
     let named = by_name(headers);
-    let failed = named.get(":status").is_some_and(|status| status.starts_with('5'));
+    let failed = named.get(":status").is_some_and(|status| status.first().starts_with('5'));
     Some(if failed { Outcome::Dropped } else { Outcome::Success })
 }
 

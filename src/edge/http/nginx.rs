@@ -105,15 +105,24 @@ impl<'h> Original<'h> {
         })
     }
 
-    fn asked(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, Unanswered> {
-        let header = |name: &str| match name {
+    /// A header by its lower-case name: what NGINX says of it, or what `other` has.
+    fn header<'a>(
+        &'a self,
+        name: &str,
+        other: impl FnOnce(&str) -> Option<Cow<'a, str>>,
+    ) -> Option<Cow<'a, str>> {
+        match name {
             ":path" => Some(Cow::Borrowed(&*self.uri)),
             ":method" => Some(Cow::Borrowed(&*self.method)),
-            ":authority" => joined(headers, "host"),
-            name => joined(headers, name),
-        };
+            ":authority" => other("host"),
+            name => other(name),
+        }
+    }
+
+    fn asked(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, Unanswered> {
         let attributes = Attributes {
-            header: &header,
+            header: &|name| self.header(name, |name| headers.get(name).map(text)),
+            joined: &|name| self.header(name, |name| joined(headers, name)),
             path: &self.uri,
             remote_address: self.address.as_deref(),
             metadata: &|_| None,
@@ -146,7 +155,7 @@ fn address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, Wrong> {
     text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| Wrong::NoAddress)
 }
 
-/// Several values of a header are one, as Envoy joins them.
+/// Several values of a header are one, as Envoy joins them for its matchers.
 fn joined<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
     let mut values = headers.get_all(name).iter().map(text);
     let first = values.next()?;
