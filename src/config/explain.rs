@@ -181,7 +181,8 @@ fn mark_replaced(explained: &mut [Explained], rules: &[Option<&Rule>]) {
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
     for (one, rule) in explained.iter_mut().zip(rules) {
-        let name = rule.and_then(|rule| rule.name.as_deref());
+        // One without a limit charges nothing that could be spared.
+        let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
         if let (Some(met), Some(name)) = (&mut one.rule, name) {
             met.replaced_by = by.get(name).map(|path| (*path).to_owned());
         }

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use sluicegate::config::diagnostic::Spanned;
+use sluicegate::config::explain::explain;
 use sluicegate::config::raw::{Descriptor, RateLimit};
 use sluicegate::config::tree::trace::{Outcome, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{by_hand, find, requests, sound};
 
@@ -247,6 +249,24 @@ fn a_trace_says_of_every_candidate_what_became_of_it() {
         ]
     );
     assert!(matches!(trace.outcome, Outcome::Found(_)));
+}
+
+/// What a rule without a limit answers is not charged, so that nothing could be spared.
+#[test]
+fn a_rule_without_a_limit_is_not_replaced_and_replaces_others() {
+    let config = sound(
+        "- {key: a, rate_limit: {unlimited: true, name: free}}\n\
+         - {key: b, rate_limit: {unit: day, requests_per_unit: 1, name: paid, replaces: [{name: free}]}}\n\
+         - {key: c, rate_limit: {unlimited: true, replaces: [{name: paid}]}}\n",
+    );
+    let asked = |keys: &[&'static str]| {
+        let descriptors: Vec<_> = keys.iter().map(|key| vec![(*key, "v")]).collect();
+        let explained = explain(&config, "d", &descriptors, Hits(1), Nanos(0));
+        let replaced = explained.descriptors.into_iter().map(|one| one.rule.unwrap().replaced_by);
+        replaced.collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&["a", "b"]), [None, None]);
+    assert_eq!(asked(&["b", "c"]), [Some("d.c".to_owned()), None]);
 }
 
 // ---- against a model: one map per level, strings joined, as the reference's account says it ----
