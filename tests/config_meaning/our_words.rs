@@ -354,3 +354,76 @@ fn calendars_are_for_fixed_windows_of_days_and_longer() {
         &["E32 `calendar` with `strategy: gcra`"],
     );
 }
+
+/// The codes of what is said, in the order of the text.
+fn codes(said: &[String]) -> Vec<&str> {
+    said.iter().map(|line| line.split(' ').nth(1).unwrap()).collect()
+}
+
+/// A misspelt word could be any: nothing is wrong beside it that would be right beside another.
+#[test]
+fn what_depends_on_a_word_that_is_not_known_is_not_judged() {
+    for words in [
+        "unit: minute, requests_per_unit: 60, strategy: gcraa, burst: 50",
+        "unit: day, requests_per_unit: 0, strategy: gcraa",
+        "unit: day, requests_per_unit: 1, strategy: fixd_window, calendar: {time_zone: UTC}",
+        "unit: day, requests_per_unit: 600, mode: leasd, max_overshoot: 2%",
+        "unit: day, requests_per_unit: 600, mode: leasd, lease_hits: 5",
+        "unit: day, requests_per_unit: 600, strategy: gcraa, mode: leased, max_overshoot: 0",
+    ] {
+        assert_eq!(codes(&said_of(words)), ["E29"], "{words}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_defaults_is_said_there_alone() {
+    for (defaults, words, code) in [
+        ("strategy: gcraa", "burst: 50", "E29"),
+        ("strategy: sliding_windo", "calendar: {time_zone: UTC}", "E29"),
+        ("mode: leasd, max_overshoot: 2%", "lease_hits: 5", "E29"),
+        ("mode: leasd", "max_overshoot: 2%", "E29"),
+        ("mode: leased, max_overshoot: many", "burst: 50, strategy: gcra", "E38"),
+        ("mode: leased, max_overshoot: 900%", "burst: 50, strategy: gcra", "E38"),
+    ] {
+        let rule = |key| {
+            format!(
+                "- {{key: {key}, rate_limit: {{unit: day, requests_per_unit: 600, {words}}}}}\n"
+            )
+        };
+        let text = format!(
+            "domain: d\ndefaults: {{{defaults}}}\ndescriptors:\n{}{}",
+            rule("a"),
+            rule("b")
+        );
+        let said: Vec<_> =
+            load(&[("a.yaml", &text)], false).unwrap_err().iter().map(line).collect();
+        assert_eq!(codes(&said), [code], "{defaults} {words}");
+    }
+}
+
+#[test]
+fn every_problem_of_a_block_is_found_at_once() {
+    for (words, all) in [
+        (
+            "unit: minit, requests_per_unit: 0, strategy: gcra, lease_hits: 5",
+            &["E24", "E34", "E32"][..],
+        ),
+        ("unit: minit, requests_per_unit: 5, strategy: gcra, burst: 0", &["E24", "E33"]),
+        ("unit: day, requests_per_unit: 5, strategy: gcraa, burst: 0", &["E29", "E33"]),
+        ("unit: minit, requests_per_unit: 5, calendar: {time_zone: Mars}", &["E24", "E36"]),
+        ("per: 5s, requests_per_unit: 5, calendar: {time_zone: Mars}", &["E32", "E36"]),
+        (
+            "unit: day, requests_per_unit: 5, strategy: gcraa, calendar: {time_zone: Mars}",
+            &["E29", "E36"],
+        ),
+        ("unit: day, requests_per_unit: 5, mode: leasd, max_overshoot: many", &["E29", "E38"]),
+        (
+            "unit: minit, requests_per_unit: 600, mode: leased, max_overshoot: 2%, lease_hits: 0",
+            &["E24", "E38"],
+        ),
+        ("unlimited: true, unit: day, burst: 3", &["E25", "E25"]),
+        ("unlimited: true, unit: day, requests_per_unit: 3", &["E25", "W26"]),
+    ] {
+        assert_eq!(codes(&said_of(words)), all, "{words}");
+    }
+}

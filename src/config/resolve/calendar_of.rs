@@ -13,16 +13,16 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
-/// The calendar of a limit per `unit`.
+/// The calendar of a limit per `unit`; where that is not known, only the time zone is judged.
 pub(super) fn read(
     raw: &raw::Calendar,
-    unit: Unit,
+    unit: Option<Unit>,
     file: usize,
     findings: &mut Findings<'_>,
 ) -> Option<Calendar> {
     let mut reader = Reader { file, findings };
     let time_zone = reader.time_zone(raw);
-    let starts = reader.starts(raw, unit);
+    let starts = unit.and_then(|unit| reader.starts(raw, unit));
     Some(Calendar::new(time_zone?, starts?))
 }
 

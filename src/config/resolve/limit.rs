@@ -26,17 +26,38 @@ use crate::kernel::units::{Hits, Nanos};
 /// More than this many units' worth of hits at once is probably a slip.
 const LARGE_BURST: u32 = 10;
 
-/// What a domain's limits are unless they say otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a domain's limits are unless they say otherwise. Where that is not known, nothing is said of what depends on it: it may
+/// be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Defaults {
-    pub(super) strategy: StrategyWord,
-    pub(super) mode: ModeWord,
-    pub(super) overshoot: Option<Amount>,
+    pub(super) strategy: Result<StrategyWord, Wrong>,
+    pub(super) mode: Result<ModeWord, Wrong>,
+    pub(super) overshoot: Result<Option<Amount>, Wrong>,
     pub(super) on_backend_failure: OnBackendFailure,
 }
 
-/// The block means nothing; the findings say why.
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            strategy: Ok(StrategyWord::default()),
+            mode: Ok(ModeWord::default()),
+            overshoot: Ok(None),
+            on_backend_failure: OnBackendFailure::default(),
+        }
+    }
+}
+
+/// It means nothing; the findings say why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wrong;
+
+/// What a block says of how it counts.
+#[derive(Clone, Copy)]
+struct Said {
+    strategy: Result<StrategyWord, Wrong>,
+    mode: Result<ModeWord, Wrong>,
+    on_backend_failure: OnBackendFailure,
+}
 
 /// One block being read.
 pub(super) struct Block<'r, 'f, 'a> {
@@ -49,14 +70,14 @@ pub(super) struct Block<'r, 'f, 'a> {
 /// The meaning of `defaults`.
 pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings<'_>) -> Defaults {
     let mut ask = Ask { file, findings };
-    let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
-    let failure = ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
-    let mode = ask.word(words::MODES, "mode", raw.mode.as_ref());
+    let Defaults { strategy, mode, on_backend_failure, .. } = Defaults::default();
+    let word = raw.on_backend_failure.as_ref();
+    let failure = ask.word(words::FAILURES, "on_backend_failure", word);
     Defaults {
-        strategy: strategy.unwrap_or_default(),
-        mode: mode.unwrap_or_default(),
+        strategy: ask.or(strategy, words::STRATEGIES, "strategy", raw.strategy.as_ref()),
+        mode: ask.or(mode, words::MODES, "mode", raw.mode.as_ref()),
         overshoot: ask.amount_of_any(raw.max_overshoot.as_ref()),
-        on_backend_failure: failure.unwrap_or_default(),
+        on_backend_failure: failure.unwrap_or(on_backend_failure),
     }
 }
 
@@ -66,37 +87,46 @@ impl Block<'_, '_, '_> {
         if self.raw.unlimited.value {
             return self.unlimited().map(|()| None);
         }
-        self.limited().map(Some).ok_or(Wrong)
+        self.limited().map(Some)
     }
 
-    fn limited(&mut self) -> Option<Limit> {
-        let raw = self.raw;
+    fn limited(&mut self) -> Result<Limit, Wrong> {
         let window = self.window();
-        let mut ask = Ask { file: self.file, findings: self.findings };
-        let mode = ask.word(words::MODES, "mode", raw.mode.as_ref());
-        let mode = mode.unwrap_or(self.defaults.mode);
-        let failure =
-            ask.word(words::FAILURES, "on_backend_failure", raw.on_backend_failure.as_ref());
-        let on_backend_failure = failure.unwrap_or(self.defaults.on_backend_failure);
-        let strategy = ask.word(words::STRATEGIES, "strategy", raw.strategy.as_ref());
-        let strategy = strategy.unwrap_or(self.defaults.strategy);
+        let said = self.said();
+        let Said { strategy, mode, on_backend_failure } = said;
         let window = self.calendar(strategy, window);
-        let (burst, overshoot) = (self.burst(strategy), self.overshoot(mode, strategy));
-        let (window, burst, overshoot) = (window?, burst?, overshoot.ok()?);
-        let requests = raw.requests_per_unit.value;
-        let strategy = self.strategy(strategy, &window, burst)?;
-        let size = self.size(mode, &strategy).ok()?;
-        let mode = overshoot::mode(mode, overshoot, window.length(), size);
-        Some(Limit { requests, window, strategy, mode, on_backend_failure })
+        let (burst, overshoot) = (self.burst(strategy), self.overshoot(said));
+        // Before anything ends the reading: what is wrong with the one is no reason to be silent of the other.
+        let (requests, borrows) = (self.earns(strategy), self.borrows(mode));
+        let (window, burst, overshoot) = (window.ok_or(Wrong)?, burst.ok_or(Wrong)?, overshoot?);
+        let strategy = requests.and(strategy)?;
+        let strategy = self.strategy(strategy, &window, burst).ok_or(Wrong)?;
+        let size = borrows.and_then(|()| self.size(&strategy))?;
+        let mode = overshoot::mode(mode?, overshoot, window.length(), size);
+        let requests = self.raw.requests_per_unit.value;
+        Ok(Limit { requests, window, strategy, mode, on_backend_failure })
+    }
+
+    fn said(&mut self) -> Said {
+        let (raw, defaults) = (self.raw, self.defaults);
+        let mut ask = Ask { file: self.file, findings: self.findings };
+        let mode = ask.or(defaults.mode, words::MODES, "mode", raw.mode.as_ref());
+        let word = raw.on_backend_failure.as_ref();
+        let failure = ask.word(words::FAILURES, "on_backend_failure", word);
+        let on_backend_failure = failure.unwrap_or(defaults.on_backend_failure);
+        let word = raw.strategy.as_ref();
+        let strategy = ask.or(defaults.strategy, words::STRATEGIES, "strategy", word);
+        Said { strategy, mode, on_backend_failure }
     }
 
     fn unlimited(&mut self) -> Result<(), Wrong> {
         let raw = self.raw;
         let unit = &raw.unit;
+        let mut sound = true;
         if words::unit(&unit.value).is_some() {
             let message = format!("`unit: {}` beside `unlimited: true`", unit.value);
             self.error(Code::UnlimitedWithLimit, unit.span, message, "leave out one of the two");
-            return Err(Wrong);
+            sound = false;
         }
         let ours = [
             ("per", raw.per.as_ref().map(|word| word.span)),
@@ -108,7 +138,6 @@ impl Block<'_, '_, '_> {
             ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
         ];
-        let mut sound = true;
         for (word, span) in ours.into_iter().filter_map(|(word, span)| Some((word, span?))) {
             let message = format!("`{word}` beside `unlimited: true` would mean nothing");
             self.error(Code::UnlimitedWithLimit, span, message, "leave out one of the two");
@@ -121,9 +150,10 @@ impl Block<'_, '_, '_> {
     /// What the reference accepts beside `unlimited` and ignores.
     fn ignored_beside_unlimited(&mut self) {
         let raw = self.raw;
-        let requests = raw.requests_per_unit.span;
+        let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
         let ignored = [
-            ("unit", raw.unit.span, !raw.unit.value.is_empty()),
+            // One of the seven contradicts it, which is said elsewhere.
+            ("unit", raw.unit.span, !unit.is_empty() && words::unit(unit).is_none()),
             ("requests_per_unit", requests, requests.start < requests.end),
         ];
         for (word, span, _) in ignored.into_iter().filter(|&(.., written)| written) {
@@ -185,27 +215,32 @@ impl Block<'_, '_, '_> {
     }
 
     /// The window with its calendar, if the block has one.
-    fn calendar(&mut self, strategy: StrategyWord, window: Option<Window>) -> Option<Window> {
+    fn calendar(
+        &mut self,
+        strategy: Result<StrategyWord, Wrong>,
+        window: Option<Window>,
+    ) -> Option<Window> {
         let Some(raw) = &self.raw.calendar else { return window };
-        if strategy != StrategyWord::FixedWindow {
+        let is_fixed = strategy == Ok(StrategyWord::FixedWindow);
+        if let Some(strategy) = strategy.ok().filter(|_| !is_fixed) {
             let message = format!("`calendar` with `strategy: {strategy}`");
             let cure = "only `fixed_window` has windows that a calendar can place";
             self.error(Code::Contradiction, raw.span, message, cure);
         }
-        let Window::Unit(unit) = window? else {
+        if let Some(Window::Per(_)) = window {
             let cure = "give a `unit` of day, week, month or year instead of `per`";
             self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), cure);
-            return None;
-        };
+        }
+        let unit = if let Some(Window::Unit(unit)) = window { Some(unit) } else { None };
         let calendar = calendar_of::read(raw, unit, self.file, self.findings)?;
-        (strategy == StrategyWord::FixedWindow).then(|| Window::Calendar(unit, Arc::new(calendar)))
+        Some(Window::Calendar(unit?, Arc::new(calendar))).filter(|_| is_fixed)
     }
 
     /// The hits admitted at one instant; the requests where nothing else is said.
-    fn burst(&mut self, strategy: StrategyWord) -> Option<u32> {
+    fn burst(&mut self, strategy: Result<StrategyWord, Wrong>) -> Option<u32> {
         let requests = self.raw.requests_per_unit.value;
         let Some(burst) = &self.raw.burst else { return Some(requests) };
-        if strategy != StrategyWord::Gcra {
+        if let Some(strategy) = strategy.ok().filter(|word| *word != StrategyWord::Gcra) {
             let message = format!("`burst` with `strategy: {strategy}`");
             let cure =
                 "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
@@ -218,7 +253,8 @@ impl Block<'_, '_, '_> {
             self.error(Code::ZeroBurst, burst.span, message, &cure);
             return None;
         }
-        if requests != 0 && requests.saturating_mul(LARGE_BURST) < burst.value {
+        let is_large = requests != 0 && requests.saturating_mul(LARGE_BURST) < burst.value;
+        if is_large && strategy.is_ok() {
             let message = format!(
                 "a burst of {} admits {} units' worth of hits at one instant",
                 burst.value,
@@ -231,57 +267,69 @@ impl Block<'_, '_, '_> {
     }
 
     /// What may be out; nothing where the limit is not leased.
-    fn overshoot(
-        &mut self,
-        mode: ModeWord,
-        strategy: StrategyWord,
-    ) -> Result<Option<Overshoot>, Wrong> {
-        let raw = self.raw;
-        let own = raw.max_overshoot.as_ref();
-        if mode != ModeWord::Leased {
-            let Some(own) = own else { return Ok(None) };
+    fn overshoot(&mut self, said: Said) -> Result<Option<Overshoot>, Wrong> {
+        let own = self.raw.max_overshoot.as_ref();
+        if let (Some(mode), Some(own)) =
+            (said.mode.ok().filter(|word| *word != ModeWord::Leased), own)
+        {
             let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
-            self.error(
-                Code::Contradiction,
-                own.span,
-                message,
-                "say `mode: leased`, or leave it out",
-            );
+            let cure = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, own.span, message, cure);
             return Err(Wrong);
         }
-        let at = own.or(raw.mode.as_ref()).map_or(raw.span, |word| word.span);
-        let amount = match own {
-            Some(_) => Ask { file: self.file, findings: self.findings }.amount(own).ok_or(Wrong)?,
-            None => self.defaults.overshoot.ok_or_else(|| {
-                let message = "`mode: leased` without a `max_overshoot`".to_owned();
-                let cure = "say what the fleet may admit above the limit at most, as in `2%`";
-                self.error(Code::OutOfRange, at, message, cure);
-                Wrong
-            })?,
+        let amount = Ask { file: self.file, findings: self.findings }.amount(own)?;
+        if said.mode? != ModeWord::Leased {
+            return Ok(None);
+        }
+        let amount = amount.map_or(self.defaults.overshoot, |own| Ok(Some(own)))?;
+        self.leased(amount, said.strategy).map(Some)
+    }
+
+    /// What `amount` comes to for this limit.
+    fn leased(
+        &mut self,
+        amount: Option<Amount>,
+        strategy: Result<StrategyWord, Wrong>,
+    ) -> Result<Overshoot, Wrong> {
+        let raw = self.raw;
+        let word = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
+        let at = word.map_or(raw.span, |word| word.span);
+        let Some(amount) = amount else {
+            let message = "`mode: leased` without a `max_overshoot`".to_owned();
+            let cure = "say what the fleet may admit above the limit at most, as in `2%`";
+            self.error(Code::OutOfRange, at, message, cure);
+            return Err(Wrong);
         };
-        let requests = raw.requests_per_unit.value;
-        amount.of(requests, strategy).map(Some).map_err(|not| {
+        let (requests, strategy) = (raw.requests_per_unit.value, strategy?);
+        amount.of(requests, strategy).map_err(|not| {
             let (code, message, cure) = overshoot::refusal(&not, requests, strategy);
             self.error(code, at, message, &cure);
             Wrong
         })
     }
 
-    /// How much is borrowed at a time.
-    fn size(&mut self, mode: ModeWord, strategy: &Strategy) -> Result<Size, Wrong> {
-        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(Size::Learned) };
-        let most = sizer::most(strategy.most());
-        if mode != ModeWord::Leased {
+    /// Whether `lease_hits` can mean anything.
+    fn borrows(&mut self, mode: Result<ModeWord, Wrong>) -> Result<(), Wrong> {
+        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
+        if let Some(mode) = mode.ok().filter(|word| *word != ModeWord::Leased) {
             let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
-            self.error(
-                Code::Contradiction,
-                hits.span,
-                message,
-                "say `mode: leased`, or leave it out",
-            );
+            let cure = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, hits.span, message, cure);
             return Err(Wrong);
         }
-        if hits.value == 0 || most < Hits(hits.value.into()) {
+        if hits.value == 0 {
+            let cure = "at least 1; left out, it is learned";
+            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), cure);
+            return Err(Wrong);
+        }
+        Ok(())
+    }
+
+    /// How much is borrowed at a time.
+    fn size(&mut self, strategy: &Strategy) -> Result<Size, Wrong> {
+        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(Size::Learned) };
+        let most = sizer::most(strategy.most());
+        if most < Hits(hits.value.into()) {
             let message = format!("leases of {} hits", hits.value);
             let cure = format!(
                 "1 to {}, a tenth of what passes at one instant; left out, it is learned",
@@ -295,9 +343,7 @@ impl Block<'_, '_, '_> {
 
     fn strategy(&mut self, word: StrategyWord, window: &Window, burst: u32) -> Option<Strategy> {
         let requests = self.raw.requests_per_unit.value;
-        if requests == 0 && !self.zero(word) {
-            return None;
-        }
+        self.denies_all();
         match build(word, requests, window, burst) {
             Ok(strategy) => {
                 self.coarse(&strategy);
@@ -311,23 +357,28 @@ impl Block<'_, '_, '_> {
     }
 
     /// Whether a limit of zero may stand: in windows it denies all, as in the reference.
-    fn zero(&mut self, word: StrategyWord) -> bool {
-        let requests = self.raw.requests_per_unit.span;
-        let written = requests.start < requests.end;
-        let span = if written { requests } else { self.raw.span };
-        if word != StrategyWord::FixedWindow {
-            let message = format!("`{word}` of 0 requests never earns a hit");
-            let cure =
-                "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
-            self.error(Code::ZeroRequests, span, message, cure);
-            return false;
-        }
-        if !written {
+    fn earns(&mut self, strategy: Result<StrategyWord, Wrong>) -> Result<(), Wrong> {
+        let requests = &self.raw.requests_per_unit;
+        let word = strategy.ok().filter(|word| *word != StrategyWord::FixedWindow);
+        let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
+        let span = if self.says_requests() { requests.span } else { self.raw.span };
+        let message = format!("`{word}` of 0 requests never earns a hit");
+        let cure = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+        self.error(Code::ZeroRequests, span, message, cure);
+        Err(Wrong)
+    }
+
+    fn denies_all(&mut self) {
+        if !self.says_requests() {
             let message = "no `requests_per_unit`, so every hit is denied".to_owned();
             let cure = "say how many, or `requests_per_unit: 0` if that is meant";
-            self.findings.add(Code::DeniesAll, self.at(span), message, cure);
+            self.findings.add(Code::DeniesAll, self.at(self.raw.span), message, cure);
         }
-        true
+    }
+
+    fn says_requests(&self) -> bool {
+        let requests = &self.raw.requests_per_unit;
+        requests.value != 0 || requests.span.start < requests.span.end
     }
 
     fn coarse(&mut self, strategy: &Strategy) {
@@ -417,31 +468,40 @@ impl Ask<'_, '_> {
         found
     }
 
-    /// What `max_overshoot` says.
-    fn amount(&mut self, word: Option<&Spanned<String>>) -> Option<Amount> {
-        let word = word?;
+    /// The same, or `default` where none is written.
+    fn or<T: Copy>(
+        &mut self,
+        default: Result<T, Wrong>,
+        words: &Words<T>,
+        key: &str,
+        word: Option<&Spanned<String>>,
+    ) -> Result<T, Wrong> {
+        if word.is_none() { default } else { self.word(words, key, word).ok_or(Wrong) }
+    }
+
+    /// What `max_overshoot` says, if it is there.
+    fn amount(&mut self, word: Option<&Spanned<String>>) -> Result<Option<Amount>, Wrong> {
+        let Some(word) = word else { return Ok(None) };
         let found = overshoot::parse(&word.value);
         if found.is_none() {
             let message = format!("`max_overshoot: {}` is no number of hits", word.value);
             let cure =
                 "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
-            self.findings.add(
-                Code::OutOfRange,
-                At { file: self.file, span: word.span },
-                message,
-                cure,
-            );
+            let at = At { file: self.file, span: word.span };
+            self.findings.add(Code::OutOfRange, at, message, cure);
         }
-        found
+        found.map(Some).ok_or(Wrong)
     }
+
     /// What `max_overshoot` says of limits that are not known here.
-    fn amount_of_any(&mut self, word: Option<&Spanned<String>>) -> Option<Amount> {
+    fn amount_of_any(&mut self, word: Option<&Spanned<String>>) -> Result<Option<Amount>, Wrong> {
         let amount = self.amount(word)?;
-        if let Some(word) = word.filter(|_| amount.is_above_any()) {
+        if let Some(word) = word.filter(|_| amount.is_some_and(Amount::is_above_any)) {
             let message = format!("`max_overshoot: {}` is above any limit itself", word.value);
             let at = At { file: self.file, span: word.span };
             self.findings.add(Code::OutOfRange, at, message, "at most `100%`");
+            return Err(Wrong);
         }
-        Some(amount)
+        Ok(amount)
     }
 }
