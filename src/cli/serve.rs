@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, ResponseHeaders, Settings};
+use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, Settings};
 use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
@@ -516,20 +516,9 @@ fn policy_of(settings: &Settings) -> Policy {
 }
 
 fn reporting_of(settings: &Settings) -> Reporting {
-    let chosen = settings.response_headers;
-    let reference = matches!(chosen, ResponseHeaders::Reference | ResponseHeaders::All);
-    let names = || headers::Names {
-        limit: settings.limit_header.as_str().into(),
-        remaining: settings.remaining_header.as_str().into(),
-        reset: settings.reset_header.as_str().into(),
-    };
     Reporting {
-        headers: headers::Headers {
-            reference: reference.then(names),
-            draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All),
-            retry_after: settings.retry_after,
-        },
-        upstream: settings.request_headers.then(names),
+        headers: headers::Headers::chosen(settings),
+        upstream: settings.request_headers.then(|| headers::Names::chosen(settings)),
         dynamic_metadata: settings.dynamic_metadata,
         negative_hits: settings.negative_hits,
     }

@@ -19,6 +19,7 @@ use std::fmt::{self, Write as _};
 
 use smallvec::SmallVec;
 
+use crate::config::settings::{ResponseHeaders, Settings};
 use crate::engine::Answer;
 use crate::kernel::decision::{Finding, Shown};
 use crate::kernel::units::Nanos;
@@ -69,6 +70,20 @@ impl Default for Names {
 pub type Header<'h> = (&'h str, String);
 
 impl Headers {
+    /// Those that the settings choose.
+    #[must_use]
+    pub fn chosen(settings: &Settings) -> Self {
+        let chosen = settings.response_headers;
+        let reference = matches!(chosen, ResponseHeaders::Reference | ResponseHeaders::All);
+        Self {
+            reference: reference.then(|| Names::chosen(settings)),
+            // In shadow mode every limit is one that clients must not obey.
+            draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All)
+                && !settings.shadow_mode,
+            retry_after: settings.retry_after,
+        }
+    }
+
     /// The headers of `answer`, in the order they are sent. Allocates nothing when all are off.
     #[must_use]
     pub fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 6]> {
@@ -87,6 +102,16 @@ impl Headers {
 }
 
 impl Names {
+    /// Those that the settings say.
+    #[must_use]
+    pub fn chosen(settings: &Settings) -> Self {
+        Self {
+            limit: settings.limit_header.as_str().into(),
+            remaining: settings.remaining_header.as_str().into(),
+            reset: settings.reset_header.as_str().into(),
+        }
+    }
+
     fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 3]> {
         let bound = answer.binding.and_then(|index| answer.statuses.get(index));
         let Some((finding, shown)) = bound.and_then(|status| counted(&status.finding)) else {
@@ -115,13 +140,13 @@ fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
     if listed.is_empty() {
         return SmallVec::new();
     }
+    let own = listed.iter().map(|(_, shown)| Escaped(policy_name(shown)).to_string());
+    let names = names(&own.collect::<SmallVec<[_; MAX_LISTED]>>());
     let items = |show: fn(&Finding, &Shown) -> String| -> String {
-        let each = |(index, &(finding, shown)): (usize, &(&Finding, &Shown))| {
-            let name = policy_name(shown);
-            let twins = listed[..index].iter().filter(|(_, other)| policy_name(other) == name);
-            format!("{};{}", Item { name, twins: twins.count() }, show(finding, shown))
+        let each = |(name, &(finding, shown)): (&String, &(&Finding, &Shown))| {
+            format!("\"{name}\";{}", show(finding, shown))
         };
-        listed.iter().enumerate().map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
+        names.iter().zip(&listed).map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
     };
     let policies = items(|_, shown| format!("q={};w={}", shown.requests, seconds(shown.period)));
     let limits = items(|finding, _| {
@@ -143,29 +168,32 @@ fn policy_name(shown: &Shown) -> &str {
     shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(UNNAMED)
 }
 
-/// A limit's name as a structured field's string. What such a string cannot hold is
-/// percent-encoded; the second limit of one name is `name-2`, so that the two headers pair up.
-struct Item<'a> {
-    name: &'a str,
-    /// How many limits before this one have its name.
-    twins: usize,
+/// A limit's name between the quotes of a structured field's string. What such a string cannot hold is
+/// percent-encoded.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'"' | b'\\' => write!(f, "\\{}", char::from(byte)),
+            b' '..=b'~' => f.write_char(char::from(byte)),
+            _ => write!(f, "%{byte:02x}"),
+        })
+    }
 }
 
-impl fmt::Display for Item<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('"')?;
-        for byte in self.name.bytes() {
-            match byte {
-                b'"' | b'\\' => write!(f, "\\{}", char::from(byte))?,
-                b' '..=b'~' => f.write_char(char::from(byte))?,
-                _ => write!(f, "%{byte:02x}")?,
-            }
-        }
-        if 0 < self.twins {
-            write!(f, "-{}", self.twins + 1)?;
-        }
-        f.write_char('"')
+/// Each limit under a name of its own, so that the two headers pair up: the second of one name is `name-2`, or the next
+/// number that makes no name of another limit.
+fn names(own: &[String]) -> SmallVec<[String; MAX_LISTED]> {
+    let mut names = SmallVec::new();
+    for (index, name) in own.iter().enumerate() {
+        let is_taken = |named: &String| own.contains(named) || names.contains(named);
+        let mut numbered = (2_u64..).map(|number| format!("{name}-{number}"));
+        let is_twin = own[..index].contains(name);
+        let number = if is_twin { numbered.find(|named| !is_taken(named)) } else { None };
+        names.push(number.unwrap_or_else(|| name.clone()));
     }
+    names
 }
 
 /// Whole seconds, rounded up, at least one: zero would mean "at once" or "no window".

@@ -1,5 +1,6 @@
 //! The table of headers. Expected texts follow the draft's grammar and RFC 9651's strings.
 
+use sluicegate::config::settings::{ResponseHeaders, Settings};
 use sluicegate::edge::headers::{Headers, Names};
 use sluicegate::engine::Answer;
 use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict};
@@ -116,6 +117,26 @@ fn unnamed_limits_are_default_and_twins_are_numbered_alike_in_both_headers() {
     assert_eq!(limit, names.map(|name| format!("{name};r=1;t=7")).join(", "));
 }
 
+/// RFC 9651: a list may hold a string twice, but the draft pairs the two headers by it.
+#[test]
+fn the_number_of_a_twin_makes_no_name_that_another_has() {
+    let limit = |name: &&str| admitted(per_minute(2, name), 1, Nanos::from_secs(7));
+    for (names, want) in [
+        (&["a", "a", "a-2"][..], &["a", "a-3", "a-2"][..]),
+        (&["a-2", "a", "a"], &["a-2", "a", "a-3"]),
+        (&["", "default-2", ""], &["default", "default-2", "default-3"]),
+        (&["a", "a", "a-2", "a-2", "a"], &["a", "a-3", "a-2", "a-2-2", "a-4"]),
+        (&["\u{fc}", "%c3%bc"], &["%c3%bc", "%c3%bc-2"]),
+    ] {
+        let [policy, limit] = policy_and_limit(names.iter().map(limit).collect());
+        let shown = |rest| {
+            let each = want.iter().map(|name| format!("\"{name}\";{rest}"));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!((policy, limit), (shown("q=2;w=60"), shown("r=1;t=7")), "{names:?}");
+    }
+}
+
 #[test]
 fn a_name_is_escaped_into_a_structured_fields_string() {
     let names = [
@@ -136,6 +157,25 @@ fn a_shadow_limit_is_not_shown_to_clients_that_would_obey_it() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
     let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
     assert!(headers.is_empty());
+}
+
+/// Under the setting `shadow_mode` every limit is one.
+#[test]
+fn a_service_in_shadow_mode_shows_clients_no_limit_that_they_would_obey() {
+    let chosen = |shadow_mode| {
+        let chosen = ResponseHeaders::All;
+        Headers::chosen(&Settings { response_headers: chosen, shadow_mode, ..Settings::default() })
+    };
+    let names = |headers: &Headers| {
+        let over = answer(Verdict::Admit, vec![over(9)]);
+        sent(headers, &over).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    let reference = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];
+    assert_eq!(names(&chosen(true)), reference);
+    assert_eq!(
+        names(&chosen(false)),
+        [&reference[..], &["RateLimit-Policy", "RateLimit"]].concat()
+    );
 }
 
 #[test]
