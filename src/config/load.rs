@@ -15,7 +15,7 @@ use crate::kernel::units::Revision;
 ///
 /// # Errors
 /// Everything that is wrong with any of them. Where one cannot be read, the others are still
-/// resolved, so that a person sees all there is to mend at once.
+/// resolved, so that a person sees all there is to mend at once; what merged ones may only lack because of it is not said.
 pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,
@@ -33,7 +33,11 @@ pub fn load<'t>(
         }
     }
     let unread = 0 < findings.counts().errors;
-    let resolved = resolve::resolve(&files, revision, merge_domains);
+    let resolved = if unread {
+        resolve::resolve_rest(&files, revision, merge_domains)
+    } else {
+        resolve::resolve(&files, revision, merge_domains)
+    };
     let (config, more) = match resolved {
         Ok((config, warnings)) => (Some(config).filter(|_| !unread), warnings),
         Err(wrong) => (None, wrong),

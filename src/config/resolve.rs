@@ -41,6 +41,29 @@ pub fn resolve(
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let mut findings = Findings::new(files.iter().map(|(_, source)| source));
     let groups = by_domain(files, merge_domains, &mut findings);
+    read(files, revision, &groups, findings)
+}
+
+/// The same of the files that could be read, where others could not: what merged ones lack, those may have.
+pub(super) fn resolve_rest(
+    files: &[(File, Source)],
+    revision: Revision,
+    merge_domains: bool,
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let mut findings = Findings::new(files.iter().map(|(_, source)| source));
+    let mut groups = by_domain(files, merge_domains, &mut findings);
+    for group in &mut groups {
+        group.is_whole = !merge_domains;
+    }
+    read(files, revision, &groups, findings)
+}
+
+fn read<'a>(
+    files: &'a [(File, Source)],
+    revision: Revision,
+    groups: &[Group<'a>],
+    mut findings: Findings<'a>,
+) -> Result<(Config, Diagnostics), Diagnostics> {
     let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
     let domains = domains.map(|domain| (domain.name.clone(), domain)).collect();
     let warnings = findings.finish()?;
@@ -51,6 +74,8 @@ pub fn resolve(
 struct Group<'r> {
     domain: &'r str,
     files: Vec<usize>,
+    /// Whether no other file can be of this domain.
+    is_whole: bool,
 }
 
 /// Without merging, each file is a group of its own even where that is an error: then the rest of it
@@ -78,7 +103,7 @@ fn by_domain<'r>(
         } else {
             known.insert(domain, groups.len());
         }
-        groups.push(Group { domain, files: vec![number] });
+        groups.push(Group { domain, files: vec![number], is_whole: true });
     }
     groups
 }
@@ -159,8 +184,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             }
         }
         let tree = self.builder.finish();
-        // A tree that nobody will see, with a node left out, would only be accused of what it lacks.
-        if !self.findings.has_errors() {
+        // A tree that nobody will see, with a node left out or a file, would only be accused of what it lacks.
+        if self.group.is_whole && !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
             let slots = Slots { charge, colocate: colocate.as_ref() };
             Lint { tree: &tree, origins, replaces, slots, overshoot, findings: self.findings }
@@ -195,7 +220,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let raw = file.defaults.as_ref()?;
             Some((limit::defaults(raw, at, findings), raw.span))
         });
-        said.map(|(defaults, _)| defaults).unwrap_or_default()
+        let otherwise = if self.group.is_whole { Defaults::default } else { Defaults::unknown };
+        said.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
     /// Where the domain says a `max_overshoot` for all its limits.

@@ -130,6 +130,35 @@ fn a_domain_is_not_empty_and_in_one_file() {
     );
 }
 
+/// What one file lacks, another may have.
+#[test]
+fn of_a_merged_domain_nothing_is_missed_while_a_file_of_it_cannot_be_read() {
+    let sound = |defaults: &str, words: &str| {
+        format!(
+            "domain: d\ncolocate: tenant\n{defaults}descriptors:\n- key: k\n  \
+             rate_limit: {{unit: day, requests_per_unit: 600, replaces: [{{name: other}}]{words}}}\n"
+        )
+    };
+    let unread = "domain: d\n\tx: [\n";
+    for (defaults, words) in [
+        ("defaults: {max_overshoot: 2%}\n", ""),
+        // What the defaults are is not known.
+        ("", ", burst: 50"),
+        ("", ", mode: leased"),
+        ("", ", calendar: {time_zone: UTC}"),
+    ] {
+        let files = [("a.yaml", &*sound(defaults, words)), ("b.yaml", unread)];
+        let said = load(&files, true).unwrap_err();
+        let said: Vec<_> = said.iter().map(|one| (&*one.place.file, one.code.name())).collect();
+        assert_eq!(said, [("b.yaml", "E01")], "{defaults} {words}");
+    }
+    // Each file a domain, so that nothing is missing.
+    let alone = sound("", "");
+    let said = load(&[("a.yaml", &alone), ("b.yaml", unread)], false).unwrap_err();
+    let said: Vec<_> = said.iter().map(|one| one.code.name()).collect();
+    assert_eq!(said, ["W29", "W27", "E01"]);
+}
+
 #[test]
 fn merged_files_are_one_first_level() {
     let file = |rules: &str| format!("domain: d\ndescriptors:\n{rules}");

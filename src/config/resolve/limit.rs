@@ -47,6 +47,14 @@ impl Default for Defaults {
     }
 }
 
+impl Defaults {
+    /// Those that may be in a file which cannot be read.
+    pub(super) fn unknown() -> Self {
+        let (strategy, mode, overshoot) = (Err(Wrong), Err(Wrong), Err(Wrong));
+        Self { strategy, mode, overshoot, on_backend_failure: OnBackendFailure::default() }
+    }
+}
+
 /// It means nothing; the findings say why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wrong;
