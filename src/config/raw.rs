@@ -52,7 +52,7 @@ fn file(text: &str, findings: &mut Findings) -> File {
 
 /// A whole file: one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, default, extend("required" = ["domain"]))]
+#[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::parking)]
 pub struct File {
     /// The domain that the proxy asks for. Empty when absent, and then refused.
     #[schemars(schema_with = "schema::text")]
@@ -160,13 +160,13 @@ pub struct RateLimit {
     #[schemars(schema_with = "schema::replaces")]
     pub replaces: Vec<Spanned<String>>,
     /// The period, instead of a unit: whole numbers with ms, s, m, h or d, as in `90s` or `1h30m`.
-    #[schemars(schema_with = "schema::duration")]
+    #[schemars(schema_with = "schema::optional_duration")]
     pub per: Option<Spanned<String>>,
     /// How hits are counted; `fixed_window` unless the defaults say otherwise.
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
     /// Hits admitted at one instant, for `gcra`; `requests_per_unit` where it is absent.
-    #[schemars(schema_with = "schema::burst")]
+    #[schemars(schema_with = "schema::optional_count")]
     pub burst: Option<Spanned<u32>>,
     /// What is answered without asking the store: nothing (`strict`), known denials (`cached_deny`), or
     /// what borrowed hits cover (`leased`).
@@ -177,7 +177,7 @@ pub struct RateLimit {
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
     /// Hits that a replica borrows at a time, for `leased`; learned from demand where it is absent.
-    #[schemars(schema_with = "schema::burst")]
+    #[schemars(schema_with = "schema::optional_count")]
     pub lease_hits: Option<Spanned<u32>>,
     /// What the caller gets when the store does not answer; by default an error.
     #[schemars(schema_with = "schema::failure")]
@@ -226,7 +226,7 @@ pub struct Concurrency {
     /// Who may wait for a place; nobody without it.
     pub queue: Option<Queue>,
     /// How long a place is kept where its release may never come; 60s where it is absent.
-    #[schemars(schema_with = "schema::duration")]
+    #[schemars(schema_with = "schema::optional_duration")]
     pub max_duration: Option<Spanned<String>>,
     /// What one who is turned away is answered.
     pub reject: Option<Reject>,
@@ -243,10 +243,10 @@ pub struct Adaptive {
     #[schemars(schema_with = "schema::policy")]
     pub policy: Option<Spanned<String>>,
     /// The ceiling is never below; 1 where it is absent.
-    #[schemars(schema_with = "schema::at_least_one")]
+    #[schemars(schema_with = "schema::optional_count")]
     pub min: Option<Spanned<u32>>,
     /// The ceiling is never above; 1000, or `limit` where that is more, where it is absent.
-    #[schemars(schema_with = "schema::at_least_one")]
+    #[schemars(schema_with = "schema::optional_count")]
     pub max: Option<Spanned<u32>>,
 }
 
@@ -276,7 +276,7 @@ pub struct Reject {
     #[schemars(schema_with = "schema::status")]
     pub status: Option<Spanned<u32>>,
     /// What `Retry-After` says, in whole seconds, rounded up; no header where it is absent.
-    #[schemars(schema_with = "schema::duration")]
+    #[schemars(schema_with = "schema::optional_duration")]
     pub retry_after: Option<Spanned<String>>,
     /// The body; none where it is absent.
     #[schemars(schema_with = "schema::text")]

@@ -47,6 +47,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": 0, "maximum": u32::MAX},
         {"type": "string", "pattern": overshoot::PATTERN, "examples": ["2%", "0.5%", "100"]},
+        {"type": "null"},
     ]})
 }
 
@@ -61,12 +62,16 @@ pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "pattern": duration::PATTERN, "examples": ["250ms", "90s", "36h", "7d"]})
 }
 
+pub(super) fn optional_duration(generator: &mut SchemaGenerator) -> Schema {
+    or_nothing(&duration(generator))
+}
+
 pub(super) fn requests(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX})
 }
 
-pub(super) fn burst(generator: &mut SchemaGenerator) -> Schema {
-    at_least_one(generator)
+pub(super) fn optional_count(generator: &mut SchemaGenerator) -> Schema {
+    or_nothing(&at_least_one(generator))
 }
 
 pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
@@ -86,7 +91,7 @@ pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "integer", "minimum": 400, "maximum": 599})
+    json_schema!({"type": ["integer", "null"], "minimum": 400, "maximum": 599})
 }
 
 pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
@@ -96,7 +101,16 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
         {"type": "integer", "minimum": 1, "maximum": 31},
         {"enum": days},
         {"type": "string", "pattern": pattern},
+        {"type": "null"},
     ]})
+}
+
+/// At the top of a file, where nothing reads it.
+pub(super) fn parking(schema: &mut Schema) {
+    let anything = json!({"description": "A place for anchors; nothing reads it."});
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        properties.insert("metadata".to_owned(), anything);
+    }
 }
 
 pub(super) fn metadata(_: &mut SchemaGenerator) -> Schema {
@@ -117,11 +131,18 @@ pub(super) fn one_period(schema: &mut Schema) {
     let said = |word: &str| json!({"required": [word]});
     let one: Vec<Value> = ["unit", "per", "unlimited"].iter().map(|word| said(word)).collect();
     schema.insert("anyOf".to_owned(), Value::from(one));
-    schema.insert("not".to_owned(), json!({"required": ["unit", "per"]}));
+    let per = json!({"per": {"type": "string"}});
+    schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": per}));
 }
 
+/// One of these words, or nothing.
 fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
-    json_schema!({"enum": words.collect::<Vec<_>>()})
+    or_nothing(&json_schema!({"enum": words.collect::<Vec<_>>()}))
+}
+
+/// A word may stand without a value, as if it were not there.
+fn or_nothing(schema: &Schema) -> Schema {
+    json_schema!({"anyOf": [schema, {"type": "null"}]})
 }
 
 /// Any of the words, as a part of a pattern.

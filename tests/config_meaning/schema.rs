@@ -6,7 +6,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 use sluicegate::config::schema::limits;
 
-use super::said;
+use super::{load, said};
 
 #[test]
 fn the_shipped_schema_is_the_one_of_the_types() {
@@ -173,6 +173,39 @@ fn what_check_would_refuse_or_find_ignored_does_not_fit() {
     assert!(judge("descriptors: []\n").is_err());
     assert!(judge("domain: d\ndescriptors: [{value: v}]\n").is_err());
     assert!(judge("domain: d\ndescriptor: []\n").is_err());
+}
+
+#[test]
+fn what_check_takes_without_a_word_fits() {
+    let parked = "domain: d\nmetadata:\n  day: &day {unit: day, requests_per_unit: 1}\n\
+                  descriptors:\n- {key: k, rate_limit: *day}\n";
+    let domain = |head: &str| format!("domain: d\n{head}\ndescriptors: [{{key: k}}]\n");
+    let limit = |words: &str| {
+        format!(
+            "domain: d\ndescriptors:\n- {{key: k, rate_limit: {{unit: day, requests_per_unit: 1, {words}}}}}\n"
+        )
+    };
+    let ceiling = |words: &str| {
+        let words = format!("limit: 64, max_duration: 5s, {words}");
+        format!("domain: d\ndescriptors:\n- {{key: k, concurrency: {{{words}}}}}\n")
+    };
+    let mut files = vec![parked.to_owned()];
+    files.extend(["metadata:", "metadata: [1.5]", "charge:", "defaults:"].map(domain));
+    let defaults = ["strategy", "on_backend_failure", "mode", "max_overshoot"];
+    files.extend(defaults.map(|word| domain(&format!("defaults: {{{word}: }}"))));
+    let words = ["per", "strategy", "burst", "mode", "max_overshoot", "lease_hits"];
+    files.extend(words.map(|word| limit(&format!("{word}: "))));
+    files.extend(["on_backend_failure: ", "calendar: {time_zone: UTC, starts_on: }"].map(limit));
+    files
+        .extend(["mode: ", "on_backend_failure: ", "queue: ", "adaptive: {policy: }"].map(ceiling));
+    files.extend(
+        ["adaptive: {min: , max: }", "reject: {status: , retry_after: , body: }"].map(ceiling),
+    );
+    for file in files {
+        let (_, said) = load(&[("a.yaml", &file)], false).unwrap();
+        assert!(said.is_empty(), "{file}: {said:?}");
+        assert_eq!(judge(&file), Ok(()), "{file}");
+    }
 }
 
 #[test]

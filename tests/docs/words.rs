@@ -89,6 +89,7 @@ fn takes(said: &Value) -> String {
         _ if kinds.contains("object") => "mapping".to_owned(),
         _ if kinds.contains("string") => "text".to_owned(),
         _ if kinds.contains("boolean") => "`true`, `false`".to_owned(),
+        _ if kinds.is_empty() => "anything".to_owned(),
         _ => panic!("{said}"),
     }
 }
