@@ -8,7 +8,6 @@ pub mod calendar;
 pub mod concurrency;
 mod describe;
 pub mod diagnostic;
-pub mod diff;
 pub mod explain;
 pub mod frozen;
 pub mod hooks;

@@ -1,7 +1,6 @@
 //! What `concurrency` means, and what of it is refused.
 
 use sluicegate::config::concurrency::{Ceiling, Mode, Reject};
-use sluicegate::config::diff::diff;
 use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
 use sluicegate::kernel::units::Nanos;
@@ -142,21 +141,4 @@ fn shadow_mode_counts_for_a_ceiling() {
     let config =
         sound("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
     assert!(config.domains["d"].tree.ceiling([("k", "")]).unwrap().ceiling.shadow);
-}
-
-#[test]
-fn a_changed_ceiling_is_a_change_and_an_unchanged_one_is_none() {
-    let file = |limit: u32| {
-        let limits = "rate_limit: {unit: day, requests_per_unit: 1}";
-        sound(&format!(
-            "- key: k\n  {limits}\n  concurrency: {{limit: {limit}, max_duration: 60s}}\n"
-        ))
-    };
-    assert!(diff(&file(1), &file(1)).is_empty());
-    let found = diff(&file(1), &file(2));
-    assert_eq!(found.to_string(), "0 added, 0 removed, 1 changed");
-    assert_eq!(found.changed[0].old.as_deref(), Some("1 in flight, rejected with 503"));
-    let without = sound("- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n");
-    assert_eq!(diff(&without, &file(1)).to_string(), "1 added, 0 removed, 0 changed");
-    assert_eq!(diff(&file(1), &without).to_string(), "0 added, 1 removed, 0 changed");
 }

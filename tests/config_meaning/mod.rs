@@ -3,7 +3,6 @@
 mod bad_files;
 mod calendar;
 mod ceilings;
-mod changes;
 mod commands;
 mod matching;
 mod our_words;
