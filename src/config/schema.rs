@@ -55,7 +55,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^({})$", in_any_case(&words));
-    json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]})
+    or_nothing(&json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]}))
 }
 
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
@@ -128,11 +128,12 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
 
 /// A limit says one of the three.
 pub(super) fn one_period(schema: &mut Schema) {
-    let said = |word: &str| json!({"required": [word]});
-    let one: Vec<Value> = ["unit", "per", "unlimited"].iter().map(|word| said(word)).collect();
-    schema.insert("anyOf".to_owned(), Value::from(one));
-    let per = json!({"per": {"type": "string"}});
-    schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": per}));
+    let text = json!({"type": "string"});
+    let said = |word: &str| json!({"required": [word], "properties": {word: text}});
+    let one = [said("unit"), said("per"), json!({"required": ["unlimited"]})];
+    schema.insert("anyOf".to_owned(), Value::from(one.to_vec()));
+    let both = json!({"unit": text, "per": text});
+    schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": both}));
 }
 
 /// One of these words, or nothing.

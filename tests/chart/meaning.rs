@@ -193,6 +193,8 @@ fn datagrams_are_received_where_the_service_and_the_policy_let_them_through() {
     let settings = settings_of(&objects).settings;
     let received = (settings.syslog_host.is_unspecified(), settings.syslog_port);
     assert_eq!(received, (true, Some(5514)), "{}", objects.server_yaml());
+    let six = rendered(&["--set", &format!("{set},settings.host=::")]);
+    assert_eq!(settings_of(&six).settings.syslog_host.to_string(), "::");
     let own = rendered(&["--set", &format!("{set},settings.syslog_host=10.1.2.3")]);
     assert_eq!(settings_of(&own).settings.syslog_host.to_string(), "10.1.2.3");
 }

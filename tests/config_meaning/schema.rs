@@ -157,6 +157,8 @@ fn what_check_would_refuse_or_find_ignored_does_not_fit() {
         "unit: days, burst: 0",
         "requests_per_unit: 1",
         "unit: day, per: 5s",
+        "per: , requests_per_unit: 1",
+        "unit: , requests_per_unit: 1",
         "per: 5 s",
         "unit: week, calendar: {time_zone: UTC, starts_on: funday}",
         "unit: day, strategy: grca",
@@ -189,7 +191,10 @@ fn what_check_takes_without_a_word_fits() {
         let words = format!("limit: 64, max_duration: 5s, {words}");
         format!("domain: d\ndescriptors:\n- {{key: k, concurrency: {{{words}}}}}\n")
     };
+    let bare =
+        |words: &str| format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{words}}}}}]\n");
     let mut files = vec![parked.to_owned()];
+    files.extend(["unit: , per: 90s, requests_per_unit: 5", "unit: , unlimited: true"].map(bare));
     files.extend(["metadata:", "metadata: [1.5]", "charge:", "defaults:"].map(domain));
     let defaults = ["strategy", "on_backend_failure", "mode", "max_overshoot"];
     files.extend(defaults.map(|word| domain(&format!("defaults: {{{word}: }}"))));

@@ -1,9 +1,12 @@
 //! Leased limits beside one that an operator holds shut, charged as one.
 
-use sluicegate::kernel::decision::{Reason, Verdict};
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures_util::future::poll_immediate;
+use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{Far, ask, at_once, engine, held, publish};
+use super::{Far, ask, at_once, engine, held, publish, question};
 
 const LIMITS: &str = "- key: a\n  rate_limit: {unit: day, requests_per_unit: 10}\n\
                       - key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
@@ -65,4 +68,27 @@ async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_as
         assert_eq!(left, [Hits(950), Hits(7)]);
         assert_eq!(held(&engine), before);
     }
+}
+
+/// What it had in hand meanwhile would be lost to a message that is written before it is put back.
+#[tokio::test]
+async fn beside_a_limit_held_shut_nothing_is_taken_while_the_store_is_asked_for_another() {
+    let store = Far::new();
+    let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
+    publish(&engine, "charge: all_or_nothing\n", &limits);
+    for _ in 0..50 {
+        ask(&engine, &[("b", "v")], 1).await.unwrap();
+    }
+    engine.freeze(("d", &[SHUT]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    let before = held(&engine);
+    assert!(5 <= before, "{before}");
+    store.stands.store(true, Relaxed);
+    let asked = question(&[SHUT, ("b", "v"), ("s", "v")], Cost::Charge(Hits(5)));
+    let mut waits = Box::pin(engine.decide(&asked));
+    assert!(poll_immediate(&mut waits).await.is_none(), "it is asked for `s`");
+    assert_eq!(held(&engine), before);
+    store.take(0);
+    store.answer(0);
+    assert_eq!(waits.await.unwrap().statuses[1].finding.room.remaining, Hits(950));
+    assert_eq!(held(&engine), before);
 }

@@ -77,8 +77,18 @@ fn every_kind_of_value_means_the_same_through_every_door() {
 }
 
 /// What YAML takes for numbers and switches where nothing else is wanted.
-const SPELT: [&str; 8] =
-    ["1.10", "0042", "no", "0x10", "1e3", "on", "-0", "00000000000000000000000000000042"];
+const SPELT: [&str; 10] = [
+    "1.10",
+    "0042",
+    "no",
+    "0x10",
+    "1e3",
+    "on",
+    "-0",
+    "00000000000000000000000000000042",
+    "12e4567",
+    ".inf",
+];
 
 #[test]
 fn a_text_without_quotes_is_what_is_written_through_every_door() {
@@ -265,7 +275,7 @@ fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
         assert_eq!(refused(&flags(&[("backend", url)])).len(), 1, "{url}");
     }
     let told = refused(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
-    assert!(!told[0].contains("secret") && told[0].contains("…@host:x"), "{told:?}");
+    assert!(!told[0].contains("secret") && told[0].ends_with("…@host`"), "{told:?}");
 }
 
 #[test]
@@ -278,7 +288,11 @@ fn a_refused_url_shows_its_scheme_and_the_host_behind_an_at_and_nothing_else() {
             ("redis://me:s3cret", "redis://…"),
             ("redis://redis:6379/0?password=s3@s3cret", "redis://…"),
             ("redis://me:s3@s3?s3cret@host:x/s3cret", "redis://…"),
-            ("redis://me:s3@s3cret@host:x/s3cret", "redis://…@host:x"),
+            ("redis://me:s3@s3cret@host:x/s3cret", "redis://…@host"),
+            ("redis://default@redis.internal:s3cret", "redis://…@redis.internal"),
+            ("redis://ops@corp.com:s3cret:1", "redis://…@corp.com"),
+            ("redis://me:s3cret@[::1]:s3cret", "redis://…@[::1]"),
+            ("tcp://me:s3cret@[::1]:6379", "tcp://…@[::1]:6379"),
             ("redis:/me:s3cret", "…"),
             (":s3cret@redis:6379", "…@redis:6379"),
             ("s3cret:s3cret://s3cret", "…"),

@@ -301,6 +301,14 @@ fn masked(text: &str) -> String {
     let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
     // What comes after a `?` may be a password that holds an `@`.
     let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
-    let host = host.and_then(|(_, host)| host.split(['/', '?']).next());
+    let host = host.and_then(|(_, host)| host.split(['/', '?']).next()).map(without_password);
     format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
+}
+
+/// A host and its port: what stands there and is none may be a password.
+fn without_password(host: &str) -> &str {
+    let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
+    let (name, port) = host.split_at(end.unwrap_or(host.len()));
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    if port.strip_prefix(':').is_some_and(is_port) { host } else { name }
 }

@@ -80,12 +80,21 @@ fn understood(
     text: &str,
     is_text: impl Fn(&str) -> bool,
 ) -> Result<Vec<Entry>, serde_saphyr::Error> {
-    let mapping: Option<Mapping> = serde_saphyr::from_str(text)?;
+    let mapping: Option<Mapping> = serde_saphyr::from_str_with_options(text, any_number())?;
     let Some(Mapping(mut entries)) = mapping else { return Ok(Vec::new()) };
     let texts = entries.iter_mut().map(|Entry { name, node, .. }| is_text(name).then_some(node));
     let written = WrittenIn(texts);
-    serde_saphyr::with_deserializer_from_str(text, |file| file.deserialize_map(written))?;
+    serde_saphyr::with_deserializer_from_str_with_options(text, any_number(), |file| {
+        file.deserialize_map(written)
+    })?;
     Ok(entries)
+}
+
+/// A text may look like a number that no double holds (`7e512345`); whoever wants a number refuses it in its own words.
+fn any_number() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
+    }
 }
 
 fn point(at: Location) -> Point {

@@ -47,7 +47,7 @@ impl Leases {
             .zip(terms)
             .map(|(charge, terms)| leased(charge, Some(terms)))
             .collect();
-        let (all, mut taken, mut outcomes) = (all?, Taken::of(self), Outcomes::new());
+        let (all, mut taken, mut outcomes) = (all?, Taken::of(self, charges), Outcomes::new());
         for (at, (leased, hits)) in all.iter().enumerate() {
             outcomes.push(taken.take(at, now, *leased, *hits)?);
         }
@@ -111,7 +111,7 @@ impl Leases {
         terms: &[Option<Terms>],
     ) -> Outcomes {
         let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
-        let (mut taken, mut outcomes) = (Taken::of(self), unknown(charges));
+        let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
         {
@@ -122,6 +122,11 @@ impl Leases {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
         }
+        let here = |at: usize| {
+            let (leased, _) = leased(at)?;
+            self.with(leased, |held| held.balance(now))
+        };
+        let before: SmallVec<[Option<Hits>; 2]> = (0..charges.list.len()).map(here).collect();
         let rule = rest(charges, &outcomes, &is_known);
         let missing = Missing::of(charges, |at| !is_known[at], rule);
         if !missing.charges.list.is_empty() {
@@ -130,7 +135,8 @@ impl Leases {
         }
         for at in (0..charges.list.len()).filter(|at| !is_known[*at]) {
             if let (Some((leased, _)), Outcome::Stepped(step)) = (leased(at), outcomes[at]) {
-                let here = self.with(leased, |held| held.balance(now)).unwrap_or_default();
+                // What was lent meanwhile may be left by the store's answer as well.
+                let here = before[at].min(here(at)).unwrap_or_default();
                 outcomes[at] = Outcome::Stepped(with_here(step, here, most(leased)));
             }
         }
@@ -188,6 +194,9 @@ impl Leases {
 /// What a question has taken from balances; put back unless the question is admitted.
 struct Taken<'l> {
     leases: &'l Arc<Leases>,
+    /// Whether anything stays taken: of a question that is denied whatever is left, all is put back where it is looked for.
+    /// In the hands of one that waits, it would be nobody's when its ledger is written of meanwhile.
+    is_spent: bool,
     parts: SmallVec<[Part; 2]>,
 }
 
@@ -200,8 +209,8 @@ struct Part {
 }
 
 impl<'l> Taken<'l> {
-    fn of(leases: &'l Arc<Leases>) -> Self {
-        Self { leases, parts: SmallVec::new() }
+    fn of(leases: &'l Arc<Leases>, charges: &Charges) -> Self {
+        Self { leases, is_spent: is_spent(charges.rule), parts: SmallVec::new() }
     }
 
     /// What the ledger knows of charge `at`, if anything: its hits are taken where they pass.
@@ -210,10 +219,15 @@ impl<'l> Taken<'l> {
         let mut shard = self.leases.shard(place);
         let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
         let outcome = held.look(now, hits)?;
-        if !outcome.denies() {
-            self.parts.push(Part { at, place, hits, epoch: held.epoch() });
+        if outcome.denies() {
+            return Some(outcome);
         }
-        Some(outcome)
+        if self.is_spent {
+            self.parts.push(Part { at, place, hits, epoch: held.epoch() });
+            return Some(outcome);
+        }
+        held.put_back(now, hits, held.epoch());
+        Some(Outcome::Stepped(Step::Admit(held.room(now))))
     }
 
     /// Keeps what was taken, or puts it back where `outcomes` come to a denial of the whole question; an
