@@ -1,8 +1,10 @@
 //! Leased limits beside one that an operator holds shut, charged as one.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use futures_util::future::poll_immediate;
+use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -50,8 +52,9 @@ async fn beside_a_limit_held_shut_nothing_is_spent_of_what_is_held_here() {
     }
 }
 
-#[tokio::test]
-async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_asked_of_the_store() {
+/// Limits that are charged as one, of which `a` is held shut, `s` is strict, and of `b` 950 are left and so many of them held
+/// here, enough for five.
+async fn beside_a_strict_one() -> (Arc<Far>, Engine, u64) {
     let store = Far::new();
     let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
     publish(&engine, "charge: all_or_nothing\n", &limits);
@@ -59,8 +62,14 @@ async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_as
         ask(&engine, &[("b", "v")], 1).await.unwrap();
     }
     engine.freeze(("d", &[SHUT]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
-    let before = held(&engine);
-    assert!(0 < before);
+    let here = held(&engine);
+    assert!(5 <= here, "{here}");
+    (store, engine, here)
+}
+
+#[tokio::test]
+async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_asked_of_the_store() {
+    let (_store, engine, before) = beside_a_strict_one().await;
     for _ in 0..3 {
         let answer = ask(&engine, &[SHUT, ("b", "v"), ("s", "v")], 1).await.unwrap();
         assert_eq!(answer.verdict, Verdict::Deny);
@@ -73,15 +82,7 @@ async fn beside_a_limit_held_shut_what_is_held_here_answers_though_another_is_as
 /// What it had in hand meanwhile would be lost to a message that is written before it is put back.
 #[tokio::test]
 async fn beside_a_limit_held_shut_nothing_is_taken_while_the_store_is_asked_for_another() {
-    let store = Far::new();
-    let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
-    publish(&engine, "charge: all_or_nothing\n", &limits);
-    for _ in 0..50 {
-        ask(&engine, &[("b", "v")], 1).await.unwrap();
-    }
-    engine.freeze(("d", &[SHUT]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
-    let before = held(&engine);
-    assert!(5 <= before, "{before}");
+    let (store, engine, before) = beside_a_strict_one().await;
     store.stands.store(true, Relaxed);
     let asked = question(&[SHUT, ("b", "v"), ("s", "v")], Cost::Charge(Hits(5)));
     let mut waits = Box::pin(engine.decide(&asked));

@@ -122,32 +122,34 @@ impl Leases {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
         }
-        let here = |at: usize| {
-            let (leased, _) = leased(at)?;
-            self.with(leased, |held| held.balance(now))
+        let asked = || {
+            let places = (0..charges.list.len()).filter(|at| !is_known[*at]);
+            places.filter_map(|at| Some((at, leased(at)?)))
         };
-        let before: SmallVec<[Option<Hits>; 2]> = (0..charges.list.len()).map(here).collect();
+        let before: SmallVec<[Hits; 2]> =
+            asked().map(|(_, (leased, _))| self.held(now, leased)).collect();
         let rule = rest(charges, &outcomes, &is_known);
         let missing = Missing::of(charges, |at| !is_known[at], rule);
         if !missing.charges.list.is_empty() {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
         }
-        for at in (0..charges.list.len()).filter(|at| !is_known[*at]) {
-            if let (Some((leased, _)), Outcome::Stepped(step)) = (leased(at), outcomes[at]) {
+        for ((at, (leased, _)), before) in asked().zip(before) {
+            if let Outcome::Stepped(step) = outcomes[at] {
                 // What was lent meanwhile may be left by the store's answer as well.
-                let here = before[at].min(here(at)).unwrap_or_default();
+                let here = before.min(self.held(now, leased));
                 outcomes[at] = Outcome::Stepped(with_here(step, here, most(leased)));
             }
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
-            for (leased, hits) in
-                (0..charges.list.len()).filter(|at| !is_known[*at]).filter_map(leased)
-            {
-                self.stock(now, leased, hits);
-            }
+            asked().for_each(|(_, (leased, hits))| self.stock(now, leased, hits));
         }
         outcomes
+    }
+
+    /// Hits that are held of a key.
+    fn held(&self, now: Nanos, leased: Leased<'_>) -> Hits {
+        self.with(leased, |held| held.balance(now)).unwrap_or_default()
     }
 
     /// Counts a question where there is a ledger, and borrows ahead where it is time to.
