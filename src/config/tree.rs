@@ -10,6 +10,7 @@
 pub(crate) mod builder;
 mod metric;
 pub(crate) mod pattern;
+mod table;
 pub mod trace;
 
 use std::hash::Hasher;
@@ -17,30 +18,30 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use fnv::FnvHasher;
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::Rule;
 use super::concurrency::Ceiling;
 use super::frozen::Frozen;
 use pattern::Composite;
+use table::{Goal, Table};
 
 /// Shared positions that a [`Match`] holds without allocating.
 pub const SHARED_INLINE: usize = 1;
 
 /// The rules of one domain.
 ///
-/// Cost: one table for all levels, one text for all names; 140 to 220 bytes a node besides its name and rule.
+/// Cost: one table for all levels, one text for all names; 60 to 145 bytes a node besides its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
-    /// Every node that a lookup can find by its name, whole: a number instead would have to be followed, and among many
-    /// nodes each step to another place waits for memory.
-    table: HashTable<Node>,
+    table: Table,
     /// By number.
     nodes: Vec<Node>,
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
+    /// Whose rule each is.
+    ruled: Vec<NodeId>,
     /// By node, ascending: few nodes have one, and a node's line is full.
     ceilings: Vec<(NodeId, Ceiling)>,
 }
@@ -73,15 +74,16 @@ pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) const ROOT: Self = Self(0);
+    /// What a [`Goal`] has room for.
+    const LAST: u32 = Goal::RULE - 1;
 
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A node, on one cache line with all that a lookup reads of it.
+/// A node. Lookups read those that have others below them, patterns, and the few of which a rule is not all.
 #[derive(Clone, Debug)]
-#[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
@@ -95,27 +97,27 @@ pub(crate) struct Node {
     pub(crate) marks: Marks,
 }
 
-const _: () = assert!(size_of::<Node>() == 64);
-
 /// The number of a rule, from 1.
 #[derive(Clone, Copy, Debug)]
 struct RuleId(NonZeroU32);
 
-/// Where a name stands in `names`, and once more as much of it as there is room for.
+impl RuleId {
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// Where a name stands in `names`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name {
     start: u32,
     len: u32,
-    head: [u8; Name::HEAD],
 }
 
 impl Name {
-    const HEAD: usize = 24;
-
-    fn new(start: u32, text: &str) -> Option<Self> {
-        let mut name = Self { start, len: u32::try_from(text.len()).ok()?, head: [0; Self::HEAD] };
-        name.head.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
-        Some(name)
+    fn of(self, names: &str) -> &str {
+        let start = self.start as usize;
+        &names[start..start + self.len as usize]
     }
 }
 
@@ -151,8 +153,8 @@ impl DescriptorTree {
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
-        let (node, shared) = self.walk(entries)?;
-        self.rule_of(node).map(|rule| Match { rule, shared })
+        let (goal, shared) = self.walk(entries)?;
+        self.rule_at(goal).map(|rule| Match { rule, shared })
     }
 
     /// The ceiling of a descriptor, if it has one: of the same node as its rule would be.
@@ -163,8 +165,8 @@ impl DescriptorTree {
         if self.ceilings.is_empty() {
             return None;
         }
-        let (node, shared) = self.walk(entries)?;
-        self.ceiling_of(node.id).map(|ceiling| Covered { ceiling, shared })
+        let (goal, shared) = self.walk(entries)?;
+        self.ceiling_of(goal.node()?).map(|ceiling| Covered { ceiling, shared })
     }
 
     /// Every ceiling, parents before their children's.
@@ -173,9 +175,9 @@ impl DescriptorTree {
         self.ceilings.iter().map(|(_, ceiling)| ceiling)
     }
 
-    /// The node that a descriptor ends at.
+    /// Where a descriptor ends.
     #[inline]
-    fn walk<'e, E>(&self, entries: E) -> Option<(&Node, Shared<'_>)>
+    fn walk<'e, E>(&self, entries: E) -> Option<(Goal, Shared<'_>)>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
@@ -183,17 +185,14 @@ impl DescriptorTree {
         let mut shared = Shared::new();
         let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
-            let (node, how) = self.step(level, key, value)?;
-            if how == How::Wildcard && node.marks.share_threshold {
-                shared.push((position, substitute(self.text(&node.name), key)));
+            let (goal, how) = self.step(level, key, value)?;
+            if let Some(pattern) = self.shared_by(goal, how) {
+                shared.push((position, substitute(pattern, key)));
             }
             if entries.peek().is_none() {
-                return Some((node, shared));
+                return Some((goal, shared));
             }
-            if !node.has_children() {
-                return None;
-            }
-            level = node;
+            level = self.node_at(goal).filter(|node| node.has_children())?;
         }
         None
     }
@@ -211,39 +210,49 @@ impl DescriptorTree {
         }
     }
 
-    fn step(&self, level: &Node, key: &str, value: &str) -> Option<(&Node, How)> {
+    /// The pattern that was taken, if all values that it matches share one counter.
+    #[inline]
+    fn shared_by(&self, goal: Goal, how: How) -> Option<&str> {
+        let node = self.node_at(goal).filter(|_| how == How::Wildcard)?;
+        node.marks.share_threshold.then(|| self.text(node.name))
+    }
+
+    fn step(&self, level: &Node, key: &str, value: &str) -> Option<(Goal, How)> {
         let subject = Composite::new(key, value);
-        let hasher = key_hasher(level.id, key);
+        let hasher = key_hasher(level.id, key.as_bytes());
         let bare = hasher.finish();
         if level.may_name(subject.len())
-            && let Some(node) = self.find(level.id, exact_hash(hasher, value), subject)
+            && let Some(goal) = self.find(level.id, exact_hash(hasher, value), subject)
         {
-            return Some((node, How::Exact));
+            return Some((goal, How::Exact));
         }
         let mut patterns = self.patterns(level).iter();
         if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
-            return Some((self.node(node), How::Wildcard));
+            return Some((Goal::of_node(node), How::Wildcard));
         }
-        self.find(level.id, bare, Composite::joined(key)).map(|node| (node, How::Bare))
+        self.find(level.id, bare, Composite::joined(key)).map(|goal| (goal, How::Bare))
     }
 
-    /// The node of a level whose name is `subject`.
-    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<&Node> {
-        let is_it = |node: &Node| {
-            let Node { parent, name, .. } = node;
-            let len = name.len as usize;
-            let (head, rest) = (len.min(Name::HEAD), len > Name::HEAD);
-            *parent == level
-                && len == subject.len()
-                && subject.holds(0, &name.head[..head])
-                && (!rest || subject.holds(head, &self.text(name).as_bytes()[head..]))
-        };
-        self.table.find(hash, is_it)
+    /// What the name `subject` of a level leads to.
+    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<Goal> {
+        self.table.find(&self.names, level, hash, subject)
     }
 
     /// The node of a level that stands under exactly `name`.
     pub(crate) fn named(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        self.find(level, name_hash(level, name), Composite::joined(name)).map(|node| node.id)
+        let goal = self.find(level, name_hash(level, name), Composite::joined(name))?;
+        goal.rule().map_or_else(|| goal.node(), |rule| self.ruled.get(rule.index()).copied())
+    }
+
+    fn node_at(&self, goal: Goal) -> Option<&Node> {
+        goal.node().map(|node| self.node(node))
+    }
+
+    fn rule_at(&self, goal: Goal) -> Option<&Rule> {
+        match goal.rule() {
+            Some(rule) => self.rules.get(rule.index()),
+            None => self.rule_of(self.node_at(goal)?),
+        }
     }
 
     fn root(&self) -> &Node {
@@ -264,7 +273,7 @@ impl DescriptorTree {
     }
 
     fn rule_of(&self, node: &Node) -> Option<&Rule> {
-        self.rules.get(node.rule?.0.get() as usize - 1)
+        self.rules.get(node.rule?.index())
     }
 
     pub(crate) fn ceiling_of(&self, node: NodeId) -> Option<&Ceiling> {
@@ -274,7 +283,7 @@ impl DescriptorTree {
 
     /// The string that the node stands under: `key` or `key_value`.
     pub(crate) fn name(&self, node: NodeId) -> &str {
-        self.text(&self.node(node).name)
+        self.text(self.node(node).name)
     }
 
     /// The node's `key`, and its `value` if it has one.
@@ -294,9 +303,8 @@ impl DescriptorTree {
         &self.wildcards[start as usize..end as usize]
     }
 
-    fn text(&self, name: &Name) -> &str {
-        let start = name.start as usize;
-        &self.names[start..start + name.len as usize]
+    fn text(&self, name: Name) -> &str {
+        name.of(&self.names)
     }
 }
 
@@ -327,10 +335,10 @@ fn substitute<'t>(name: &'t str, key: &str) -> &'t str {
 /// and `key_value` need not be joined and share their beginning, and costs a few nanoseconds for
 /// names of this length. It is no secret: the table holds what the configuration says, and nobody
 /// who asks can put anything into it.
-fn key_hasher(level: NodeId, key: &str) -> FnvHasher {
+fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
     // An odd factor, so that no two levels begin alike.
     let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    hasher.write(key.as_bytes());
+    hasher.write(key);
     hasher
 }
 
@@ -341,5 +349,5 @@ fn exact_hash(mut key: FnvHasher, value: &str) -> u64 {
 }
 
 fn name_hash(level: NodeId, name: &str) -> u64 {
-    key_hasher(level, name).finish()
+    key_hasher(level, name.as_bytes()).finish()
 }

@@ -335,19 +335,24 @@ fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
         .collect()
 }
 
+/// Keys and values that begin alike, end alike, or are longer than a place of the table has room for.
+const KEY: &str = "(long-key)?[ab_*]{1,3}";
+const VALUE: &str = "[ab_*]{0,3}(-of-customer)?[ab*]{0,1}";
+
 fn any_level() -> impl Strategy<Value = Vec<Descriptor>> {
     let limit = prop::option::of(Just(0));
-    let leaf = ("[ab_*]{1,3}", "[ab_*]{0,3}", limit.clone())
+    let leaf = (KEY, VALUE, limit.clone())
         .prop_map(|(key, value, limit)| node(&key, &value, limit, Vec::new()));
     let any_node = leaf.prop_recursive(3, 24, 4, move |below| {
-        ("[ab_*]{1,3}", "[ab_*]{0,3}", limit.clone(), prop::collection::vec(below, 0..4))
+        (KEY, VALUE, limit.clone(), prop::collection::vec(below, 0..4))
             .prop_map(|(key, value, limit, below)| node(&key, &value, limit, below))
     });
     prop::collection::vec(any_node, 0..8)
 }
 
 fn any_entries() -> impl Strategy<Value = Vec<(String, String)>> {
-    prop::collection::vec(("[ab_*]{0,3}", "[ab_*]{0,4}"), 0..4)
+    let entry = prop_oneof![(KEY, VALUE), ("[ab_*]{0,3}", "[ab_*]{0,4}")];
+    prop::collection::vec(entry, 0..4)
 }
 
 proptest! {

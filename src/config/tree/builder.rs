@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use hashbrown::HashTable;
 
+use super::table::{Goal, Table};
 use super::{DescriptorTree, Marks, Name, Node, NodeId, RuleId, name_hash};
 use crate::config::Rule;
 use crate::config::concurrency::Ceiling;
@@ -27,7 +28,7 @@ pub(crate) struct Builder {
 pub(crate) enum Refused {
     /// The level has a node under the same string.
     Duplicate(NodeId),
-    /// More than 4 GiB of names or 2^32 nodes.
+    /// More than 4 GiB of names or 2^31 nodes.
     Full,
 }
 
@@ -35,11 +36,12 @@ impl Builder {
     pub(crate) fn new() -> Self {
         let root = Node::new(NodeId::ROOT, NodeId::ROOT, Name::default(), 0, Marks::default());
         let tree = DescriptorTree {
-            table: HashTable::new(),
+            table: Table::default(),
             nodes: vec![root],
             names: String::new(),
             wildcards: Vec::new(),
             rules: Vec::new(),
+            ruled: Vec::new(),
             ceilings: Vec::new(),
         };
         Self { tree, named: HashTable::new(), wildcards: Vec::new() }
@@ -105,7 +107,10 @@ impl Builder {
         marks: Marks,
     ) -> Result<NodeId, Refused> {
         let node = NodeId(narrow(self.tree.nodes.len())?);
-        let name = Name::new(narrow(start)?, &self.tree.names[start..]).ok_or(Refused::Full)?;
+        if node.0 > NodeId::LAST {
+            return Err(Refused::Full);
+        }
+        let name = Name { start: narrow(start)?, len: narrow(self.tree.names.len() - start)? };
         self.tree.nodes.push(Node::new(node, parent, name, narrow(key_len)?, marks));
         Ok(node)
     }
@@ -113,6 +118,7 @@ impl Builder {
     /// Gives a node its rule.
     pub(crate) fn impose(&mut self, node: NodeId, rule: Rule) {
         self.tree.rules.push(rule);
+        self.tree.ruled.push(node);
         // There are at least as many nodes as rules, and nodes are counted.
         let number = u32::try_from(self.tree.rules.len()).ok();
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
@@ -152,15 +158,21 @@ impl Builder {
 
     /// Every node is as it stays from here on.
     fn fill(&mut self) {
-        let mut table = HashTable::with_capacity(self.named.len());
-        for &node in &self.named {
-            let hash = hash_of(&self.tree, node);
-            table.insert_unique(hash, self.tree.node(node).clone(), |node: &Node| {
-                hash_of(&self.tree, node.id)
-            });
-        }
-        self.tree.table = table;
+        let tree = &self.tree;
+        let put = self.named.iter().map(|&node| {
+            let Node { parent, name, .. } = *tree.node(node);
+            (parent, name, goal_of(tree, node))
+        });
+        self.tree.table = Table::new(&tree.names, put);
     }
+}
+
+/// What a name leads to whose node has no others below it, no ceiling and no marks is its rule.
+fn goal_of(tree: &DescriptorTree, id: NodeId) -> Goal {
+    let node = tree.node(id);
+    let is_plain =
+        !node.has_children() && node.marks == Marks::default() && tree.ceiling_of(id).is_none();
+    node.rule.filter(|_| is_plain).map_or(Goal::of_node(id), Goal::of_rule)
 }
 
 fn hash_of(tree: &DescriptorTree, node: NodeId) -> u64 {

@@ -3,7 +3,7 @@
 //! Guarantees: the reference's names, `detailed_metric` and `value_to_metric` included. Source: `reference` §6.3.
 //! Leaves out: what of a name statistics cannot hold ([`crate::telemetry::stats`]).
 
-use super::{DescriptorTree, How, substitute};
+use super::{DescriptorTree, How, Marks, substitute};
 use crate::config::Rule;
 
 /// One level on the way to a rule.
@@ -48,10 +48,11 @@ impl DescriptorTree {
     ) -> impl Iterator<Item = Level<'t, 'e>> {
         let mut above = Some(self.root());
         entries.map_while(move |(key, value)| {
-            let (node, how) = self.step(above?, key, value)?;
-            above = Some(node);
-            let marks = node.marks;
-            let pattern = (how == How::Wildcard).then(|| substitute(self.text(&node.name), key));
+            let (goal, how) = self.step(above?, key, value)?;
+            above = self.node_at(goal);
+            let marks = above.map_or_else(Marks::default, |node| node.marks);
+            let pattern = above.filter(|_| how == How::Wildcard);
+            let pattern = pattern.map(|node| substitute(self.text(node.name), key));
             let is_shared = pattern.is_some() && marks.share_threshold;
             let value_to_metric = marks.value_to_metric;
             Some(Level { key, value, how, pattern, is_shared, value_to_metric })

@@ -16,11 +16,35 @@ impl<'a> Composite<'a> {
 
     /// A name that is joined already.
     pub(super) fn joined(name: &'a str) -> Self {
-        Self([name.as_bytes(), b"", b""])
+        Self([b"", b"", name.as_bytes()])
     }
 
     pub(super) fn len(self) -> usize {
         self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    /// The last `N` bytes, after as many zeros as are missing.
+    #[inline]
+    pub(super) fn end<const N: usize>(self) -> [u8; N] {
+        if let Some(end) = self.0[2].last_chunk() {
+            return *end;
+        }
+        let mut end = [0; N];
+        let bytes = self.0.iter().rev().flat_map(|piece| piece.iter().rev());
+        end.iter_mut().rev().zip(bytes).for_each(|(place, byte)| *place = *byte);
+        end
+    }
+
+    #[inline]
+    pub(super) fn begins_with(self, mut literal: &[u8]) -> bool {
+        for piece in self.0 {
+            if let Some(begin) = piece.get(..literal.len()) {
+                return begin == literal;
+            }
+            let Some(rest) = literal.strip_prefix(piece) else { return false };
+            literal = rest;
+        }
+        false
     }
 
     /// Whether `literal` stands at byte `at`.
@@ -55,7 +79,7 @@ pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
     let Some(to) = subject.len().checked_sub(last.len()).filter(|&to| first.len() <= to) else {
         return false;
     };
-    subject.holds(0, first)
+    subject.begins_with(first)
         && subject.holds(to, last)
         && literals
             .try_fold(first.len(), |from, literal| subject.find_end(literal, from, to))

@@ -3,10 +3,13 @@
 //! Guarantees: takes the same steps as [`DescriptorTree::lookup`], by the same functions.
 //! Leaves out: how a person is told, which is for `explain`.
 
+use std::borrow::Cow;
+
 use crate::config::concurrency::Ceiling;
 
-use super::{DescriptorTree, How, Match, Node, NodeId, Shared, pattern, substitute};
-use crate::config::tree::pattern::Composite;
+use super::pattern::Composite;
+use super::table::Goal;
+use super::{DescriptorTree, How, Match, Node, Shared, pattern, substitute};
 
 /// The walk of one descriptor.
 #[derive(Debug)]
@@ -34,7 +37,7 @@ pub struct Tried<'t> {
     /// How it would be found.
     pub how: How,
     /// The name it would be found under.
-    pub name: std::borrow::Cow<'t, str>,
+    pub name: Cow<'t, str>,
     /// What became of it.
     pub verdict: Verdict,
 }
@@ -88,57 +91,59 @@ impl DescriptorTree {
         for (position, &(key, value)) in entries.iter().enumerate() {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(Step { entry: (key.to_owned(), value.to_owned()), tried });
-            let Some((node, how)) = taken else {
+            let Some((goal, how)) = taken else {
                 return Trace { steps, outcome: Outcome::NoNode, ceiling: None };
             };
-            if how == How::Wildcard && node.marks.share_threshold {
-                shared.push((position, substitute(self.text(&node.name), key)));
+            if let Some(pattern) = self.shared_by(goal, how) {
+                shared.push((position, substitute(pattern, key)));
             }
-            let has_children = node.has_children();
+            let below = self.node_at(goal).filter(|node| node.has_children());
             if position + 1 == entries.len() {
-                let outcome = match self.rule_of(node) {
+                let outcome = match self.rule_at(goal) {
                     Some(rule) => Outcome::Found(Match { rule, shared }),
-                    None => Outcome::NoLimit { has_children },
+                    None => Outcome::NoLimit { has_children: below.is_some() },
                 };
-                return Trace { steps, outcome, ceiling: self.ceiling_of(node.id) };
+                let ceiling = goal.node().and_then(|node| self.ceiling_of(node));
+                return Trace { steps, outcome, ceiling };
             }
-            if !has_children {
+            let Some(below) = below else {
                 return Trace { steps, outcome: Outcome::NoChildren, ceiling: None };
-            }
-            level = node;
+            };
+            level = below;
         }
         Trace { steps, outcome: Outcome::NoEntries, ceiling: None }
     }
 
-    fn candidates(
-        &self,
+    fn candidates<'t>(
+        &'t self,
         level: &Node,
         key: &str,
         value: &str,
-    ) -> (Vec<Tried<'_>>, Option<(&Node, How)>) {
+    ) -> (Vec<Tried<'t>>, Option<(Goal, How)>) {
         let taken = self.step(level, key, value);
         let subject = Composite::new(key, value);
-        let judge = |how, name, node: Option<NodeId>| {
-            let verdict = match node {
-                None => Verdict::Absent,
-                Some(node) if taken.is_some_and(|(is, by)| (is.id, by) == (node, how)) => {
-                    Verdict::Taken
-                }
-                Some(_) => Verdict::Outranked,
-            };
-            Tried { how, name, verdict }
-        };
         let mut tried = Vec::new();
         let exact = format!("{key}_{value}");
-        let found = self.named(level.id, &exact);
-        tried.push(judge(How::Exact, exact.into(), found));
+        let mut is_taken = false;
+        let mut judge = |how, name: Cow<'t, str>, is_there: bool| {
+            let verdict = if !is_there {
+                Verdict::Absent
+            } else if !is_taken && taken.is_some_and(|(_, by)| by == how) {
+                Verdict::Taken
+            } else {
+                Verdict::Outranked
+            };
+            is_taken |= verdict == Verdict::Taken;
+            tried.push(Tried { how, name, verdict });
+        };
+        let found = self.named(level.id, &exact).is_some();
+        judge(How::Exact, exact.into(), found);
         for &node in self.patterns(level) {
             let name = self.name(node);
-            let found = pattern::matches(name, subject).then_some(node);
-            tried.push(judge(How::Wildcard, name.into(), found));
+            judge(How::Wildcard, name.into(), pattern::matches(name, subject));
         }
-        let found = self.named(level.id, key);
-        tried.push(judge(How::Bare, key.to_owned().into(), found));
+        let found = self.named(level.id, key).is_some();
+        judge(How::Bare, key.to_owned().into(), found);
         (tried, taken)
     }
 }

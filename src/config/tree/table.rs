@@ -1,0 +1,185 @@
+//! Where a lookup finds a name.
+//!
+//! Guarantees: a name is found if and only if it was put, byte by byte, however names hash. Among many names a lookup waits
+//! for memory once, for a place of 16 bytes, and for less the smaller all places are together: so a place holds what
+//! names of one level differ in, which is how they end, and what they begin with is written once for all that
+//! begin alike. Names that end alike and begin each otherwise wait once more.
+//! Leaves out: which names a descriptor asks for, which is for [`super::DescriptorTree`].
+
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::num::NonZeroU32;
+
+use hashbrown::HashTable;
+
+use super::pattern::Composite;
+use super::{Name, NodeId, RuleId, key_hasher};
+
+/// How many of a name's last bytes its place holds.
+pub(super) const END: usize = 8;
+
+/// What a lookup can find, by its name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    places: HashTable<Place>,
+    stems: Vec<Stem>,
+}
+
+/// How a name ends, and what stands under it.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    end: [u8; END],
+    /// Index of the stem.
+    stem: u32,
+    goal: Goal,
+}
+
+const _: () = assert!(size_of::<Place>() == 16);
+
+/// What names of one length begin with, all but their last [`END`] bytes, on the level below `parent`.
+#[derive(Clone, Copy, Debug)]
+struct Stem {
+    parent: NodeId,
+    /// One that begins so, whole.
+    name: Name,
+}
+
+/// What a name leads to: a node, or the rule of one of which nothing else is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Goal(u32);
+
+impl Goal {
+    /// Set where the other bits are a rule's number.
+    pub(super) const RULE: u32 = 1 << 31;
+
+    pub(super) const fn of_node(node: NodeId) -> Self {
+        Self(node.0)
+    }
+
+    pub(super) const fn of_rule(rule: RuleId) -> Self {
+        Self(rule.0.get() | Self::RULE)
+    }
+
+    pub(super) fn node(self) -> Option<NodeId> {
+        (self.0 & Self::RULE == 0).then_some(NodeId(self.0))
+    }
+
+    pub(super) fn rule(self) -> Option<RuleId> {
+        let number = NonZeroU32::new(self.0 & !Self::RULE);
+        number.filter(|_| self.0 & Self::RULE != 0).map(RuleId)
+    }
+}
+
+impl Table {
+    /// The names of `put`, no two of which are one name of one level, and what each leads to.
+    pub(super) fn new(
+        names: &str,
+        put: impl ExactSizeIterator<Item = (NodeId, Name, Goal)>,
+    ) -> Self {
+        let mut places = HashTable::with_capacity(put.len());
+        let mut stems: Vec<Stem> = Vec::new();
+        let mut known = HashMap::new();
+        for (parent, name, goal) in put {
+            let stem = Stem { parent, name };
+            let number = *known.entry((parent, name.len, stem.text(names))).or_insert_with(|| {
+                stems.push(stem);
+                stems.len() - 1
+            });
+            let end = Composite::joined(name.of(names)).end();
+            // Stems are no more than nodes, whose numbers have fewer bits.
+            let place = Place { end, stem: u32::try_from(number).unwrap_or(u32::MAX), goal };
+            let hash_of = |place: &Place| place.hash(&stems, names);
+            places.insert_unique(hash_of(&place), place, hash_of);
+        }
+        Self { places, stems }
+    }
+
+    /// What `subject`, which hashes to `hash`, leads to on the level below `parent`.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        names: &str,
+        parent: NodeId,
+        hash: u64,
+        subject: Composite<'_>,
+    ) -> Option<Goal> {
+        let (end, len) = (subject.end(), subject.len());
+        let is_it = |place: &Place| {
+            let stem = &self.stems[place.stem as usize];
+            place.end == end
+                && stem.parent == parent
+                && stem.name.len as usize == len
+                && subject.begins_with(stem.text(names))
+        };
+        self.places.find(hash, is_it).map(|place| place.goal)
+    }
+}
+
+impl Stem {
+    fn text(self, names: &str) -> &[u8] {
+        let whole = self.name.of(names).as_bytes();
+        &whole[..whole.len().saturating_sub(END)]
+    }
+}
+
+impl Place {
+    fn hash(&self, stems: &[Stem], names: &str) -> u64 {
+        let stem = stems[self.stem as usize];
+        let missing = END.saturating_sub(stem.name.len as usize);
+        let mut hasher = key_hasher(stem.parent, stem.text(names));
+        hasher.write(&self.end[missing..]);
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names that differ in one thing each: level, length, how they begin, how they end, and zeros where others have nothing.
+    const NAMES: [(u32, &str); 12] = [
+        (1, "api_key_customer-1"),
+        (2, "api_key_customer-1"),
+        (1, "api_key_customer-2"),
+        (1, "api-key_customer-1"),
+        (1, "api_key_customer-1customer-1"),
+        (1, "customer-1"),
+        (1, "stomer-1"),
+        (1, "omer-1"),
+        (1, "\0\0omer-1"),
+        (1, "\0omer-1"),
+        (1, ""),
+        (1, "\0"),
+    ];
+
+    #[test]
+    fn a_name_is_found_if_and_only_if_it_was_put_however_it_hashes() {
+        let names: String = NAMES.iter().map(|(_, name)| *name).collect();
+        let mut start = 0;
+        let all: Vec<_> = (0_u32..)
+            .zip(NAMES)
+            .map(|(number, (level, text))| {
+                let name = Name { start, len: text.len().try_into().unwrap() };
+                start += name.len;
+                (NodeId(level), name, Goal::of_node(NodeId(number)))
+            })
+            .collect();
+        for (out, &(level, name, goal)) in all.iter().enumerate() {
+            let hash = super::super::name_hash(level, name.of(&names));
+            let table = Table::new(&names, all.iter().copied());
+            let text = name.of(&names);
+            let found = table.find(&names, level, hash, Composite::joined(text));
+            assert_eq!(found, Some(goal), "{text:?}");
+            let cut = text.find('_').map(|at| (&text[..at], &text[at + 1..]));
+            let found =
+                cut.map(|(key, value)| table.find(&names, level, hash, Composite::new(key, value)));
+            assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
+            // Alone in the table, with the hash that the others ask for.
+            let alone = Table::new(&names, [all[out]].into_iter());
+            for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
+                let found = alone.find(&names, level, hash, Composite::joined(other.of(&names)));
+                assert_eq!(found, None, "{text:?} for {:?}", other.of(&names));
+            }
+        }
+    }
+}
