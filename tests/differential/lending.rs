@@ -51,8 +51,8 @@ impl Lender {
     }
 
     /// What is lent to all of these, which travel in one call.
-    fn ask_all(&mut self, messages: &[Message], at: Nanos) -> Vec<Lent> {
-        let packed: Vec<_> = messages.iter().map(|its| pack(its, PREFIX, Some(at))).collect();
+    fn ask_all(&mut self, messages: &[Message], at: Option<Nanos>) -> Vec<Lent> {
+        let packed: Vec<_> = messages.iter().map(|its| pack(its, PREFIX, at)).collect();
         let (keys, args) = call(&packed);
         let count = keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
@@ -263,10 +263,43 @@ fn messages_of_one_call_are_answered_as_one_after_the_other() {
             }
             let messages: Vec<_> = some.iter().map(|(message, ..)| message.clone()).collect();
             let lent: Vec<_> = some.iter().map(|(.., lent)| *lent).collect();
-            let said = lender.ask_all(&messages, now);
+            let said = lender.ask_all(&messages, Some(now));
             assert_eq!(said, lent, "SLUICEGATE_SEED={seed}, trace {number}, step {step}");
         }
     }
+}
+
+#[test]
+fn messages_about_keys_of_one_limit_are_answered_as_each_alone() {
+    let (redis, seed) = (Redis::start(), seed());
+    let mut lender = Lender::new(&redis);
+    let mut lent_to = 0;
+    for number in 0..TRACES as u64 {
+        let mut dice = Dice::new(seed ^ number << 32);
+        let mut worlds: Vec<_> =
+            (0..8).map(|_| World::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
+        for step in 0..STEPS {
+            worlds[0].wait();
+            let (now, limit) = (worlds[0].now, worlds[0].limit);
+            let some: Vec<_> = (0..=dice.up_to(11))
+                .map(|_| {
+                    let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
+                    (worlds[at].now, worlds[at].limit) = (now, limit);
+                    worlds[at].step_now(Kind::Gcra, &format!("{number} {at}"))
+                })
+                .collect();
+            for world in &mut worlds {
+                world.now = now;
+            }
+            let messages: Vec<_> = some.iter().map(|(message, ..)| message.clone()).collect();
+            let lent: Vec<_> = some.iter().map(|(.., lent)| *lent).collect();
+            let said = lender.ask_all(&messages, Some(now));
+            assert_eq!(said, lent, "SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+            let granted = |lent: &&Lent| matches!(lent, Lent::Answered(a) if a.granted != Hits(0));
+            lent_to += said.iter().filter(granted).count();
+        }
+    }
+    assert!(100 < lent_to, "{lent_to}");
 }
 
 #[test]
@@ -351,7 +384,14 @@ fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
         let mut message = borrows(limit, terms, number, own, number % 3);
         message.borrow.returned = Hits(number % 2);
         message.borrow.lease = Number(number - 1);
-        assert!(matches!(lender.ask(&message, None), Lent::Answered(_)));
+        // Alone, and behind another that was read with it.
+        let before =
+            Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..message.clone() };
+        let said = match number % 5 {
+            0 => lender.ask(&message, None),
+            _ => lender.ask_all(&[before, message.clone()], None)[1],
+        };
+        assert!(matches!(said, Lent::Answered(_)));
         let name = pack(&message, PREFIX, None).keys[0].clone();
         let longer = outlives_its_debt(&mut lender.client, &name);
         let is_right = longer.is_some_and(|micros| (0..=100_000).contains(&micros));
@@ -369,7 +409,7 @@ fn each_list_of_one_call_is_kept_for_its_own_term() {
     let key = charge("b", limit, Cost::Charge(Hits(0))).key;
     let second = Message { key, ..borrows(limit, longer, 2, 1, 10) };
     let both = [first, second];
-    lender.ask_all(&both, START);
+    lender.ask_all(&both, Some(START));
     let mut expires = |message: &Message| {
         let list = pack(message, PREFIX, None).keys[1].clone();
         lender.client.call(&[b"PEXPIRETIME".to_vec(), list]).int()
@@ -396,6 +436,37 @@ fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
             assert_eq!(lender.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(lender.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
+    }
+}
+
+/// Behind another of the same limit, whose key was read with it.
+#[test]
+fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let of = |name: &str, number, hits, want| {
+        let key = charge(name, limit, Cost::Charge(Hits(0))).key;
+        Message { key, ..borrows(limit, terms, number, hits, want) }
+    };
+    for (number, hits, want) in
+        [(2, 0, 10), (2, 0, 0), (2, 1, 0), (2, 1, 10), (2, 101, 0), (1, 0, 10), (1, 1, 10)]
+    {
+        lender.client.call(&["FLUSHALL"]);
+        let first = [of("a", 1, 1, 10), of("b", 1, 1, 10), of("c", 1, 1, 10)];
+        lender.ask_all(&first, Some(START));
+        let [counter, list] = pack(&first[2], PREFIX, None).keys;
+        lender.client.call(&[b"DEL".to_vec(), counter.clone()]);
+        lender.client.call(&[b"SADD".to_vec(), counter.clone(), b"x".to_vec()]);
+        let dumps = |lender: &mut Lender| {
+            [&counter, &list].map(|key| lender.client.call(&[b"DUMP".to_vec(), key.clone()]))
+        };
+        let before = dumps(&mut lender);
+        let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), of("c", number, hits, want)];
+        let said = lender.ask_all(&next, Some(START));
+        assert_eq!(said[2], Lent::Failed(Cause::WrongType), "{number}, {hits}, {want}");
+        assert!(matches!(said[1], Lent::Answered(_)));
+        assert_eq!(dumps(&mut lender), before, "{number}, {hits}, {want}");
     }
 }
 

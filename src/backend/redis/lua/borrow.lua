@@ -46,8 +46,6 @@ local SUPERSEDED = 6
 local ITS, ITS_OWN, SIZE = '<I4I4ddI4I4', '<dddI4I4B', 65
 local KNOWN = ITS .. 'dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
--- Lists of more others than this are not written anew for one record.
-local FEW = 1
 -- The keys of so many messages are read together, unless the list before them was long: a script that ends early would
 -- have read lists that it never comes to.
 local TOGETHER = 16
@@ -62,7 +60,7 @@ local function put(others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
   if forgotten < kept_until then forgotten = kept_until end
   if forgotten ~= last_forgotten then last_forgotten, its_end = forgotten, expiry(forgotten - now) end
-  if FEW < others and place and not is_stale then
+  if place and not is_stale then
     call('SETRANGE', KEYS[2], format('%d', place - 1), known)
     call('PEXPIREAT', KEYS[2], its_end)
     return
@@ -112,7 +110,31 @@ for m = 1, #keys / 2 do
   -- A debt that was written under another limit is converted whatever becomes of the message.
   local lives_there, listed = lives[2 * m - 1 - before], lives[2 * m - before]
   if written[KEYS[2]] then lives_there, listed = nil, nil end
-  local code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there)
+  -- What was read together of a debt that neither rests nor is cut down, or of none, is `gcra.lua` at its shortest. What else
+  -- may live where nothing was read shows when it is written to.
+  local code, remaining, retry, reset, is_unread
+  if again and worked_out == in_hand and (lives_there or lives_there == false and back == 0) then
+    local kind, since, owed, its = 103, at, 0, under
+    if lives_there then
+      kind = nil
+      if #lives_there == 37 then kind, since, owed, its = unpack('<Bddc20', lives_there) end
+    end
+    local ahead = owed - (at - since) * limit
+    if kind == 103 and its == under and 0 <= since and since < EXACT and owed < EXACT and ahead <= capacity
+      and (0 < owed and 0 < ahead or not lives_there) then
+      local room, part = capacity - ahead, ahead % limit
+      code, remaining, retry, reset = ADMIT, (room - room % period) / period, 0, (ahead - part) / limit
+      if 0 < part then reset = reset + 1 end
+      debt, unwritten, lived, is_unread = ahead, false, nil, not lives_there
+      if lives_there then
+        part = owed % limit
+        lived = since + (owed - part) / limit
+        if 0 < part then lived = lived + 1 end
+        lived = lived + -lived % tenth
+      end
+    end
+  end
+  if not code then code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there or nil) end
   repeat
     if code == STALE or code == NOT_UNDERSTOOD then
       remaining, reset = 0, 0
@@ -149,6 +171,10 @@ for m = 1, #keys / 2 do
 
     -- `repeat`, and `ask_then_step`: the answer to a message that was taken before.
     if number == its_number then
+      if is_unread and step(CHARGE, 0) == NOT_UNDERSTOOD then
+        code, remaining, reset, its_granted, out = NOT_UNDERSTOOD, 0, 0, 0, 0
+        break
+      end
       code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own, again)
       if its_passed == 1 then
         code, retry = ADMIT, 0
@@ -210,17 +236,38 @@ for m = 1, #keys / 2 do
       -- `grant`.
       local hits = want
       if most < hits then hits = most end
-      if 0 < hits then
-        local its_code, its_remaining, _, its_reset = step(CHARGE, hits, again)
+      if again and 0 < hits then
+        its_fresh = (its_mark == 0 and its_fresh or 0) + hits
+        its_mark, its_lease, its_granted, its_held = 0, number, hits, its_held + hits
+        debt, unwritten, remaining = debt + hits * period, true, remaining - hits
+        local part = debt % limit
+        reset = (debt - part) / limit
+        if 0 < part then reset = reset + 1 end
+      elseif 0 < hits then
+        local its_code, its_remaining, _, its_reset = step(CHARGE, hits)
         if its_code == ADMIT then
-          local charged_at = again and 0 or mark()
+          local charged_at = mark()
           its_fresh = (its_mark == charged_at and its_fresh or 0) + hits
           its_mark, its_lease, its_granted, its_held = charged_at, number, hits, its_held + hits
           remaining, reset = its_remaining, its_reset
         end
       end
     end
-    if again and unwritten then step(CHARGE, 0, again) end
+    if unwritten and is_unread then
+      local ends = at + reset
+      local state = pack('<Bddc20', 103, at, debt, under)
+      if not call('SET', KEYS[1], state, 'PXAT', expiry_at((ends + -ends % tenth) * tick / 1000), 'NX') then
+        code = NOT_UNDERSTOOD
+      end
+    elseif again and unwritten then
+      step(CHARGE, 0, again)
+    elseif is_unread and step(CHARGE, 0) == NOT_UNDERSTOOD then
+      code = NOT_UNDERSTOOD
+    end
+    if code == NOT_UNDERSTOOD then
+      remaining, retry, reset, its_granted, kept, out = 0, 0, 0, 0, 0, 0
+      break
+    end
 
     -- `length`.
     good_for = term
