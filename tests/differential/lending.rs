@@ -44,9 +44,9 @@ impl Lender {
     }
 
     fn queue(&mut self, message: &Message, at: Option<Nanos>) {
-        let packed = pack(message, PREFIX, at);
+        let (keys, args) = call(&[pack(message, PREFIX, at)]);
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), b"2".to_vec()];
-        let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
+        let parts: Vec<_> = head.into_iter().chain(keys).chain(args).collect();
         self.client.queue(&parts);
     }
 

@@ -30,7 +30,7 @@ pub type Said = [i64; FIELDS];
 pub struct Packed {
     /// KEYS: the counter, and the list of those who hold leases of it, or of its holds.
     pub keys: [Vec<u8>; 2],
-    /// ARGV: the instant, the message, and the record of the limit or the charge.
+    /// The instant, the message, and the record of the limit or the charge.
     pub args: [Vec<u8>; 3],
 }
 
@@ -46,13 +46,25 @@ pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
     Packed { keys: [counter, list], args: [now, said(message), record(&peek).into_vec()] }
 }
 
-/// KEYS and ARGV of one call for all of `messages`, at the instant of the first.
+/// KEYS and ARGV of one call for all of `messages`, at the instant of the first. They are one text, and a record that
+/// several in a row have is said once: each text costs the store more than its bytes.
 #[must_use]
 pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let now = messages.first().map(|first| first.args[0].clone());
     let keys = messages.iter().flat_map(|message| message.keys.clone());
-    let args = messages.iter().flat_map(|message| message.args[1..].to_vec());
-    (keys.collect(), now.into_iter().chain(args).collect())
+    let (mut now, mut all, mut records) = (Vec::new(), Vec::new(), Vec::new());
+    for Packed { args: [its_now, its, record], .. } in messages {
+        if records.is_empty() {
+            now.clone_from(its_now);
+        }
+        if records.last() != Some(record) {
+            records.push(record.clone());
+        }
+        // A call has a thousand messages at most.
+        let number = u16::try_from(records.len()).unwrap_or(u16::MAX);
+        all.extend(number.to_le_bytes());
+        all.extend(its);
+    }
+    (keys.collect(), [now, all].into_iter().chain(records).collect())
 }
 
 /// What is said of each message, from the first to the last that the script came to: [`FIELDS`] integers.

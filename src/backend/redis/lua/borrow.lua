@@ -19,12 +19,13 @@
 --                 uint32 granted     by the last message taken
 --                 byte   passed      1 when the hits of that message passed
 -- ARGV[1]       the instant, as at the top
--- ARGV[2m]      the message, little-endian, packed
+-- ARGV[2]       the messages, little-endian, packed, 82 bytes each
+--                 uint16 which record is of its limit
 --                 double number, hits, want, demand, held, returned, lease
 --                 double budget      hits that may be out; -1 when leases end with their window
 --                 double term        microseconds
 --                 8 bytes            the member
--- ARGV[2m + 1]  the record of the limit, as at the top; its act and hits are not read
+-- ARGV[r + 2]   record r, as at the top; its act and hits are not read
 --
 -- Reply: one text of doubles, little-endian, eight for each message: code, remaining, retry after, reset after, granted,
 -- kept, parked, good for. Codes and the first four are as at the top; times among those are in ticks of the limit; hits
@@ -94,17 +95,16 @@ for m = 1, #keys / 2 do
         lives = call('MGET', _G.unpack(keys, 2 * m - 1, 2 * read_to))
       end
     end
-    -- Many keys have one limit, and what its record comes to is known then.
-    if ARGV[2 * m + 1] ~= ARGV[in_hand + 2] then
-      in_hand = 2 * m - 1
-      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-        unpack(RECORD, ARGV[in_hand + 2])
-    end
   end
 
   -- `step`.
-  local number, own, want, demand, still_held, back, lease, budget, term, low, high =
-    unpack('<dddddddddI4I4', ARGV[2 * m])
+  local its_record, number, own, want, demand, still_held, back, lease, budget, term, low, high =
+    unpack('<I2dddddddddI4I4', ARGV[2], 82 * m - 81)
+  if its_record ~= in_hand then
+    in_hand = its_record
+    strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+      unpack(RECORD, ARGV[in_hand + 2])
+  end
   local its_granted, kept, out, good_for = 0, 0, 0, 0
   local again = strategy == 1 and AGAIN or nil
   -- A debt that was written under another limit is converted whatever becomes of the message.

@@ -16,11 +16,12 @@
 --            double mark        where it was charged, as in borrow.lua
 --            uint32 hits
 -- ARGV[1]       the instant, as at the top
--- ARGV[2m]      the message, little-endian, packed
+-- ARGV[2]       the messages, little-endian, packed, 27 bytes each
+--            uint16             which record is of its charge
 --            byte   what        0 hold, 1 keep, 2 give back
 --            double term        microseconds
 --            16 bytes           whose hold
--- ARGV[2m + 1]  the record of the charge, as at the top; its act is not read
+-- ARGV[r + 2]   record r, as at the top; its act is not read
 --
 -- Reply: for each message code, remaining, retry after, reset after, as at the top, in ticks of the charge; beside 3 and 5
 -- all but retry after is 0. Code 6, with zeros: not held, because too many are; not kept, because it is held no more.
@@ -155,9 +156,7 @@ local function hold(term)
   return code, remaining, retry, reset
 end
 
-local function take(message)
-  local what, term, id_at = unpack('<Bd', message)
-  id = string.sub(message, id_at)
+local function take(what, term)
   local listed = try('HMGET', KEYS[2], 'h', id)
   if listed.err or listed[1] and #listed[1] ~= 60 or listed[2] and #listed[2] ~= 20 then
     return NOT_UNDERSTOOD, 0, 0, 0
@@ -178,13 +177,14 @@ KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
     KEYS[1], KEYS[2] = keys[2 * m - 1], keys[2 * m]
-    -- Many keys have one limit, and what its record comes to is known then.
-    if ARGV[2 * m + 1] ~= ARGV[in_hand + 2] then
-      in_hand = 2 * m - 1
-      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-        unpack(RECORD, ARGV[in_hand + 2])
-    end
   end
-  answers[4 * m - 3], answers[4 * m - 2], answers[4 * m - 1], answers[4 * m] = take(ARGV[2 * m])
+  local its_record, what, term, id_at = unpack('<I2Bd', ARGV[2], 27 * m - 26)
+  if its_record ~= in_hand then
+    in_hand = its_record
+    strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+      unpack(RECORD, ARGV[in_hand + 2])
+  end
+  id = string.sub(ARGV[2], id_at, id_at + 15)
+  answers[4 * m - 3], answers[4 * m - 2], answers[4 * m - 1], answers[4 * m] = take(what, term)
 end
 return answers
