@@ -439,6 +439,30 @@ fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
     }
 }
 
+/// A store whose clock is behind that of the one before it: its debt is a burst at most, and drains from there.
+#[test]
+fn a_debt_from_a_later_hour_is_one_burst_in_a_call_with_others_too() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let both = |number, hits, want| {
+        ["a", "b"].map(|name| {
+            let key = charge(name, limit, Cost::Charge(Hits(0))).key;
+            Message { key, ..borrows(limit, terms, number, hits, want) }
+        })
+    };
+    let granted = |lent: Lent| {
+        let Lent::Answered(answer) = lent else { panic!("{lent:?}") };
+        let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+        (room.remaining, answer.granted)
+    };
+    lender.ask_all(&both(1, 100, 0), Some(START.plus(Nanos::from_secs(3_600))));
+    let back = lender.ask_all(&both(2, 0, 10), Some(START));
+    assert_eq!(back.into_iter().map(granted).collect::<Vec<_>>(), [(Hits(0), Hits(0)); 2]);
+    let later = lender.ask_all(&both(3, 0, 10), Some(START.plus(Nanos::from_secs(36))));
+    assert_eq!(later.into_iter().map(granted).collect::<Vec<_>>(), [(Hits(0), Hits(1)); 2]);
+}
+
 /// Behind another of the same limit, whose key was read with it.
 #[test]
 fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
