@@ -22,6 +22,7 @@ use sluicegate::edge::grpc::incoming::Listener;
 use sluicegate::edge::grpc::{Grpc, serve};
 use sluicegate::edge::health::{Health, Ready};
 use sluicegate::engine::Engine;
+use sluicegate::kernel::concurrency::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -484,6 +485,20 @@ async fn a_message_that_has_begun_must_come_whole_and_before_it_a_stream_may_be_
 }
 
 /// It takes the fifteen seconds that a message has.
+#[tokio::test]
+async fn the_end_of_an_acquire_that_is_no_question_finds_that_it_holds_nothing() {
+    let engine = ceiling_of("limit: 1");
+    let served = served(Arc::clone(&engine), Ready::Yes).await;
+    let id = "0123456789abcdef";
+    let mut asked = descriptor("k", &"v".repeat(1 << 16));
+    asked.entries.extend(descriptor("sluicegate.acquire", id).entries);
+    let refused = served.ask(request(vec![asked])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(!engine.release(id, None, Outcome::Success, None));
+    assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
+    served.left().await.unwrap();
+}
+
 #[tokio::test]
 async fn nothing_is_decoded_of_a_call_that_has_not_said_all() {
     let served = limited().await;

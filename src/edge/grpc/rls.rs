@@ -127,7 +127,8 @@ impl RateLimits {
         (id, covered): (&str, &[usize]),
         patience: Option<Nanos>,
     ) -> Replied {
-        let question = convert::question(request, &self.reporting)?;
+        let question = convert::question(request, &self.reporting);
+        let question = question.inspect_err(|_| self.engine.pass_by(id))?;
         let under = covered.iter().filter_map(|&at| question.descriptors.get(at).cloned());
         let under = Question { domain: question.domain, descriptors: under.collect() };
         let first = covered.first().copied().unwrap_or_default();
