@@ -473,9 +473,16 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
         let key = charge(name, limit, Cost::Charge(Hits(0))).key;
         Message { key, ..borrows(limit, terms, number, hits, want) }
     };
-    for (number, hits, want) in
-        [(2, 0, 10), (2, 0, 0), (2, 1, 0), (2, 1, 10), (2, 101, 0), (1, 0, 10), (1, 1, 10)]
-    {
+    for (number, hits, want, returned) in [
+        (2, 0, 10, 0),
+        (2, 0, 0, 0),
+        (2, 1, 0, 0),
+        (2, 1, 10, 0),
+        (2, 101, 0, 0),
+        (2, 0, 10, 5),
+        (1, 0, 10, 0),
+        (1, 1, 10, 0),
+    ] {
         lender.client.call(&["FLUSHALL"]);
         let first = [of("a", 1, 1, 10), of("b", 1, 1, 10), of("c", 1, 1, 10)];
         lender.ask_all(&first, Some(START));
@@ -486,7 +493,9 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
             [&counter, &list].map(|key| lender.client.call(&[b"DUMP".to_vec(), key.clone()]))
         };
         let before = dumps(&mut lender);
-        let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), of("c", number, hits, want)];
+        let mut last = of("c", number, hits, want);
+        (last.borrow.returned, last.borrow.lease) = (Hits(returned), Number(1));
+        let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), last];
         let said = lender.ask_all(&next, Some(START));
         assert_eq!(said[2], Lent::Failed(Cause::WrongType), "{number}, {hits}, {want}");
         assert!(matches!(said[1], Lent::Answered(_)));
