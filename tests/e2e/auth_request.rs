@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tempfile::NamedTempFile;
 
 use super::envoy::WhenDown;
-use super::nginx::Nginx;
+use super::nginx::{Nginx, Shipped};
 use super::{Limits, assert_headers, is_until_midnight, serve, statuses, upstream};
 use crate::http1;
 use crate::service::Service;
@@ -113,9 +113,28 @@ fn a_service_without_limits_is_one_that_does_not_answer() {
     std::fs::write(broken.path(), "domain: ''\n").unwrap();
     let flags = ["--hooks", HOOKS, "--start-without-config", "true"];
     let service = serve(broken.path(), &flags);
+    for shipped in [Shipped::RateLimit, Shipped::Ingress] {
+        for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
+            let nginx = Nginx::start_as(shipped, upstream::start(), service.http, when_down);
+            assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
+        }
+    }
+}
+
+#[test]
+fn behind_ingress_nginx_the_429_is_told_and_requests_pass_without_a_service() {
+    for_a_day_with_a_minute_left();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
-        let nginx = Nginx::start(upstream::start(), service.http, when_down);
-        assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
+        let limits = Limits::per_key(1);
+        let service = serve_hooks(&limits);
+        let nginx = Nginx::start_as(Shipped::Ingress, upstream::start(), service.http, when_down);
+        assert_eq!(super::ask(nginx.ingress, "k").status, 200, "{}", nginx.log());
+        let denied = super::ask(nginx.ingress, "k");
+        let retry_after = denied.header("retry-after").and_then(|value| value.parse().ok());
+        assert!(denied.status == 429 && retry_after.is_some_and(is_until_midnight), "{denied:?}");
+        drop(service);
+        let got = statuses(nginx.ingress, "k", 10);
+        assert_eq!(got, [(expected, 10)].into(), "{}", nginx.log());
     }
 }
 

@@ -1,12 +1,15 @@
-//! A real NGINX with a shipped configuration of `config/nginx`: only addresses and patience are replaced, each exactly once.
+//! A real NGINX with a shipped configuration of `config/nginx`, or with what ingress-nginx makes of its page: only addresses and
+//! patience are replaced, each exactly once.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::envoy::{WhenDown, replace_once};
+use crate::docs::blocks;
 use crate::http1::{self, Reply};
 use crate::signals;
 use crate::support::ports;
@@ -19,16 +22,58 @@ pub enum Shipped {
     /// With the port for the ends of requests.
     Concurrency(SocketAddr),
     Lua,
+    /// `docs/with/ingress-nginx.md`.
+    Ingress,
 }
 
 impl Shipped {
-    const fn text(self) -> &'static str {
+    fn text(self) -> String {
         match self {
-            Self::RateLimit => include_str!("../../config/nginx/rate_limit.conf"),
-            Self::Concurrency(_) => include_str!("../../config/nginx/concurrency.conf"),
-            Self::Lua => include_str!("../../config/nginx/concurrency_lua.conf"),
+            Self::RateLimit => include_str!("../../config/nginx/rate_limit.conf").to_owned(),
+            Self::Concurrency(_) => include_str!("../../config/nginx/concurrency.conf").to_owned(),
+            Self::Lua => include_str!("../../config/nginx/concurrency_lua.conf").to_owned(),
+            Self::Ingress => ingress(),
         }
     }
+}
+
+/// The page's snippets where ingress-nginx places them, among what of its own template has to do with them.
+fn ingress() -> String {
+    let shown =
+        blocks("yaml").into_iter().find(|b| b.place.starts_with("docs/with/ingress-nginx.md"));
+    let ingress: Value = serde_saphyr::from_str(&shown.unwrap().text).unwrap();
+    let annotation = |name: &str| {
+        let name = format!("nginx.ingress.kubernetes.io/{name}");
+        ingress["metadata"]["annotations"][&name].as_str().unwrap().to_owned()
+    };
+    let [url, asks, denies, places] =
+        ["auth-url", "auth-snippet", "configuration-snippet", "server-snippet"].map(annotation);
+    format!(
+        "events {{}}
+        http {{
+            upstream app {{ server 127.0.0.1:9000; }}
+            server {{
+                listen 8000;
+                {places}
+                location = /_external-auth {{
+                    internal;
+                    proxy_pass_request_body off;
+                    proxy_set_header Content-Length \"\";
+                    proxy_set_header X-Original-Method $request_method;
+                    proxy_set_header X-Real-IP $remote_addr;
+                    proxy_http_version 1.1;
+                    {asks}
+                    set $target {url};
+                    proxy_pass $target;
+                }}
+                location / {{
+                    auth_request /_external-auth;
+                    {denies}
+                    proxy_pass http://app;
+                }}
+            }}
+        }}"
+    )
 }
 
 /// A running NGINX; gone when dropped.
@@ -158,7 +203,7 @@ fn configured(
     replica: SocketAddr,
     when_down: WhenDown,
 ) -> String {
-    let mut text = shipped.text().to_owned();
+    let mut text = shipped.text();
     let mut replace = |from: &str, to: &str| replace_once(&mut text, from, to);
     replace("server 127.0.0.1:9000;", &format!("server {upstream};"));
     let files = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -184,6 +229,15 @@ fn configured(
             let connect = format!("connect(\"{}\", {})", replica.ip(), replica.port());
             replace("connect(\"127.0.0.1\", 8080)", &connect);
             replace("settimeouts(100, 250, 5000)", "settimeouts(20000, 20000, 20000)");
+        }
+        Shipped::Ingress => {
+            replace("http {", &format!("http {{ access_log off; {files}"));
+            replace(
+                "http://sluicegate.gate.svc.cluster.local:8080/",
+                &format!("http://{replica}/"),
+            );
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
+            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 20s;");
         }
     }
     if let WhenDown::Deny = when_down {
