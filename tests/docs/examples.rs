@@ -98,6 +98,15 @@ fn every_example_that_asks_check_sets_or_clears_whatever_a_client_could_say_in_i
     assert_eq!(asked, 3, "rate_limit.conf, concurrency.conf, ingress-nginx.md");
 }
 
+/// Either alone leaves snippets refused: <https://github.com/kubernetes/ingress-nginx/issues/12648>.
+#[test]
+fn the_page_of_ingress_nginx_names_both_switches_that_snippets_take() {
+    let page = page("docs/with/ingress-nginx.md");
+    for switch in ["`allow-snippet-annotations: \"true\"`", "`annotations-risk-level: Critical`"] {
+        assert!(page.contains(switch), "{switch}");
+    }
+}
+
 /// All that NGINX is told to ask `/check` by, shipped or on a page.
 fn examples_of_nginx() -> impl Iterator<Item = (String, String)> {
     let files = fs::read_dir(root().join("config/nginx")).unwrap().map(|entry| {
