@@ -391,15 +391,18 @@ impl Service<'_> {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
-        Arc::new(move || Gauges {
-            keys: count(memory.live_keys()),
-            max_keys: count(memory.max_keys()),
-            backend_is_down: engine.trouble().is_some(),
-            ceilings: gauges::ceilings(&engine),
-            in_use: gauges::in_use(&engine),
-            balances: gauges::balances(&engine),
-            started,
-            process: Process::look(),
+        Arc::new(move || {
+            let in_use = gauges::in_use(&engine);
+            Gauges {
+                keys: count(memory.live_keys()),
+                max_keys: count(memory.max_keys()),
+                backend_is_down: engine.trouble().is_some(),
+                ceilings: gauges::ceilings(&engine, &in_use),
+                in_use,
+                balances: gauges::balances(&engine),
+                started,
+                process: Process::look(),
+            }
         })
     }
 

@@ -244,7 +244,6 @@ impl Admission {
         for load in all.iter().map(|bucket| bucket.load()) {
             total.in_flight = total.in_flight.saturating_add(load.in_flight.into());
             total.waiting = total.waiting.saturating_add(load.waiting);
-            total.limit = total.limit.saturating_add(load.limit().unwrap_or(0).into());
         }
         total
     }
@@ -328,8 +327,6 @@ pub struct Total {
     pub in_flight: u64,
     /// How many wait.
     pub waiting: usize,
-    /// How many may be in flight.
-    pub limit: u64,
 }
 
 /// A permit in somebody's hands. Dropped, it leaves, and tells nothing of the backend.

@@ -325,17 +325,24 @@ impl Engine {
         self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
     }
 
-    /// The ceilings in use, by path, each with its buckets added up; in no order.
+    /// The ceilings in use, by path, each with its buckets added up; in no order. Of one that the store counts all replicas
+    /// have the whole in force, and each has its part here, so that they too can be added up.
     #[must_use]
     pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
         let Some(config) = self.config() else { return HashMap::new() };
         let mut in_use: HashMap<Box<str>, InUse> = HashMap::new();
         for (name, look) in self.ceilings.looks() {
             if let Some(ceiling) = ceiling_of(&config, &name) {
-                in_use.entry(ceiling.path.clone()).or_default().add(look);
+                let limit = self.part(ceiling, &name, look.load.limit);
+                in_use.entry(ceiling.path.clone()).or_default().add(look, limit);
             }
         }
         in_use
+    }
+
+    fn part(&self, ceiling: &Ceiling, name: &[u8], limit: u32) -> u32 {
+        let fleet = self.ceilings.fleet().filter(|_| ceiling.mode == Some(Mode::Strict));
+        fleet.map_or(limit, |fleet| fleet.part(name, limit))
     }
 
     /// Puts the ceilings of `config` in force for those who wait already.
@@ -427,15 +434,15 @@ pub struct InUse {
     pub in_flight: u64,
     /// How many wait.
     pub waiting: u64,
-    /// How many may be in flight.
+    /// How many may be in flight: of a ceiling that the store counts this replica's part.
     pub limit: u64,
     /// The bucket with most in flight.
     pub busiest: Option<Look>,
 }
 
 impl InUse {
-    fn add(&mut self, look: Look) {
-        let Load { in_flight, waiting, limit } = look.load;
+    fn add(&mut self, look: Look, limit: u32) {
+        let Load { in_flight, waiting, .. } = look.load;
         self.buckets = self.buckets.saturating_add(1);
         self.in_flight = self.in_flight.saturating_add(in_flight.into());
         self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));

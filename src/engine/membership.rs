@@ -20,6 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::Engine;
 use super::admit::{Name, Shown};
 use super::freezer::Told;
+use super::parts::Division;
 use super::peers::name;
 pub use crate::backend::fleet::Member;
 use crate::backend::fleet::{Beat, Fleet, SILENT_AT_MOST};
@@ -176,6 +177,18 @@ impl Membership {
         let live = seen.as_ref().map_or(0, |seen| seen.members.len());
         let live = NonZeroU32::new(u32::try_from(live).unwrap_or(u32::MAX));
         live.map_or(self.replicas_min, |live| live.max(self.replicas_min))
+    }
+
+    /// How what all have together is divided among those that lived when they were last seen, for who adds up what each of
+    /// them shows: `replicas_min` would leave out the part of those that are not there. Cost: nothing is hashed.
+    #[must_use]
+    pub fn division(&self) -> Division {
+        let seen = self.seen.load();
+        let members = seen.as_ref().map_or(&[][..], |seen| &seen.members);
+        let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        let rank = members.iter().position(|member| member.node == self.node).map(number);
+        let live = NonZeroU32::new(number(members.len()));
+        Division { replicas: live.unwrap_or(self.replicas_min), rank }
     }
 
     /// Takes what the store answered at `now`.

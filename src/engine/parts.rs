@@ -35,9 +35,7 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
     if replicas == NonZeroU32::MIN {
         return Some(*whole);
     }
-    let left_over = whole.most() % replicas;
-    let one_more = division.rank.is_some_and(|rank| rank < left_over);
-    let most = whole.most() / replicas + u32::from(one_more);
+    let most = share(whole.most(), division);
     if most == 0 {
         return None;
     }
@@ -60,6 +58,13 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
             SlidingLog::new(most, log.period()).ok().map(Strategy::SlidingLog)
         }
     }
+}
+
+/// One replica's part of so many.
+#[must_use]
+pub fn share(whole: u32, Division { replicas, rank }: Division) -> u32 {
+    let left_over = whole % replicas;
+    whole / replicas + u32::from(rank.is_some_and(|rank| rank < left_over))
 }
 
 /// Where `me` stands among `members` for `key`: another order for each key, the same at every

@@ -524,7 +524,7 @@ impl Metrics {
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
             (
                 "sluicegate_ceilings_limit",
-                "Requests that may be in flight, of all buckets",
+                "Requests that may be in flight, of all buckets, of strict ceilings this replica's part",
                 total.limit,
             ),
             ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),

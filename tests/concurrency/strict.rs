@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
+use sluicegate::backend::fleet::{Fleet as Lives, Member};
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::permits::Strict;
 use sluicegate::backend::memory::{Memory, WhenFull};
@@ -111,6 +112,7 @@ impl Backend for Store {
 /// A replica, with what it holds.
 struct Replica {
     engine: Engine,
+    membership: Arc<Membership>,
     held: Vec<Permits>,
 }
 
@@ -123,10 +125,11 @@ impl Replica {
         let clock = Clock::manual(START);
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = Pace { heartbeat: BEAT, term: Nanos::from_secs(5) };
-        let fleet = Fleet::new(membership, clock.now(), pace, Duration::from_millis(1));
+        let fleet =
+            Fleet::new(Arc::clone(&membership), clock.now(), pace, Duration::from_millis(1));
         let engine = Engine::new(clock, store.clone(), Policy::default());
         let engine = engine.with_buckets(most, 0).with_fleet(Arc::new(fleet));
-        let replica = Self { engine, held: Vec::new() };
+        let replica = Self { engine, membership, held: Vec::new() };
         replica.publish(ceiling);
         replica
     }
@@ -165,6 +168,19 @@ impl Replica {
         for permits in self.held.drain(..count) {
             permits.finish(Outcome::Success, None);
         }
+    }
+
+    /// Sees these live.
+    fn sees(&self, nodes: &[&str]) {
+        let (silent, record) = (Nanos(0), "{}");
+        let member = |node: &&str| Member { node: (*node).into(), silent, record: record.into() };
+        let members = nodes.iter().map(member).collect();
+        self.membership.learn(Lives { members, before: None }, self.now());
+    }
+
+    /// How many may be in flight, as its metrics say.
+    fn shows(&self) -> u64 {
+        self.engine.ceilings_in_use().values().map(|ceiling| ceiling.limit).sum()
     }
 
     fn tells(&self) {
@@ -269,6 +285,42 @@ fn a_bucket_in_whose_line_somebody_waits_or_of_which_the_store_is_to_be_told_mak
     assert_eq!(others(&a), Err(Reason::TooManyBuckets), "to be told over");
     a.tells();
     assert_eq!(others(&a), Ok(()));
+}
+
+/// Whoever adds up what replicas show must come to the ceiling, and each has all of it in force.
+#[test]
+fn what_replicas_show_that_may_be_in_flight_is_the_ceiling_together() {
+    let names = ["a", "b", "c", "d", "e"];
+    for (limit, count) in [(10, 2), (10, 5), (3, 2), (3, 5), (1, 1), (1, 5), (7, 1)] {
+        let store = Store::new();
+        let ceiling = format!("limit: {limit}, mode: strict");
+        let fleet = names[..count].iter().map(|name| {
+            let mut replica = Replica::new(&store, name, &ceiling);
+            replica.sees(&names[..count]);
+            replica.asks();
+            replica
+        });
+        let fleet: Vec<_> = fleet.collect();
+        let shown: Vec<_> = fleet.iter().map(Replica::shows).collect();
+        assert_eq!(shown.iter().sum::<u64>(), u64::from(limit), "{shown:?}");
+        let looks = fleet.iter().flat_map(|replica| replica.engine.ceilings().looks());
+        assert!(looks.into_iter().all(|(_, look)| look.load.limit() == Some(limit)));
+    }
+}
+
+#[test]
+fn a_replica_that_has_seen_nobody_shows_the_part_of_the_fewest_there_may_be() {
+    let mut alone = Replica::new(&Store::new(), "a", "limit: 10, mode: strict");
+    assert!(alone.asks());
+    assert_eq!(alone.shows(), 10 / 4);
+}
+
+#[test]
+fn of_a_ceiling_that_no_store_counts_all_is_shown() {
+    let mut alone = Replica::new(&Store::new(), "a", "limit: 10, mode: strict");
+    assert!(alone.asks());
+    alone.publish("limit: 10, mode: local");
+    assert_eq!(alone.shows(), 10);
 }
 
 #[test]
@@ -743,9 +795,10 @@ fn what_is_held_is_seen() {
 fn without_a_fleet_a_strict_ceiling_is_one_replicas_own_and_as_exact() {
     let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
     let engine = Engine::new(Clock::manual(START), memory, Policy::default());
-    let mut alone = Replica { engine, held: Vec::new() };
+    let membership = Arc::new(Membership::new("a", 1, NonZeroU32::new(4).unwrap()));
+    let mut alone = Replica { engine, membership, held: Vec::new() };
     alone.publish("limit: 3, mode: strict");
-    assert_eq!(alone.fills(), 3);
+    assert_eq!((alone.fills(), alone.shows()), (3, 3));
 }
 
 #[test]

@@ -315,6 +315,33 @@ fn streams_of_a_replica_that_is_killed_are_free_after_three_beats_and_no_sooner(
 }
 
 #[test]
+fn what_the_metrics_of_all_replicas_say_may_be_in_flight_is_the_ceiling() {
+    let (store, limits, runtime) = (Store::running(), limits(CEILING, ""), runtime());
+    let fleet = ["a", "b", "c"].map(|node| replica(&limits, &store.url(), node, &[]));
+    for (at, service) in fleet.iter().enumerate() {
+        let (door, mut id) = (door(&runtime, service), 0);
+        until("its place is open", || {
+            id += 1;
+            let name = format!("replica-{at}-{id:016}");
+            let asked = runtime.block_on(acquire(door.clone(), "all", &name));
+            if asked == Some(Code::Ok) { Ok(()) } else { Err(service.log()) }
+        })
+        .unwrap();
+    }
+    let ceiling = u64::try_from(CEILING).unwrap();
+    for series in ["sluicegate_ceilings_limit", "sluicegate_ceiling_limit{ceiling=\"d.upstream\"}"]
+    {
+        until("each has seen the others", || {
+            match fleet.iter().map(|service| metric(service, series)).sum::<u64>() {
+                sum if sum == ceiling => Ok(()),
+                sum => Err(format!("{series}: {sum}")),
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn a_cluster_counts_each_of_many_ceilings_exactly() {
     let (cluster, limits, runtime) = (Cluster::start(), limits(2, ""), runtime());
     let fleet = ["a", "b"].map(|node| replica(&limits, &cluster.url(), node, &[]));

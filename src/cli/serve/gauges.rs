@@ -6,9 +6,10 @@ use crate::engine::ceilings::InUse;
 use crate::engine::{Engine, admit};
 use crate::telemetry::metrics;
 
-pub(super) fn ceilings(engine: &Engine) -> metrics::Total {
+pub(super) fn ceilings(engine: &Engine, in_use: &[metrics::Ceiling]) -> metrics::Total {
     let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting, limit } = engine.ceilings().total();
+    let admit::Total { buckets, most, in_flight, waiting } = engine.ceilings().total();
+    let limit = in_use.iter().map(|ceiling| ceiling.limit).fold(0, u64::saturating_add);
     let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
     let (early, most_early) = engine.early_releases();
     let (early, most_early) = (count(early), most_early.into());

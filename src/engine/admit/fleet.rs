@@ -30,6 +30,7 @@ use crate::backend::{Backend, Cause, Reply};
 use crate::clock::Clock;
 use crate::config::concurrency::{Ceiling, Mode, OnFailure};
 use crate::engine::Membership;
+use crate::engine::parts::{Division, share};
 use crate::kernel::concurrency::policy::Looks;
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::terms::TermsError;
@@ -304,6 +305,16 @@ impl Fleet {
     /// A share of a whole for one that was never told of a fair one.
     fn alone(&self, start: u32) -> Share {
         Share(u64::from(start / self.membership.replicas()))
+    }
+
+    /// This replica's part of `whole`, the ceiling of that name, for who adds up what replicas show; nothing is bounded by it.
+    /// What the division leaves over goes to others for each name.
+    pub(in crate::engine) fn part(&self, name: &[u8], whole: u32) -> u32 {
+        let Division { replicas, rank } = self.membership.division();
+        let turn = SipHasher24::new().hash(name) % u64::from(replicas.get());
+        let turned = |rank: u32| (u64::from(rank) + turn) % u64::from(replicas.get());
+        let rank = rank.and_then(|rank| u32::try_from(turned(rank)).ok());
+        share(whole, Division { replicas, rank })
     }
 
     /// Every ceiling that is spoken of, by name, at most `most`.

@@ -35,6 +35,10 @@ pub struct Ceiling {
     pub gradient: Option<u64>,
 }
 
+/// Beside what every replica says for itself.
+const MAY_BE: &str =
+    "Requests that may be in flight, of a strict ceiling this replica's part of it";
+
 /// A whole number of a ceiling.
 type Count = fn(&Ceiling) -> u64;
 
@@ -49,7 +53,7 @@ pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::R
     let counts: [(&str, &str, Count); 3] = [
         ("sluicegate_ceiling_requests_in_flight", "Requests that hold a permit", |c| c.in_flight),
         ("sluicegate_ceiling_requests_queued", "Requests that wait for a permit", |c| c.waiting),
-        ("sluicegate_ceiling_limit", "Requests that may be in flight", |c| c.limit),
+        ("sluicegate_ceiling_limit", MAY_BE, |c| c.limit),
     ];
     for (name, help, count) in counts {
         head(page, name, "gauge", &[help, ", by ceiling"].concat())?;
