@@ -143,10 +143,10 @@ pub struct Ask {
     #[arg(long, value_name = "FILE", requires = "tls")]
     pub tls_ca_file: Option<PathBuf>,
     /// PEM file with the certificate that is shown to the service.
-    #[arg(long, value_name = "FILE", requires = "tls_key_file")]
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_key_file"])]
     pub tls_cert_file: Option<PathBuf>,
     /// PEM file with its key.
-    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_cert_file"])]
     pub tls_key_file: Option<PathBuf>,
     /// Whom the service's certificate must be made out to, instead of to the host that is called.
     #[arg(long, value_name = "NAME", requires = "tls")]

@@ -38,6 +38,18 @@ fn a_switch_is_on_when_bare_and_takes_true_or_false() {
     );
 }
 
+/// Else the question would go in plain text, and nobody would be told.
+#[test]
+fn who_shows_a_certificate_or_names_one_speaks_tls() {
+    let question = ["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"];
+    let pair = ["--tls-cert-file", "/c", "--tls-key-file", "/k"];
+    for given in [&pair[..], &["--tls-ca-file", "/c"], &["--tls-server-name", "a"]] {
+        let (outcome, _, err) = run(&[&question, given].concat(), &[]);
+        assert_eq!(outcome, Outcome::CouldNotSay);
+        assert!(err.contains("--tls\n"), "{given:?}: {err}");
+    }
+}
+
 #[test]
 fn paths_may_be_given_again_and_again() {
     assert_eq!(printed(&["--limits", "a", "--limits", "b"], "limits"), "limits: [\"a\", \"b\"]");
