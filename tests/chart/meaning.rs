@@ -206,6 +206,20 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("autoscaling.enabled=true", "several replicas and no Redis"),
         ("terminationGracePeriodSeconds=25", "would be killed with requests in flight"),
         ("redis.enabled=true,redis.external.url=redis://a", "only one can be the Redis"),
+        ("redis.enabled=true,redis.existingSecret=a", "a Redis without a password"),
+        ("redis.enabled=true,redis.tls.existingSecret=a", "a Redis without a password"),
+        ("redis.enabled=true,redis.tls.serverName=a", "a Redis without a password"),
+        ("redis.enabled=true,redis.sentinel.existingSecret=a", "a Redis without a password"),
+        ("redis.enabled=true,redis.sentinel.user=a", "a Redis without a password"),
+        ("redis.existingSecret=a", "and none is named"),
+        ("redis.tls.existingSecret=a", "does not speak TLS"),
+        ("redis.external.url=redis://a,redis.tls.existingSecret=a", "does not speak TLS"),
+        ("redis.external.url=redis://a,redis.tls.serverName=a", "does not speak TLS"),
+        ("redis.external.url=redis://a,redis.sentinel.user=a", "names no sentinels"),
+        ("redis.external.url=rediss://a,redis.sentinel.existingSecret=a", "names no sentinels"),
+        ("redis.external.url=redis+sentinel://a/m,redis.sentinel.user=a", "redis.sentinel.user"),
+        ("redis.external.url=redis://user@host", "names a user without a password"),
+        ("redis.external.url=redis://a,redis.external.perSecondUrl=redis://u@b", "names a user"),
         ("redis.external.url=redis://u:secret@a", "holds a password"),
         ("redis.external.perSecondUrl=redis://:secret@a", "holds a password"),
         ("settings.xds_server=a:1,limits.existingConfigMap=a", "limits come from one place"),
@@ -235,6 +249,23 @@ fn what_cannot_be_meant_is_refused_in_words() {
         let said = template(&chart(), &["--set", set]).expect_err(set);
         assert!(said.contains(words), "{set}: {said}");
         assert!(!said.contains("secret@"), "{said}");
+    }
+}
+
+/// A second Redis may be the one that speaks TLS, a URL in a secret may say anything, and variables have the last word.
+#[test]
+fn what_may_be_meant_of_a_redis_is_not_refused() {
+    let user = "redis.external.url=redis://user@host";
+    let env = "extraEnv[0].name=SLUICEGATE_BACKEND_PASSWORD_FILE,extraEnv[0].value=/vault/word";
+    for set in [
+        "redis.external.url=redis://a,redis.external.perSecondUrl=rediss://b,redis.tls.serverName=c",
+        "redis.external.urlSecret.name=a,redis.tls.existingSecret=b,redis.sentinel.user=c",
+        "redis.external.urlSecret.name=a,redis.existingSecret=b",
+        &format!("{user},redis.existingSecret=a"),
+        &format!("{user},{env}"),
+        &format!("{user},extraEnvFrom[0].secretRef.name=a"),
+    ] {
+        template(&chart(), &["--set", set]).unwrap_or_else(|said| panic!("{set}: {said}"));
     }
 }
 

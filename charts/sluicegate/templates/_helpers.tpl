@@ -155,6 +155,39 @@ Kubernetes takes of the same time.
 {{- with .Values.peers }}{{ if or .existingSecret .tls.existingSecret }}yes{{ end }}{{ end -}}
 {{- end -}}
 
+{{/*
+What the service itself would refuse when its pods start, and what it cannot know: that the bundled Redis answers to no password, so that
+nothing would be counted. Nothing is said where a secret or a variable holds the URL or what belongs to it.
+*/}}
+{{- define "sluicegate.check.redis" -}}
+{{- $redis := .Values.redis -}}
+{{- $given := list -}}
+{{- range $name, $value := dict "redis.existingSecret" $redis.existingSecret "redis.tls.existingSecret" $redis.tls.existingSecret "redis.tls.serverName" $redis.tls.serverName "redis.sentinel.user" $redis.sentinel.user "redis.sentinel.existingSecret" $redis.sentinel.existingSecret -}}
+{{- if $value }}{{ $given = append $given $name }}{{ end -}}
+{{- end -}}
+{{- if and $redis.enabled $given -}}
+{{- fail (printf "redis.enabled brings a Redis without a password, TLS and sentinels, which %s would have asked for: leave that out, or name your own by redis.external.url" (join " and " $given)) -}}
+{{- end -}}
+{{- $elsewhere := or $redis.external.urlSecret.name .Values.extraEnvFrom -}}
+{{- range .Values.extraEnv }}{{ if hasPrefix "SLUICEGATE_BACKEND" .name }}{{ $elsewhere = true }}{{ end }}{{ end -}}
+{{- $urls := list $redis.external.url $redis.external.perSecondUrl | compact -}}
+{{- if not $elsewhere -}}
+{{- if and $redis.existingSecret (not $urls) }}{{ fail "redis.existingSecret is the password of a Redis, and none is named: set redis.external.url" }}{{ end -}}
+{{- if and (or $redis.tls.existingSecret $redis.tls.serverName) (not (regexMatch "(^| )rediss" (join " " $urls))) -}}
+{{- fail "redis.tls is set, and redis.external.url does not speak TLS: write rediss for redis there, or leave redis.tls out" -}}
+{{- end -}}
+{{- if and (or $redis.sentinel.user $redis.sentinel.existingSecret) (not (contains "+sentinel://" (join " " $urls))) -}}
+{{- fail "redis.sentinel is set, and redis.external.url names no sentinels: write redis+sentinel:// there, or leave redis.sentinel out" -}}
+{{- end -}}
+{{- if and $redis.sentinel.user (not $redis.sentinel.existingSecret) }}{{ fail "redis.sentinel.user takes redis.sentinel.existingSecret, that user's password" }}{{ end -}}
+{{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
+{{- if and (regexMatch "://[^/@]+@" $url) (not $redis.existingSecret) -}}
+{{- fail (printf "redis.external.%s names a user without a password, whom no Redis knows: set redis.existingSecret, or leave the user out" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What no single value can be refused for. */}}
 {{- define "sluicegate.check" -}}
 {{- $redis := .Values.redis -}}
@@ -179,6 +212,7 @@ Kubernetes takes of the same time.
 {{- end -}}
 {{- end -}}
 {{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it takes redis.external.url or redis.external.urlSecret" }}{{ end -}}
+{{- include "sluicegate.check.redis" . -}}
 {{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates takes grpcTLS.existingSecret" }}{{ end -}}
 {{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate takes redis.tls.existingSecret" }}{{ end -}}
 {{- $limits := list -}}
