@@ -270,6 +270,14 @@ fn what_may_be_meant_of_a_redis_is_not_refused() {
 }
 
 #[test]
+fn admin_with_a_token_is_heard_on_every_address_of_the_pod() {
+    for (set, host) in [("", "0.0.0.0"), (",settings.host=::", "::")] {
+        let objects = rendered(&["--set", &format!("admin.existingSecret=a{set}")]);
+        assert_eq!(settings_of(&objects).settings.admin_host.to_string(), host);
+    }
+}
+
+#[test]
 fn a_service_beside_it_sets_no_setting() {
     // Kubernetes would set SLUICEGATE_GRPC_PORT for a service named sluicegate-grpc.
     assert_eq!(rendered(&[]).pod()["enableServiceLinks"], false);

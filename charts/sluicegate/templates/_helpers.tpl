@@ -98,8 +98,9 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- with .tls.serverName }}{{ $_ := set $all "backend_tls_server_name" . }}{{ end -}}
 {{- end -}}
-{{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" "0.0.0.0" }}{{ end -}}
-{{- if and .Values.settings.syslog_port (not .Values.settings.syslog_host) }}{{ $_ := set $all "syslog_host" (ternary "::" "0.0.0.0" (contains ":" (default "" .Values.settings.host))) }}{{ end -}}
+{{- $everywhere := ternary "::" "0.0.0.0" (contains ":" (default "" .Values.settings.host)) -}}
+{{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" $everywhere }}{{ end -}}
+{{- if and .Values.settings.syslog_port (not .Values.settings.syslog_host) }}{{ $_ := set $all "syslog_host" $everywhere }}{{ end -}}
 {{- if .Values.peers.existingSecret }}{{ $_ := set $all "peer_secret_file" "/etc/peer-secret/secret" }}{{ end -}}
 {{- if .Values.peers.tls.existingSecret }}
 {{- $_ := set $all "peer_tls_cert_file" "/etc/peer-tls/tls.crt" }}{{ $_ := set $all "peer_tls_key_file" "/etc/peer-tls/tls.key" -}}
