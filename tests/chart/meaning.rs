@@ -234,6 +234,8 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("settings.peer_tls_cert_file=/a", "'peer_tls_cert_file' not allowed"),
         ("settings.peer_host=0.0.0.0", "'peer_host' not allowed"),
         ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
+        ("settings.metrics_names=reference,metrics.prometheusRule.enabled=true", "Set it to all"),
+        ("settings.metrics_names=reference,dashboards.enabled=true", "Set it to all"),
         ("settings.syslog_port=5514", "takes settings.syslog_from"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=127.0.0.1", "lost"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=::1", "lost"),

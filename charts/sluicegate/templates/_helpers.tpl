@@ -223,6 +223,9 @@ nothing would be counted. Nothing is said where a secret or a variable holds the
 {{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
 {{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
 {{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}
+{{- if and (eq (default "" .Values.settings.metrics_names) "reference") (or .Values.metrics.prometheusRule.enabled .Values.dashboards.enabled) -}}
+{{- fail "settings.metrics_names: reference shows none of the metrics that metrics.prometheusRule and dashboards read: the alert SluicegateGone would fire for ever. Set it to all" -}}
+{{- end -}}
 {{- with .Values.settings -}}
 {{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.syslog_port takes settings.syslog_from, the addresses of the pods that send datagrams: without it only those of the replica itself are heeded" }}{{ end -}}
 {{- if and .syslog_port (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
