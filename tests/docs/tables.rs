@@ -121,6 +121,18 @@ fn every_refusal_has_the_code_of_its_row() {
 }
 
 #[test]
+fn every_setting_that_moves_health_has_a_column_in_its_table() {
+    let page = page("docs/answers.md");
+    let head = page.lines().find(|line| line.starts_with("| asked | ready |")).unwrap();
+    let moves = table().iter().filter(|row| row.name.starts_with("healthy_with_"));
+    let columns: Vec<_> = moves.map(|row| format!("(`{}`)", row.name)).collect();
+    assert_eq!(columns.len(), 2, "{columns:?}");
+    for column in columns {
+        assert!(head.contains(&column), "{column}: {head}");
+    }
+}
+
+#[test]
 fn every_flag_and_variable_that_is_named_exists() {
     let cli = args::Cli::command();
     let arguments: Vec<_> = cli.get_subcommands().flat_map(clap::Command::get_arguments).collect();

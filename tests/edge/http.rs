@@ -207,6 +207,21 @@ async fn health_follows_the_state_by_any_method() {
     }
 }
 
+/// By the column of `healthy_with_backend` in docs/answers.md.
+#[tokio::test]
+async fn where_the_store_is_heeded_health_is_not_ready_without_it_and_alive() {
+    let health = Health::new(Ready::Yes);
+    let router = port(empty_engine(), Reporting::default(), &health);
+    for (answers, healthy, readyz) in [(false, 500, 503), (true, 200, 200)] {
+        health.set_backend(answers);
+        let mut found = Vec::new();
+        for path in ["/healthcheck", "/readyz", "/livez"] {
+            found.push(call(&router, to("GET", path, "")).await.0);
+        }
+        assert_eq!(found, [healthy, readyz, 200], "the store answers: {answers}");
+    }
+}
+
 #[test]
 fn there_is_no_way_back_from_draining() {
     let health = Health::new(Ready::Yes);
