@@ -272,6 +272,19 @@ fn what_may_be_meant_of_a_redis_is_not_refused() {
 }
 
 #[test]
+fn every_pod_is_pulled_with_the_secrets_that_are_named() {
+    let objects = rendered(&["--set", "imagePullSecrets[0].name=ours,redis.enabled=true"]);
+    let pods = objects.0.iter().filter_map(|object| match object["kind"].as_str()? {
+        "Deployment" => Some(&object["spec"]["template"]["spec"]),
+        "Pod" => Some(&object["spec"]),
+        _ => None,
+    });
+    let secrets: Vec<_> = pods.map(|pod| pod["imagePullSecrets"].clone()).collect();
+    let ours = serde_json::json!([{"name": "ours"}]);
+    assert_eq!(secrets, [ours.clone(), ours.clone(), ours], "service, Redis, test");
+}
+
+#[test]
 fn admin_with_a_token_is_heard_on_every_address_of_the_pod() {
     for (set, host) in [("", "0.0.0.0"), (",settings.host=::", "::")] {
         let objects = rendered(&["--set", &format!("admin.existingSecret=a{set}")]);
