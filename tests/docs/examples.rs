@@ -12,6 +12,8 @@ use sluicegate::edge::{Reporting, http};
 use sluicegate::kernel::units::Revision;
 
 use super::{Block, bare, blocks, page, printed, root, rows};
+use crate::http1;
+use crate::service::Service;
 
 /// What a block says of itself in its first line: `# check: E09, W01`.
 fn expected(text: &str) -> &str {
@@ -211,4 +213,17 @@ fn every_question_is_one_that_json_reads() {
         }
     }
     assert!(0 < asked);
+}
+
+#[test]
+fn the_answer_that_is_shown_is_what_the_shipped_limits_give_to_the_question_above_it() {
+    let page = page("docs/answers.md");
+    let (above, below) = page.split_once("```json\n").unwrap();
+    let command = words(above.rsplit("```console\n").next().unwrap().lines().next().unwrap());
+    let body = command.last().unwrap();
+    let shipped = ["--settings", "config/start.yaml"].map(str::to_owned);
+    let service = Service::start(&root().join("config/limits"), &shipped).unwrap();
+    let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    assert_eq!(read(below.split("```").next().unwrap()), read(&reply.text()));
 }

@@ -133,6 +133,17 @@ fn every_setting_that_moves_health_has_a_column_in_its_table() {
 }
 
 #[test]
+fn whatever_print_config_hides_is_named_where_it_is_said_to_print_a_sound_file() {
+    let page = page("docs/operating.md");
+    let told = page.lines().find(|line| line.contains("is itself a sound `server.yaml`")).unwrap();
+    let urls = ["backend", "backend_per_second"];
+    let hidden = table().iter().filter(|row| row.hidden).map(|row| row.name).chain(urls);
+    for name in hidden {
+        assert!(told.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
 fn every_flag_and_variable_that_is_named_exists() {
     let cli = args::Cli::command();
     let arguments: Vec<_> = cli.get_subcommands().flat_map(clap::Command::get_arguments).collect();
