@@ -300,6 +300,25 @@ async fn a_directory_that_vanishes_is_refused_and_in_force_again_when_it_returns
 }
 
 #[tokio::test]
+async fn an_optional_tree_that_cannot_be_looked_at_is_refused_and_one_that_is_gone_is_empty() {
+    let (room, _limits) = room();
+    let (current, next) = (room.path().join("current"), room.path().join("next"));
+    symlink("limits", &current).unwrap();
+    let tree = Tree { optional: true, ..Tree::default() };
+    let mut source = watching_as(Options { tree, ..options(&current) }).await;
+    let before = source.published().config.clone().unwrap();
+    // A link to itself: it is there, and nobody can follow it.
+    symlink("current", &next).unwrap();
+    fs::rename(&next, &current).unwrap();
+    let published = source.until_refused().await;
+    assert!(Arc::ptr_eq(published.config.as_ref().unwrap(), &before));
+    let why = &published.status.last_error.as_ref().unwrap().why;
+    assert!(matches!(why, Why::Source(SourceError::Unreadable { .. })), "{why:?}");
+    fs::remove_file(&current).unwrap();
+    source.until_in_force(&[]).await;
+}
+
+#[tokio::test]
 async fn a_directory_that_comes_to_be_only_later_is_found_however_much_of_its_path_is_missing() {
     let room = tempfile::tempdir().unwrap();
     let limits = room.path().join("some/where/limits");
