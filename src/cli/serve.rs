@@ -306,7 +306,7 @@ impl Service<'_> {
     fn start_grpc(&self, listener: listeners::Grpc, parts: &mut Parts) {
         let (listener, file) = match listener {
             listeners::Grpc::Tcp(listener) => (Listener::Tcp(listener), None),
-            listeners::Grpc::Unix(listener, file) => (Listener::Unix(listener), Some(file)),
+            listeners::Grpc::Unix(file, listener) => (Listener::Unix(listener), Some(file)),
         };
         let grpc = grpc::Grpc {
             engine: Arc::clone(&self.engine),
@@ -317,12 +317,16 @@ impl Service<'_> {
             tls: self.tls.clone(),
             age: connections::age_of(self.settings),
         };
-        let served = grpc::serve(listener, grpc, drain::finishing(self.finishing.clone()));
-        parts.finishing(async move {
-            let served = served.await.map_err(|error| Failure::Part(error.to_string()));
+        let finishing = drain::finishing(self.finishing.clone());
+        let closing = async move {
+            finishing.await;
+            // The listener closes next, and calls under way end much later.
             drop(file);
-            served
-        });
+        };
+        let served = grpc::serve(listener, grpc, closing);
+        parts.finishing(
+            async move { served.await.map_err(|error| Failure::Part(error.to_string())) },
+        );
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut Parts) {

@@ -10,12 +10,17 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use hyper_util::rt::TokioIo;
 use sluicegate::source::xds::{Server, Tls, connect};
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
+use tonic_reflection::pb::v1::ServerReflectionRequest as Asked;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 use super::process;
 use crate::service::Service;
 use crate::support::certificates::{Authority, Files};
-use crate::waiting::{PATIENCE, until};
+use crate::waiting::{PATIENCE, soon, until};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -154,6 +159,77 @@ fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
     service.terminate();
     assert_eq!(service.ended().unwrap().code(), Some(0));
     assert!(!socket.exists(), "it goes with its listener");
+}
+
+/// A call that lasts for as long as what is returned is kept; `runtime` must run beside the test.
+fn call_under_way(runtime: &tokio::runtime::Runtime, socket: &Path) -> mpsc::Sender<Asked> {
+    let (sender, asks) = mpsc::channel(1);
+    let list = MessageRequest::ListServices(String::new());
+    sender.try_send(Asked { message_request: Some(list), ..Asked::default() }).unwrap();
+    let connector = tower_fn(socket.to_owned());
+    runtime.block_on(async {
+        let endpoint = Endpoint::from_static("http://localhost");
+        let mut client =
+            ServerReflectionClient::new(endpoint.connect_with_connector(connector).await.unwrap());
+        let asked = client.server_reflection_info(ReceiverStream::new(asks));
+        let mut replies = soon("a stream", asked).await.unwrap().into_inner();
+        soon("an answer", replies.message()).await.unwrap().expect("one for each question");
+        tokio::spawn(async move { while let Ok(Some(_)) = replies.message().await {} });
+    });
+    sender
+}
+
+fn beside() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn reached_at(socket: &Path) {
+    let connector = tower_fn(socket.to_owned());
+    let reached = runtime().block_on(async {
+        let endpoint = Endpoint::from_static("http://localhost");
+        is_reached(endpoint.connect_with_connector(connector).await.unwrap()).await
+    });
+    reached.unwrap();
+}
+
+#[test]
+fn a_socket_goes_before_its_listener_so_that_calls_that_end_late_take_no_successors_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("rl.sock");
+    let text = socket.display().to_string();
+    let variables =
+        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let (_root, mut old) = process::start(&variables);
+    let runtime = beside();
+    let call = call_under_way(&runtime, &socket);
+    old.terminate();
+    let closed = || match std::os::unix::net::UnixStream::connect(&socket) {
+        Ok(_) => Err("it listens".to_owned()),
+        Err(_) => Ok(()),
+    };
+    until("nobody listens", closed).unwrap();
+    let (_root, _new) = process::start(&variables);
+    assert!(old.is_alive(), "its call is under way: {}", old.log());
+    drop(call);
+    assert_eq!(old.ended().unwrap().code(), Some(0));
+    assert!(socket.exists(), "it is the successor's");
+    reached_at(&socket);
+}
+
+#[test]
+fn a_socket_that_another_process_has_by_now_is_left_to_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("rl.sock");
+    let text = socket.display().to_string();
+    let variables =
+        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let (_root, mut old) = process::start(&variables);
+    fs::remove_file(&socket).unwrap();
+    let (_root, _new) = process::start(&variables);
+    old.terminate();
+    assert_eq!(old.ended().unwrap().code(), Some(0));
+    assert!(socket.exists(), "it is the other's");
+    reached_at(&socket);
 }
 
 #[test]

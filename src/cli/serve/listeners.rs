@@ -3,10 +3,10 @@
 //! Guarantees: either every listener is bound or none stays; what could not be bound is told in
 //! words, all at once; while the first limits of a management server are waited for, HTTP alone is
 //! bound; port 0 takes a free port; a Unix socket that nobody listens on any more is replaced, and
-//! goes with its listener.
+//! goes before its listener does, unless another process has the path by then.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
@@ -69,17 +69,38 @@ const DATAGRAMS_KEPT: usize = 4 << 20;
 pub(super) enum Grpc {
     /// At a port.
     Tcp(TcpListener),
-    /// At a socket in the file system.
-    Unix(UnixListener, SocketFile),
+    /// At a socket in the file system, whose file goes first.
+    Unix(SocketFile, UnixListener),
 }
 
-/// A socket's file, which goes when this does.
-pub(super) struct SocketFile(PathBuf);
+/// A socket's file, which goes when this does: before its listener, for once nobody listens the next process takes the
+/// path, and the file there is its own.
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Which file it is; none where nobody could say.
+    inode: Option<Inode>,
+}
+
+/// Device and number: as long as the listener is open no other file has them.
+type Inode = (u64, u64);
+
+fn inode(path: &Path) -> Option<Inode> {
+    let there = std::fs::symlink_metadata(path).ok()?;
+    Some((there.dev(), there.ino()))
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), inode: inode(path) }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Whoever took it away already is welcome.
-        std::fs::remove_file(&self.0).ok();
+        if self.inode.is_some() && self.inode == inode(&self.path) {
+            // Whoever took it away already is welcome.
+            std::fs::remove_file(&self.path).ok();
+        }
     }
 }
 
@@ -125,9 +146,7 @@ impl Listeners {
         };
         let grpc = match &self.grpc {
             Grpc::Tcp(listener) => line("grpc", listener),
-            Grpc::Unix(_, SocketFile(path)) => {
-                Some(format!("grpc listening on {}", path.display()))
-            }
+            Grpc::Unix(file, _) => Some(format!("grpc listening on {}", file.path.display())),
         };
         let metrics = self.metrics.as_ref().and_then(|listener| line("metrics", listener));
         let (http, admin) = (line("http", &self.http), line("admin", &self.admin));
@@ -185,7 +204,7 @@ async fn unix(path: &Path) -> Result<Grpc, String> {
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    Ok(Grpc::Unix(listener, SocketFile(path.to_owned())))
+    Ok(Grpc::Unix(SocketFile::at(path), listener))
 }
 
 async fn datagrams(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
