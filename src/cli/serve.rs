@@ -21,14 +21,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::ratelimit::Note;
 use super::{Outcome, Terminal, doctor};
 use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OnHangup, OtlpProtocol, Settings};
+use crate::config::settings::{self, Backend, OtlpProtocol, Settings};
 use crate::edge::grpc::incoming::Listener;
 use crate::edge::grpc::tls::Tls;
 use crate::edge::health::{Health, Ready};
@@ -116,7 +115,7 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     // Before anything else, so that a signal that comes while starting is not lost.
-    let mut ends = Ends::listen(settings.on_hangup)?;
+    let (mut ends, hangups) = Ends::listen(settings.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::tls_of(settings).map_err(Failure::Settings)?;
     let bound = Bound::first(settings).await.map_err(Failure::Ports)?;
@@ -130,6 +129,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let (engine, posted) = peers::joined(settings, engine);
     let engine = Arc::new(engine);
     let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
+    let mut parts = Parts::default();
+    parts.lasting(hangups.ask(source.reload.clone()));
     if let Bound::Waits(http) = &bound
         && !source.is_first_here(http.as_ref(), &mut ends).await
     {
@@ -160,7 +161,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
     };
     let told = service.tell();
     let (heard, ending) = (listeners.peers.take(), service.finishing.clone());
-    let mut parts = service.start(listeners, source)?;
+    service.start(listeners, source, &mut parts);
     if let Some((listener, posted)) = heard.zip(posted) {
         let peering = peers::Peering { settings, engine: &engine, trust, finishing: ending };
         peering.start(listener, posted, &mut parts)?;
@@ -257,7 +258,7 @@ struct Service<'s> {
 }
 
 impl Service<'_> {
-    fn start(self, listeners: Listeners, source: Source) -> Result<Parts, Failure> {
+    fn start(self, listeners: Listeners, source: Source, parts: &mut Parts) {
         let judged = self.settings.healthy_with_config.then(|| self.health.clone());
         let limits = Follower::start(
             source.published,
@@ -265,27 +266,18 @@ impl Service<'_> {
             judged,
             self.settings.hooks.clone(),
         );
-        let mut parts = Parts::default();
-        self.start_grpc(listeners.grpc, &mut parts);
-        self.start_http(listeners.http, &mut parts);
+        self.start_grpc(listeners.grpc, parts);
+        self.start_http(listeners.http, parts);
         let files = limits.shown();
         let files = move || files.borrow().status.files.len();
         let look = stats::look(&self.engine, self.tls.clone(), files);
         if let Some(metrics) = listeners.metrics {
-            self.start_metrics(metrics, Arc::clone(&look), &mut parts);
+            self.start_metrics(metrics, Arc::clone(&look), parts);
         }
         if let Some(stats) = self.engine.stats() {
             parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), look));
         }
-        self.start_admin(listeners.admin, limits.shown(), &mut parts);
-        if self.settings.on_hangup == OnHangup::Reload {
-            let (mut hangups, reload) = (signal(SignalKind::hangup())?, source.reload.clone());
-            parts.lasting(async move {
-                while hangups.recv().await.is_some() {
-                    reload.now();
-                }
-            });
-        }
+        self.start_admin(listeners.admin, limits.shown(), parts);
         if self.settings.healthy_with_backend {
             let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
             health.set_backend(false);
@@ -300,7 +292,6 @@ impl Service<'_> {
         let ceilings = Arc::clone(&self.engine);
         parts.lasting(async move { ceilings.expire_on().await });
         parts.lasting(sweep(self.memory, self.engine));
-        Ok(parts)
     }
 
     fn start_grpc(&self, listener: listeners::Grpc, parts: &mut Parts) {

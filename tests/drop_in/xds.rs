@@ -338,8 +338,8 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     assert!(service.said.contains("domain d: 1 rules"), "{}", service.said);
 }
 
-/// A process that ends with its test.
-struct Waiting(Child);
+/// A process that ends with its test, and its log.
+struct Waiting(Child, tempfile::NamedTempFile);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -350,13 +350,28 @@ impl Drop for Waiting {
 
 impl Waiting {
     fn start(http: SocketAddr, grpc: SocketAddr, server: SocketAddr) -> Self {
+        Self::calling(["10ms", "50ms"], http, grpc, server)
+    }
+
+    /// One that calls again after so long at least and at most.
+    fn calling(
+        [least, most]: [&str; 2],
+        http: SocketAddr,
+        grpc: SocketAddr,
+        server: SocketAddr,
+    ) -> Self {
         let mut command = crate::service::sluicegate();
-        command.args(["serve", "--xds-backoff-min", "10ms", "--xds-backoff-max", "50ms"]);
+        command.args(["serve", "--xds-backoff-min", least, "--xds-backoff-max", most]);
         command.args(["--admin-port", "0", "--metrics-port", "0", "--xds-server"]);
         command.arg(server.to_string()).arg("--http-port").arg(http.port().to_string());
         command.arg("--grpc-port").arg(grpc.port().to_string());
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.args(["--host", "127.0.0.1"]).spawn().unwrap())
+        let log = tempfile::NamedTempFile::new().unwrap();
+        command.stdout(Stdio::null()).stderr(log.reopen().unwrap());
+        Self(command.args(["--host", "127.0.0.1"]).spawn().unwrap(), log)
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.1.path()).unwrap()
     }
 }
 
@@ -405,6 +420,28 @@ fn one_who_says_nothing_while_it_waits_keeps_nobody_from_an_answer() {
     };
     until("it is ready", is_ready).unwrap();
     drop(silent);
+}
+
+#[test]
+fn a_hangup_while_the_first_limits_are_waited_for_calls_the_server_at_once() {
+    let (http, server) = (ports::free(), ports::free());
+    // Without being told it would not call again within this test.
+    let mut waiting = Waiting::calling(["1h", "1h"], http, ports::free(), server);
+    let called = || match waiting.log() {
+        log if log.contains("no stream from the management server") => Ok(()),
+        log => Err(log),
+    };
+    until("its first call", called).unwrap();
+    let xds = Xds::start_at(server, None);
+    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    crate::signals::send(waiting.0.id(), "HUP");
+    let is_ready = || match http1::get(http, "/readyz", &[]) {
+        Ok(reply) if reply.status == 200 => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    let ready = until("it is ready", is_ready);
+    let ended = waiting.0.try_wait().unwrap();
+    assert!(ready.is_ok() && ended.is_none(), "{ready:?}, {ended:?}: {}", waiting.log());
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! 2. After `drain_delay`, when load balancers have looked elsewhere: GOAWAY, no new calls.
 //! 3. Calls under way finish, for `drain_timeout` at most. A second signal ends the wait.
 //!
-//! SIGHUP is an end where `on_hangup: stop` says so; otherwise it reloads.
+//! SIGHUP is an end where `on_hangup: stop` says so; otherwise it reloads. It is heard from the first moment on either way: who
+//! does not hear it dies of it.
 
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::config::settings::OnHangup;
 use crate::edge::health::{Health, Ready};
+use crate::source::Reload;
 
 /// The phases of the end, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,16 +32,31 @@ pub(super) struct Ends {
     hangup: Option<Signal>,
 }
 
+/// The hangups that ask for a load; none where they end the process.
+pub(super) struct Hangups(Option<Signal>);
+
+impl Hangups {
+    /// Asks `reload` at each, from the first that came.
+    pub(super) async fn ask(self, reload: Reload) {
+        let Some(mut hangups) = self.0 else { return std::future::pending().await };
+        while hangups.recv().await.is_some() {
+            reload.now();
+        }
+    }
+}
+
 impl Ends {
     /// # Errors
     /// When the system refuses a handler.
-    pub(super) fn listen(on_hangup: OnHangup) -> std::io::Result<Self> {
-        let stops = on_hangup == OnHangup::Stop;
-        Ok(Self {
-            hangup: stops.then(|| signal(SignalKind::hangup())).transpose()?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+    pub(super) fn listen(on_hangup: OnHangup) -> std::io::Result<(Self, Hangups)> {
+        let hangups = Some(signal(SignalKind::hangup())?);
+        let (hangup, hangups) = match on_hangup {
+            OnHangup::Stop => (hangups, None),
+            OnHangup::Reload => (None, hangups),
+        };
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok((Self { terminate, interrupt, hangup }, Hangups(hangups)))
     }
 
     /// The next one.
