@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use crate::clock::Clock;
 use crate::config;
-use crate::config::settings::{self, Doors, Loaded, Named};
+use crate::config::settings::{self, Doors, Loaded};
 use args::{Cli, Command, SchemaOf, Serve};
 
 /// How a command ended.
@@ -123,8 +123,11 @@ fn start_as_ratelimit(
 ) -> io::Result<Outcome> {
     let environment: Vec<_> = environment.into_iter().collect();
     let text = |text: &OsString| text.to_string_lossy().into_owned();
-    let known = environment.iter().map(|(name, value)| (text(name), text(value)));
-    let read = match ratelimit::read(known) {
+    let known: Vec<_> = environment.iter().map(|(name, value)| (text(name), text(value))).collect();
+    let Some(doors) = open(serve, environment, terminal)? else {
+        return Ok(Outcome::CouldNotSay);
+    };
+    let read = match ratelimit::read(known, &doors.named_settings()) {
         Ok(read) => read,
         Err(sentences) => {
             for sentence in sentences {
@@ -133,8 +136,7 @@ fn start_as_ratelimit(
             return Ok(Outcome::CouldNotSay);
         }
     };
-    let loaded = load_named(serve, environment, read.named, terminal)?;
-    match loaded {
+    match settle(&Doors { named: read.named, ..doors }, terminal)? {
         None => Ok(Outcome::CouldNotSay),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
         Some(loaded) => serve::serve(&loaded.settings, &read.notes, terminal),
@@ -147,23 +149,29 @@ fn load(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<Loaded>> {
-    load_named(serve, environment, Vec::new(), terminal)
+    match open(serve, environment, terminal)? {
+        Some(doors) => settle(&doors, terminal),
+        None => Ok(None),
+    }
 }
 
-fn load_named(
+/// What came in; none where a door cannot be opened, which has been told then.
+fn open(
     serve: &Serve,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
-    named: Vec<Named>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Option<Loaded>> {
-    let doors = match doors::open(serve, environment) {
-        Ok(doors) => Doors { named, ..doors },
+) -> io::Result<Option<Doors>> {
+    match doors::open(serve, environment) {
+        Ok(doors) => Ok(Some(doors)),
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
-            return Ok(None);
+            Ok(None)
         }
-    };
-    let loaded = settings::read(&doors);
+    }
+}
+
+fn settle(doors: &Doors, terminal: &mut Terminal<'_>) -> io::Result<Option<Loaded>> {
+    let loaded = settings::read(doors);
     let problems = loaded.as_ref().map_or_else(|problems| problems, |loaded| &loaded.warnings);
     for problem in problems {
         writeln!(terminal.err, "{problem}")?;

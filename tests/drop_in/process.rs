@@ -113,17 +113,20 @@ fn sigterm_sigint_and_sighup_end_it_with_0() {
     }
 }
 
+/// The settings that the variables of that tree and these come to.
+fn printed(more: &[(&str, &str)]) -> String {
+    let (_root, variables) = tree();
+    let mut command: Command = as_ratelimit();
+    command.envs(variables).envs(more.iter().copied()).arg("--print-config");
+    String::from_utf8(command.output().unwrap().stdout).unwrap()
+}
+
+fn line(text: &str, name: &str) -> String {
+    text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned()
+}
+
 #[test]
 fn our_own_words_win_over_the_variables() {
-    let printed = |more: &[(&str, &str)]| {
-        let (_root, variables) = tree();
-        let mut command: Command = as_ratelimit();
-        command.envs(variables).envs(more.iter().copied()).arg("--print-config");
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
-    };
-    let line = |text: &str, name: &str| {
-        text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned()
-    };
     let plain = printed(&[("REDIS_TIMEOUT", "1s")]);
     assert!(line(&plain, "backend_deadline: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
     assert!(
@@ -135,4 +138,79 @@ fn our_own_words_win_over_the_variables() {
         line(&ours, "backend_deadline: 9ms").ends_with("# SLUICEGATE_BACKEND_DEADLINE"),
         "{ours}"
     );
+}
+
+#[test]
+fn a_store_that_our_own_word_names_may_stand_beside_memcached() {
+    // What the refusal of it says to do.
+    let (_root, service) = start(&[("BACKEND_TYPE", "memcache"), ("SLUICEGATE_BACKEND", "memory")]);
+    assert_eq!(ask(&service), 200);
+}
+
+/// The process told by our own word where its limits are, and by `root` where the reference's would be.
+fn with_limits<'v>(root: &'v str, limits: &'v str) -> [(&'static str, &'v str); 4] {
+    let ours = [("SLUICEGATE_LIMITS", limits), ("SLUICEGATE_BACKEND", "memory")];
+    [ours[0], ours[1], ("RUNTIME_ROOT", root), ("USE_STATSD", "false")]
+}
+
+#[test]
+fn limits_that_our_own_word_names_need_no_root_of_the_references() {
+    let (root, _) = tree();
+    let limits = root.path().join("s/config").display().to_string();
+    let service = Service::start_as_ratelimit(&with_limits("/no/such/place", &limits)).unwrap();
+    assert_eq!(ask(&service), 200);
+}
+
+#[test]
+fn nothing_is_said_of_a_layout_where_our_own_word_names_the_limits() {
+    let (root, _) = tree();
+    let (at, limits) = (root.path().join("current"), root.path().join("s/config"));
+    let (at, limits) = (at.display().to_string(), limits.display().to_string());
+    let service = Service::start_as_ratelimit(&with_limits(&at, &limits)).unwrap();
+    assert_eq!(ask(&service), 200);
+    assert!(!service.log().contains("nothing is limited"), "{}", service.log());
+    // Nor are names taken for those of the reference's layout.
+    let service = Service::start_as_ratelimit(
+        &[&with_limits(&at, &limits)[..], &[("RUNTIME_SUBDIRECTORY", "s")]].concat(),
+    );
+    assert_eq!(ask(&service.unwrap()), 200);
+}
+
+#[test]
+fn limits_that_our_own_word_names_must_be_there_as_where_we_serve() {
+    let (root, _) = tree();
+    let (at, limits) = (root.path().join("current"), root.path().join("s/confg"));
+    let (at, limits) = (at.display().to_string(), limits.display().to_string());
+    let (code, said) = refused(&with_limits(&at, &limits));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains(&limits), "{said}");
+}
+
+#[test]
+fn what_our_own_words_leave_to_the_variables_is_taken_from_them() {
+    let ours = [
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("SLUICEGATE_GRPC_TLS_CERT_FILE", "/ours/tls.crt"),
+        ("SLUICEGATE_GRPC_TLS_KEY_FILE", "/theirs/tls.key"),
+        ("GRPC_CLIENT_TLS_CACERT", "/ca"),
+    ];
+    let authority = line(&printed(&ours), "grpc_tls_client_ca_file");
+    assert!(authority.starts_with("grpc_tls_client_ca_file: \"/ca\""), "{authority}");
+    let text = printed(&[
+        ("LOG_LEVEL", "bogus"),
+        ("SLUICEGATE_LOG_LEVEL", "debug"),
+        ("LOG_FORMAT", "json"),
+        ("PORT", "tcp://10.0.0.1:80"),
+        ("SLUICEGATE_HTTP_PORT", "8"),
+        ("SLUICEGATE_XDS_SERVER", "xds.test:1"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "me"),
+    ]);
+    for wanted in [
+        "log_format: reference",
+        "http_port: 8 ",
+        "xds_server: \"xds.test:1\"",
+        "xds_node_id: \"me\"",
+    ] {
+        assert!(text.contains(&format!("\n{wanted}")), "{wanted}: {text}");
+    }
 }

@@ -334,7 +334,7 @@ fn settled(read: &Read) -> Result<Loaded, String> {
 }
 
 fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
-    let read = read(environment(variable, text, others));
+    let read = read(environment(variable, text, others), &BTreeSet::new());
     let told = match (&read, effect) {
         (Err(sentences), Stops(part)) => {
             (!sentences.iter().any(|it| it.contains(part))).then(|| sentences.join("\n"))
@@ -363,7 +363,9 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
 fn a_header_that_is_refused_is_not_shown() {
     let credential = "authorization:Basic user:open-sesame";
     let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
-    let Err(sentences) = read(environment(variable, credential, XDS)) else { panic!("taken") };
+    let Err(sentences) = read(environment(variable, credential, XDS), &BTreeSet::new()) else {
+        panic!("taken")
+    };
     let refused = sentences.join("\n");
     assert!(refused.contains("one colon in each") && !refused.contains("sesame"), "{refused}");
 }
@@ -392,7 +394,8 @@ fn every_variable_has_a_case_and_every_setting_that_is_named_is_there() {
 #[test]
 fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
     let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
-    let read = read(environment).unwrap_or_else(|sentences| panic!("{sentences:?}"));
+    let read =
+        read(environment, &BTreeSet::new()).unwrap_or_else(|sentences| panic!("{sentences:?}"));
     assert_eq!(read.notes, []);
     let settings = settled(&read).unwrap().settings;
     assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
@@ -409,7 +412,7 @@ fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
 #[test]
 fn every_reason_not_to_start_is_told_at_once() {
     let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
-    let Err(sentences) = read(environment) else { panic!("it starts") };
+    let Err(sentences) = read(environment, &BTreeSet::new()) else { panic!("it starts") };
     assert_eq!(sentences.len(), 3, "{sentences:?}");
 }
 

@@ -38,11 +38,14 @@ fn tls(reading: &mut Reading<'_>) {
         reading.unused(&client, PLAINTEXT);
         return;
     }
-    if let Some(missing) = pair.iter().find(|variable| reading.text(variable).is_empty()) {
+    let is_missing =
+        |variable: &&&str| reading.text(variable).is_empty() && !reading.is_overridden(variable);
+    if let Some(missing) = pair.iter().find(is_missing) {
         return reading.refuse(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
     }
     let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
-    if certificate != key {
+    let both_theirs = !pair.iter().any(|variable| reading.is_overridden(variable));
+    if both_theirs && certificate != key {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
         return reading.refuse(pair[1], why);
     }
@@ -60,17 +63,19 @@ fn tls(reading: &mut Reading<'_>) {
 
 fn log(reading: &mut Reading<'_>) {
     let level = match &*reading.text("LOG_LEVEL").to_lowercase() {
-        "panic" | "fatal" | "error" => "error",
-        "warn" | "warning" => "warn",
-        "info" => "info",
-        "debug" => "debug",
-        "trace" => "trace",
-        _ => {
-            return reading
-                .refuse("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
-        }
+        "panic" | "fatal" | "error" => Some("error"),
+        "warn" | "warning" => Some("warn"),
+        "info" => Some("info"),
+        "debug" => Some("debug"),
+        "trace" => Some("trace"),
+        _ => None,
     };
-    reading.put("LOG_LEVEL", "log_level", level.to_owned());
+    match level {
+        Some(level) => reading.put("LOG_LEVEL", "log_level", level.to_owned()),
+        None => {
+            reading.refuse("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
+        }
+    }
     let is_json = reading.text("LOG_FORMAT").eq_ignore_ascii_case("json");
     let format = if is_json { "reference" } else { "text" };
     reading.put("LOG_FORMAT", "log_format", format.to_owned());

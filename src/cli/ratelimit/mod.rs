@@ -2,8 +2,10 @@
 //!
 //! Guarantees: every variable of the reference is read by its rules and with its defaults ([`table`]); each
 //! becomes settings of ours, or a line says why it means nothing here; what it does not start with this
-//! does not start with either, and says every reason at once. Variables that it does not know are nobody's.
-//! Leaves out: doing what the settings say. Flags, `SLUICEGATE_*` and `server.yaml` win over all of this.
+//! does not start with either, and says every reason at once. Variables that it does not know are nobody's. Flags,
+//! `SLUICEGATE_*` and `server.yaml` win over all of this: of a setting that they name no variable is heeded, refused
+//! or spoken of.
+//! Leaves out: doing what the settings say.
 
 mod limiting;
 mod listeners;
@@ -15,7 +17,7 @@ mod stats;
 pub mod table;
 mod tracing;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::config::settings::Named;
 pub use reading::Note;
@@ -30,13 +32,16 @@ pub struct Read {
     pub notes: Vec<Note>,
 }
 
-/// Reads `environment`.
+/// Reads `environment`, but for the settings that are `ours`: what wins over it names them.
 ///
 /// # Errors
 /// A sentence for each reason why the reference, or this, does not start with it.
-pub fn read(environment: impl IntoIterator<Item = (String, String)>) -> Result<Read, Vec<String>> {
+pub fn read(
+    environment: impl IntoIterator<Item = (String, String)>,
+    ours: &BTreeSet<&'static str>,
+) -> Result<Read, Vec<String>> {
     let environment: HashMap<_, _> = environment.into_iter().collect();
-    let mut reading = Reading::of(&environment);
+    let mut reading = Reading::of(&environment, ours);
     for row in TABLE {
         if let (Means::Nothing(line), false) = (row.means, reading.raw(row.name).is_empty()) {
             reading.note(row.name, line);

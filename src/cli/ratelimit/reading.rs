@@ -1,13 +1,14 @@
 //! Variables on their way to settings.
 //!
-//! Guarantees: every problem is collected; a variable that is not set has its default.
+//! Guarantees: every problem is collected; a variable that is not set has its default; of settings that what wins over the
+//! variables names, none is said.
 //! Leaves out: what variables mean.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
 
 use super::parse::{Parsed, parse};
-use super::table::TABLE;
+use super::table::{Means, TABLE};
 use crate::config::settings::Named;
 
 /// A line about a variable that is not taken as it stands.
@@ -22,6 +23,7 @@ pub struct Note {
 /// What was read so far.
 pub(super) struct Reading<'e> {
     environment: &'e HashMap<String, String>,
+    ours: &'e BTreeSet<&'static str>,
     parsed: HashMap<&'static str, Parsed>,
     pub(super) named: Vec<Named>,
     pub(super) notes: Vec<Note>,
@@ -30,9 +32,13 @@ pub(super) struct Reading<'e> {
 
 impl<'e> Reading<'e> {
     /// Every variable of the table, read by its kind.
-    pub(super) fn of(environment: &'e HashMap<String, String>) -> Self {
+    pub(super) fn of(
+        environment: &'e HashMap<String, String>,
+        ours: &'e BTreeSet<&'static str>,
+    ) -> Self {
         let mut reading = Self {
             environment,
+            ours,
             parsed: HashMap::new(),
             named: Vec::new(),
             notes: Vec::new(),
@@ -40,14 +46,29 @@ impl<'e> Reading<'e> {
         };
         for row in TABLE {
             let text = environment.get(row.name).map_or(row.default, String::as_str);
-            match parse(row.kind, text) {
-                Some(parsed) => {
-                    reading.parsed.insert(row.name, parsed);
-                }
-                None => reading.refuse(row.name, &format!("takes {}", row.kind.accepts())),
+            let mut parsed = parse(row.kind, text);
+            if parsed.is_none() {
+                reading.refuse(row.name, &format!("takes {}", row.kind.accepts()));
+                // Where that is none of its business: as where it is not set.
+                parsed = parse(row.kind, row.default);
             }
+            reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
         }
         reading
+    }
+
+    /// Whether what wins over the variables names `setting`.
+    pub(super) fn is_ours(&self, setting: &str) -> bool {
+        self.ours.contains(setting)
+    }
+
+    /// Whether it names every setting that `variable` could be.
+    pub(super) fn is_overridden(&self, variable: &str) -> bool {
+        let row = TABLE.iter().find(|row| row.name == variable);
+        row.is_some_and(|row| match row.means {
+            Means::Settings(names) => names.split(", ").all(|name| self.is_ours(name)),
+            Means::Nothing(_) => false,
+        })
     }
 
     /// Whether the variable is there, even if empty.
@@ -109,6 +130,9 @@ impl<'e> Reading<'e> {
 
     /// Says that `setting` is `text` because of `variable`.
     pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
+        if self.is_ours(setting) {
+            return;
+        }
         let is_set = self.is_set(variable);
         self.named.push(Named { setting, texts: vec![text], variable, is_set });
     }
@@ -158,6 +182,9 @@ impl<'e> Reading<'e> {
 
     /// Says that `variable` is not taken as it stands.
     pub(super) fn note(&mut self, variable: &str, line: &str) {
+        if self.is_overridden(variable) {
+            return;
+        }
         self.notes.push(Note { variable: variable.to_owned(), line: line.to_owned() });
     }
 
@@ -170,8 +197,11 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Says that the process cannot start.
+    /// Says that the process cannot start. Where `variable` is overridden it can: what follows is still to be read.
     pub(super) fn refuse(&mut self, variable: &str, why: &str) {
+        if self.is_overridden(variable) {
+            return;
+        }
         let got = self.raw(variable);
         let mut sentence = format!("{variable} {why}");
         let secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));

@@ -46,6 +46,8 @@ const LEAST_NANOS: u64 = 1_000_000;
 pub(super) fn read(reading: &mut Reading<'_>) {
     match reading.text("BACKEND_TYPE") {
         "redis" | "" => {}
+        // Our own word says where counters are.
+        _ if reading.is_ours("backend") => {}
         "memcache" => {
             return reading.refuse(
                 "BACKEND_TYPE",
@@ -65,7 +67,9 @@ pub(super) fn read(reading: &mut Reading<'_>) {
         stores.push((&PER_SECOND, "backend_per_second"));
     }
     for (names, setting) in &stores {
-        store(reading, names, setting);
+        if !reading.is_ours(setting) {
+            store(reading, names, setting);
+        }
     }
     let stores: Vec<_> = stores.into_iter().map(|(names, _)| names).collect();
     passwords(reading, &stores);
@@ -252,7 +256,7 @@ fn passwords(reading: &mut Reading<'_>, stores: &[&Names]) {
     let auth = reading.text(first).to_owned();
     if auths.iter().any(|other| reading.text(other) != auth) {
         let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";
-        return reading.refuse(auths[1], why);
+        reading.refuse(auths[1], why);
     }
     let (user, password) = user_and_password(&auth);
     let (user, password) = (user.to_owned(), password.to_owned());

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::reading::Reading;
 
 const FILES: &str = "CONFIG_TYPE is FILE, so there is no management server";
+const OUR_FILES: &str = "`limits` names files, so there is no management server";
 const XDS: [&str; 11] = [
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -22,19 +23,31 @@ const XDS: [&str; 11] = [
 pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
     reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
-    match reading.text("CONFIG_TYPE") {
-        "FILE" => files(reading),
-        "GRPC_XDS_SOTW" => xds(reading),
+    let ours = ["limits", "xds_server"].map(|setting| reading.is_ours(setting));
+    match (ours, reading.text("CONFIG_TYPE")) {
+        ([true, _], _) => our_files(reading),
+        ([_, true], _) | (_, "GRPC_XDS_SOTW") => xds(reading),
+        (_, "FILE") => files(reading),
         _ => reading.refuse("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
     }
+}
+
+/// Files that our own word names are no tree of the reference's: they are named as they are, and have to be there.
+fn our_files(reading: &mut Reading<'_>) {
+    reading.unused(&XDS, OUR_FILES);
+    dot_files(reading);
+}
+
+fn dot_files(reading: &mut Reading<'_>) {
+    let count = !reading.flag("RUNTIME_IGNOREDOTFILES");
+    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", count.to_string());
 }
 
 fn files(reading: &mut Reading<'_>) {
     reading.unused(&XDS, FILES);
     // The first files may be wrong: then it serves without limits, as if it had been told to.
     reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
-    let dot_files = !reading.flag("RUNTIME_IGNOREDOTFILES");
-    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", dot_files.to_string());
+    dot_files(reading);
     let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
     let tree = below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
     if reading.flag("RUNTIME_WATCH_ROOT") {

@@ -7,13 +7,15 @@ use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 pub(super) fn read(reading: &mut Reading<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
+    // Where our own word says where they go, the variables may differ about it.
+    let theirs = !["stats_sink", "metrics"].iter().any(|setting| reading.is_ours(setting));
     let (variable, sink) = match () {
         () if reading.flag("DISABLE_STATS") => return disabled(reading),
-        () if dogstatsd && (statsd || prometheus) => {
+        () if theirs && dogstatsd && (statsd || prometheus) => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false, or USE_PROMETHEUS";
             return reading.refuse("USE_DOG_STATSD", why);
         }
-        () if prometheus && statsd => {
+        () if theirs && prometheus && statsd => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false";
             return reading.refuse("USE_PROMETHEUS", why);
         }
@@ -40,13 +42,13 @@ fn disabled(reading: &mut Reading<'_>) {
 fn metrics(reading: &mut Reading<'_>) {
     reading.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
     let address = reading.text("PROMETHEUS_ADDR").to_owned();
-    let Some((host, port)) =
-        address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok())
-    else {
-        return reading.refuse("PROMETHEUS_ADDR", "takes host:port or :port");
-    };
-    reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
-    reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+    match address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
+        Some((host, port)) => {
+            reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
+            reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+        }
+        None => reading.refuse("PROMETHEUS_ADDR", "takes host:port or :port"),
+    }
     if reading.text("PROMETHEUS_PATH").starts_with('/') {
         reading.put_text("PROMETHEUS_PATH", "metrics_path");
     } else {
@@ -64,7 +66,7 @@ fn metrics(reading: &mut Reading<'_>) {
 fn sent(reading: &mut Reading<'_>, sink: &'static str) {
     let interval = reading.nanos("STATS_FLUSH_INTERVAL");
     if interval == 0 {
-        return reading.refuse("STATS_FLUSH_INTERVAL", "must be longer than nothing");
+        reading.refuse("STATS_FLUSH_INTERVAL", "must be longer than nothing");
     }
     reading.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
     let tags = reading.map("EXTRA_TAGS");
@@ -90,6 +92,9 @@ fn sent(reading: &mut Reading<'_>, sink: &'static str) {
 }
 
 fn mogrifiers(reading: &mut Reading<'_>) {
+    if reading.is_ours("stats_mogrifiers") {
+        return;
+    }
     let mut rules = Vec::new();
     for name in reading.list("USE_DOG_STATSD_MOGRIFIERS") {
         match mogrifier(reading, &name) {

@@ -16,12 +16,12 @@ pub(super) fn read(reading: &mut Reading<'_>) {
         ];
         return reading.unused(&others, "TRACING_ENABLED is not on");
     }
-    let protocol = match reading.text("TRACING_EXPORTER_PROTOCOL") {
-        "http" | "" => "http/protobuf",
-        "grpc" => "grpc",
-        _ => return reading.refuse("TRACING_EXPORTER_PROTOCOL", "takes http or grpc"),
-    };
-    reading.put("TRACING_EXPORTER_PROTOCOL", "otlp_protocol", protocol.to_owned());
+    let variable = "TRACING_EXPORTER_PROTOCOL";
+    match reading.text(variable) {
+        "http" | "" => reading.put(variable, "otlp_protocol", "http/protobuf".to_owned()),
+        "grpc" => reading.put(variable, "otlp_protocol", "grpc".to_owned()),
+        _ => reading.refuse(variable, "takes http or grpc"),
+    }
     // Its collector may take nothing but spans, which is all that the reference tells it.
     reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
     reading.put_text("TRACING_SERVICE_NAME", "otlp_service");

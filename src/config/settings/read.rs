@@ -1,6 +1,6 @@
 //! Three doors to one [`Settings`]: flags, environment, `server.yaml`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,6 +22,26 @@ pub struct Doors {
     pub file: Option<(String, String)>,
     /// What a name that the process was started under stands for; weaker than all of them.
     pub named: Vec<Named>,
+}
+
+impl Doors {
+    /// The settings that flags, variables and the file name, soundly or not.
+    #[must_use]
+    pub fn named_settings(&self) -> BTreeSet<&'static str> {
+        // A file that is no mapping names none, and is refused with all else.
+        let file = self.file.as_ref().and_then(|(_, text)| file::read(text, is_text).ok());
+        let is_named = |row: &Setting| {
+            self.flags.iter().any(|(flag, _)| *flag == row.flag)
+                || self.environment.iter().any(|(variable, _)| *variable == row.variable)
+                || file.iter().flatten().any(|entry| entry.name == row.name)
+        };
+        table().iter().filter(|row| is_named(row)).map(|row| row.name).collect()
+    }
+}
+
+/// Whether the value of the setting of this name is a text.
+fn is_text(name: &str) -> bool {
+    table().iter().any(|row| row.name == name && row.is_text())
 }
 
 /// A value that the process's name brings along.
@@ -128,7 +148,6 @@ struct Reader {
 impl Reader {
     fn file(&mut self, name: &Arc<str>, text: &str) {
         let at = |(line, column)| Origin::File(Arc::clone(name), line, column);
-        let is_text = |name: &str| table().iter().any(|row| row.name == name && row.is_text());
         let entries = match file::read(text, is_text) {
             Ok(entries) => entries,
             Err(broken) => return self.error(at(broken.at), broken.message, None),
