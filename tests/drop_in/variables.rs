@@ -171,6 +171,7 @@ const CASES: &[Case] = &[
     ("CACHE_KEY_PREFIX", "rl:prod:", &[], Is("reference_key_prefix", "\"rl:prod:\"")),
     ("EXPIRATION_JITTER_MAX_SECONDS", "10", &[], Is("expiry_jitter", "10s")),
     ("EXPIRATION_JITTER_MAX_SECONDS", "-1", &[], Is("expiry_jitter", "0s")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "1_048_576", &[], Is("local_deny_cache", "1048576")),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "1", &[], Is("local_deny_cache", "524288")),
     ("NEAR_LIMIT_RATIO", "0.5", &[], Is("near_limit_ratio", "0.5")),
     ("NEAR_LIMIT_RATIO", "1.5", &[], Is("near_limit_ratio", "1")),
@@ -423,8 +424,19 @@ fn texts_are_read_by_the_rules_of_the_reference() {
     assert_eq!(int("0b11"), Some(Parsed::Int(3)));
     assert_eq!(int("0x_1_0"), Some(Parsed::Int(16)));
     assert_eq!(int("-5"), Some(Parsed::Int(-5)));
-    for text in ["", " 1", "1_000", "0x", "1.0", "--1", "0x-1", "09"] {
+    assert_eq!(int("1_048_576"), Some(Parsed::Int(1_048_576)));
+    assert_eq!(int("-1_0"), Some(Parsed::Int(-10)));
+    assert_eq!(int("0_7"), Some(Parsed::Int(7)));
+    let parted = ["_1", "1_", "1__0", "-_1", "_", "0_", "0_8", "0x1_", "0x__1", "0b_"];
+    for text in ["", " 1", "0x", "1.0", "--1", "0x-1", "09"].into_iter().chain(parted) {
         assert_eq!(int(text), None, "{text}");
+    }
+    let float = |text| parse(Kind::Float, text);
+    for (text, value) in [("0.5", 0.5), ("0.2_5", 0.25), ("-1_0.2_5", -10.25), ("1e0_1", 10.0)] {
+        assert_eq!(float(text), Some(Parsed::Float(value)), "{text}");
+    }
+    for text in ["", "_1", "1_", "1__0", "1_.5", "0._5", "1_e1", "in_f"] {
+        assert_eq!(float(text), None, "{text}");
     }
     let nanos = |text| parse(Kind::Duration, text);
     for (text, value) in [

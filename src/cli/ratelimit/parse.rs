@@ -10,9 +10,9 @@ pub enum Kind {
     Text,
     /// `1 t T true TRUE True 0 f F false FALSE False`.
     Bool,
-    /// A whole number, with a prefix for another base than ten.
+    /// A whole number, with a prefix for another base than ten; `_` between its digits.
     Int,
-    /// A number.
+    /// A number; `_` between its digits.
     Float,
     /// `1h30m`, with units.
     Duration,
@@ -64,7 +64,7 @@ pub fn parse(kind: Kind, text: &str) -> Option<Parsed> {
         Kind::Text => Parsed::Text(text.to_owned()),
         Kind::Bool => Parsed::Bool(boolean(text)?),
         Kind::Int => Parsed::Int(integer(text)?),
-        Kind::Float => Parsed::Float(text.parse().ok()?),
+        Kind::Float => Parsed::Float(float(text)?),
         Kind::Duration => Parsed::Duration(duration(text)?),
         Kind::List => Parsed::List(list(text).map(str::to_owned).collect()),
         Kind::Map => Parsed::Map(list(text).map(pair).collect::<Option<_>>()?),
@@ -79,7 +79,7 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A sign, a base's prefix (`0` alone is eight's), digits, and `_` between them where there is a prefix.
+/// A sign, a base's prefix (`0` alone is eight's), digits, and `_` between them or behind the prefix.
 fn integer(text: &str) -> Option<i64> {
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -93,7 +93,9 @@ fn integer(text: &str) -> Option<i64> {
         [b'0', _, ..] => (8, &lower[1..]),
         _ => (10, &lower[..]),
     };
-    let digits = if base == 10 { digits.to_owned() } else { without_underscores(digits)? };
+    // Behind a prefix one may come first.
+    let sound = base != 10 || !digits.starts_with('_');
+    let digits = without_underscores(digits).filter(|_| sound)?;
     if digits.starts_with(['+', '-']) {
         return None;
     }
@@ -104,6 +106,14 @@ fn integer(text: &str) -> Option<i64> {
 fn without_underscores(digits: &str) -> Option<String> {
     let sound = !digits.contains("__") && !digits.ends_with('_');
     sound.then(|| digits.replace('_', ""))
+}
+
+/// A number, and `_` between two digits of it.
+fn float(text: &str) -> Option<f32> {
+    let parts: Vec<_> = text.split('_').collect();
+    let digit = |c: char| c.is_ascii_digit();
+    let between = |pair: &[&str]| pair[0].ends_with(digit) && pair[1].starts_with(digit);
+    parts.windows(2).all(between).then(|| parts.concat())?.parse().ok()
 }
 
 /// Nanoseconds of each unit.
