@@ -61,6 +61,28 @@ fn a_line_cannot_steer_a_terminal() {
 }
 
 #[test]
+fn a_text_that_runs_on_from_above_is_cured_where_it_began() {
+    let cure = "keys of one block start in one column, and a colon is followed by a blank";
+    let limit = "rate_limit:\n    unit:minute\n    requests_per_unit: 5";
+    for (text, line, column, width) in [
+        ("domain: d\ndescriptors:\n- key: a\n     value: b\n".to_owned(), 4, 6, 5),
+        (format!("domain: d\ndescriptors:\n- key: a\n  {limit}\n"), 6, 5, 17),
+        ("domain:shop\ndescriptors: []\n".to_owned(), 2, 1, 11),
+        ("domain: d\ndescriptors:\n- key: a\n    - value: b\n".to_owned(), 4, 7, 5),
+    ] {
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let place = &found[0].place;
+        assert_eq!((place.line, place.column, place.width), (line, column, width), "{found}");
+        assert_eq!(found[0].help.as_deref(), Some(cure), "{found}");
+    }
+    for text in ["domain: a: b: c\n", "domain: d\ndescriptors:\n- key: a\n  x: see b: c\n"] {
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let cure = "a text that contains `: ` must be quoted";
+        assert_eq!(found[0].help.as_deref(), Some(cure), "{found}");
+    }
+}
+
+#[test]
 fn codes_are_named_once_and_their_letter_is_their_severity() {
     let mut names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
     names.sort_unstable();

@@ -413,6 +413,12 @@ fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
     if *error.kind() == ErrorKind::RecursionLimitExceeded {
         return too_deep(Span { start, end: start }, findings);
     }
+    if *error.kind() == ErrorKind::MappingValueNotAllowed
+        && let Some(word) = lone_word(&text[..start])
+    {
+        let message = format!("not YAML: {}", error.info());
+        return findings.add_with_help(Code::Syntax, word, message, BEGAN_ABOVE);
+    }
     let word = rest.split([' ', '\t', '\n', '\r', ',', ']', '}']).next().unwrap_or_default();
     let span = Span { start, end: start + word.len() };
     let message = match error.kind() {
@@ -423,6 +429,22 @@ fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
         Some(help) => findings.add_with_help(Code::Syntax, span, message, help),
         None => findings.add(Code::Syntax, span, message),
     }
+}
+
+/// What went wrong where a text runs on into a line that is right by itself.
+const BEGAN_ABOVE: &str =
+    "keys of one block start in one column, and a colon is followed by a blank";
+
+/// The word before a colon that nothing but blanks and dashes stands before on its line: the text that this colon would
+/// divide began above.
+fn lone_word(before: &str) -> Option<Span> {
+    let first = before.rfind(['\n', '\r']).map_or(0, |end| end + 1);
+    let line = before[first..].trim_end_matches([' ', '\t']);
+    let word = line.rsplit([' ', '\t']).next().filter(|word| !word.is_empty())?;
+    let end = first + line.len();
+    let start = end - word.len();
+    let is_alone = before[first..start].split_whitespace().all(|mark| mark == "-");
+    is_alone.then_some(Span { start, end })
 }
 
 fn cure(kind: &ErrorKind) -> Option<&'static str> {
