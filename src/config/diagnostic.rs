@@ -117,14 +117,18 @@ fn until_line_end(text: &str) -> &str {
     text.split(['\n', '\r']).next().unwrap_or_default()
 }
 
-/// The line around a place. Control characters are replaced: a file must not steer a terminal.
-fn excerpt(before: &str, rest: &str) -> Box<str> {
-    let skipped = before.chars().count().saturating_sub(SHOWN);
-    let harmless = |c: char| match c {
+/// Control characters are replaced: a file must not steer a terminal.
+fn harmless(c: char) -> char {
+    match c {
         '\t' => ' ',
         c if c.is_control() => char::REPLACEMENT_CHARACTER,
         c => c,
-    };
+    }
+}
+
+/// The line around a place.
+fn excerpt(before: &str, rest: &str) -> Box<str> {
+    let skipped = before.chars().count().saturating_sub(SHOWN);
     before.chars().skip(skipped).chain(rest.chars().take(SHOWN)).map(harmless).collect()
 }
 
@@ -424,6 +428,9 @@ impl Findings {
 impl Finding {
     fn at(self, source: &Source) -> Diagnostic {
         let Self { span, code, message, help } = self;
+        // A text that is quoted in them may have had its escapes read: it can hold what no line of a file does.
+        let harmless = |text: String| text.chars().map(harmless).collect();
+        let (message, help) = (harmless(message), help.map(harmless));
         Diagnostic { code, place: source.place(span), message, help }
     }
 }

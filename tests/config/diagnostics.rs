@@ -1,7 +1,8 @@
 //! How a finding is shown.
 
-use sluicegate::config::diagnostic::{Code, Severity, Source, Span};
-use sluicegate::config::raw;
+use sluicegate::config::diagnostic::{Code, Diagnostics, Severity, Source, Span};
+use sluicegate::config::{load, raw};
+use sluicegate::kernel::units::Revision;
 
 #[test]
 fn a_finding_is_shown_with_its_line_a_caret_and_the_cure() {
@@ -58,6 +59,36 @@ fn of_a_very_long_line_only_the_part_around_the_place_is_carried() {
 fn a_line_cannot_steer_a_terminal() {
     let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err();
     assert!(!found[0].to_string().contains('\u{1b}'));
+}
+
+/// What is found wrong with files of these texts together.
+fn found(texts: &[&str]) -> Diagnostics {
+    let texts = texts.iter().map(|text| ("a.yaml", text.as_bytes()));
+    load(texts, Revision(1), false).unwrap_err()
+}
+
+#[test]
+fn nor_can_what_is_said_of_a_text_whose_escapes_are_read() {
+    let domain = r#"domain: "\e[2J\ad""#;
+    for texts in [
+        &[r#""\e[2J\e[H0 findings": 1"#][..],
+        &[r#""x\n::stop-commands::y": 1"#],
+        &[r#"{domain: d, descriptors: [{key: k, "valu\e": v}]}"#],
+        &[
+            r#"{domain: d, descriptors: [{key: k, rate_limit: {unit: "\e[2J\r", requests_per_unit: 1}}]}"#,
+        ],
+        &[r#"{domain: d, descriptors: [{key: "k\e\n"}, {key: "k\e\n"}]}"#],
+        &[domain, domain],
+    ] {
+        let found = found(texts);
+        assert!(found.iter().any(|one| one.message.contains('\u{fffd}')), "{texts:?}: {found}");
+        for one in &found {
+            let said = [Some(&one.message), one.help.as_ref()].into_iter().flatten();
+            for said in said {
+                assert!(!said.contains(char::is_control), "{texts:?}: {said:?}");
+            }
+        }
+    }
 }
 
 #[test]
