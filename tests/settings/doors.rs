@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sluicegate::config::settings::{
     Address, Backend, Doors, HeaderName, LATER, LogLevel, Named, Origin, Place, Ratio,
-    ResponseHeaders, Settings, WhenFull, print_config, read, table,
+    ResponseHeaders, Settings, Shape, WhenFull, print_config, read, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -90,14 +90,39 @@ const SPELT: [&str; 10] = [
     ".inf",
 ];
 
+/// What doors come to: settings, or what is wrong.
+fn said(doors: &Doors) -> Result<Settings, Vec<String>> {
+    match read(doors) {
+        Ok(loaded) => Ok(loaded.settings),
+        Err(problems) => Err(problems.into_iter().map(|it| it.message).collect()),
+    }
+}
+
+#[test]
+fn a_value_that_is_left_empty_means_the_same_through_every_door() {
+    for setting in table().iter().filter(|setting| setting.shape == Shape::One) {
+        let (name, variable) = (setting.name, said(&environment(&[(&setting.variable, "")])));
+        assert_eq!(said(&flags(&[(&setting.flag, "")])), variable, "{name}");
+        for empty in ["", " \"\"", " # nothing"] {
+            assert_eq!(said(&file(&format!("{name}:{empty}\n"))), variable, "{name}:{empty}");
+        }
+    }
+    let none = "admin_token:\nxds_server:\ngrpc_tls_cert_file:\nsyslog_port:\n";
+    assert_eq!(sound(&file(none)).settings, Settings::default());
+    // Written out it could be a text, and is not taken for none in silence.
+    for text in ["null", "~"] {
+        assert_eq!(refused(&file(&format!("admin_token: {text}\n"))).len(), 1, "{text}");
+    }
+    for (name, accepts) in [("log_level", "error | warn"), ("http_port", "a whole number")] {
+        let told = refused(&file(&format!("{name}:\n")));
+        assert!(told[0].contains(&format!("`{name}` takes {accepts}")), "{told:?}");
+    }
+}
+
 #[test]
 fn a_text_without_quotes_is_what_is_written_through_every_door() {
     let kinds = ["text", "word", "name", "header name", "path", "paths", "pairs", "place"];
     let also = ["address", "IP address", "networks", "duration"];
-    let said = |doors: &Doors| match read(doors) {
-        Ok(loaded) => Ok(loaded.settings),
-        Err(problems) => Err(problems.into_iter().map(|it| it.message).collect::<Vec<_>>()),
-    };
     let is_text = |unit: &str| kinds.contains(&unit) || also.contains(&unit);
     for setting in table().iter().filter(|setting| is_text(setting.unit)) {
         for text in SPELT {

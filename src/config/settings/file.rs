@@ -31,6 +31,9 @@ pub(super) enum Node {
     Scalar(String, Json),
     List(Vec<Node>),
     Block(serde_json::Map<String, Json>),
+    /// `null` or `~`: YAML's words, which could be meant as texts.
+    Null,
+    /// Not a character.
     Nothing,
 }
 
@@ -40,6 +43,7 @@ impl Node {
         match self {
             _ if shape == Shape::Block => Some(vec![self.json().to_string().into()]),
             Self::Scalar(text, _) => Some(vec![text.into()]),
+            Self::Nothing if shape == Shape::One => Some(vec!["".into()]),
             Self::List(items) if shape == Shape::Many => items.iter().map(Self::text).collect(),
             _ => None,
         }
@@ -57,7 +61,7 @@ impl Node {
             Self::Scalar(_, json) => json.clone(),
             Self::List(items) => items.iter().map(Self::json).collect(),
             Self::Block(fields) => Json::Object(fields.clone()),
-            Self::Nothing => Json::Null,
+            Self::Null | Self::Nothing => Json::Null,
         }
     }
 }
@@ -145,7 +149,10 @@ impl<'de> Visitor<'de> for MappingVisitor {
                 name_at: point(name.referenced),
                 name: name.value,
                 value_at: point(node.referenced),
-                node: node.value,
+                node: match node.value {
+                    Node::Null if node.referenced.span().is_empty() => Node::Nothing,
+                    node => node,
+                },
             });
         }
         Ok(Mapping(entries))
@@ -249,11 +256,11 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_unit<E: Error>(self) -> Result<Node, E> {
-        Ok(Node::Nothing)
+        Ok(Node::Null)
     }
 
     fn visit_none<E: Error>(self) -> Result<Node, E> {
-        Ok(Node::Nothing)
+        Ok(Node::Null)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
