@@ -201,20 +201,21 @@ impl<'c> Plan<'c> {
         let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, ours) {
             (found, Some(limit)) if planning.overrides == Overrides::Allow || found.is_none() => {
-                self.charge_override(domain, descriptor, (limit, failing), planning)
+                self.charge_override(domain, descriptor, &[], (limit, failing), planning)
             }
             (None, _) => Part::Nothing,
-            (Some(matched), ours) => match (&matched.rule.limit, ours) {
-                (None, _) => Part::Unlimited(matched.rule),
-                (Some(configured), Some(limit)) if tightens(limit, configured) => {
-                    self.charge_override(domain, descriptor, (limit, failing), planning)
-                }
-                (Some(limit), _) => {
+            (Some(matched), ours) => match &matched.rule.limit {
+                None => Part::Unlimited(matched.rule),
+                Some(limit) => {
                     // Hits are given back all the same: they are of the counter, not of the answer.
                     if let (Some(verdict), Cost::Charge(_)) =
                         (matched.rule.frozen_at(at.held), descriptor.cost)
                     {
                         return Part::Frozen(matched.rule, limit, verdict);
+                    }
+                    if let Some(tighter) = ours.filter(|ours| tightens(*ours, limit)) {
+                        let (shared, tighter) = (&matched.shared, (tighter, failing));
+                        return self.charge_override(domain, descriptor, shared, tighter, planning);
                     }
                     self.charge_rule(domain, descriptor, &matched, limit, planning, at.windows);
                     Part::Charged(matched.rule, limit)
@@ -271,17 +272,14 @@ impl<'c> Plan<'c> {
         now: Nanos,
     ) {
         let Match { rule, shared } = matched;
-        let entries = descriptor.entries.iter().enumerate().map(|(position, &(key, value))| {
-            let pattern = shared.iter().find(|(at, _)| *at == position);
-            (key, pattern.map_or(value, |(_, pattern)| *pattern))
-        });
+        let entries = || counted_under(descriptor, shared);
         // The reference's spelling is for what the reference knows: its seven units.
         let keys = match limit.window {
             Window::Unit(_) => planning.keys,
             Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
         };
-        let home = home(domain, entries.clone());
-        let key = name(domain, entries, limit.counting(), keys);
+        let home = home(domain, entries());
+        let key = name(domain, entries(), limit.counting(), keys);
         let standing = standing(rule);
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
@@ -292,6 +290,7 @@ impl<'c> Plan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
+        shared: &[(usize, &str)],
         (limit, failing): (Override, OnBackendFailure),
         planning: Planning,
     ) -> Part<'c> {
@@ -300,7 +299,7 @@ impl<'c> Plan<'c> {
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
             return Part::Nothing;
         };
-        let entries = || descriptor.entries.iter().copied();
+        let entries = || counted_under(descriptor, shared);
         let key = name(domain, entries(), Counting::FixedWindow(period), planning.keys);
         let (home, cost) = (home(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
@@ -348,6 +347,17 @@ impl<'c> Plan<'c> {
             }
         }
     }
+}
+
+/// The entries of `descriptor` that name its counter: patterns whose values share one stand in for what was asked.
+fn counted_under<'a>(
+    descriptor: &'a Descriptor<'_>,
+    shared: &'a [(usize, &str)],
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    descriptor.entries.iter().enumerate().map(|(position, &(key, value))| {
+        let pattern = shared.iter().find(|(at, _)| *at == position);
+        (key, pattern.map_or(value, |(_, pattern)| *pattern))
+    })
 }
 
 /// How a denial by `rule` counts.

@@ -100,6 +100,37 @@ fn a_tightening_limit_in_a_request_is_enforced_on_the_same_counter() {
     assert_eq!(stage.remaining("t"), 94);
 }
 
+/// Ten hits a day for all paths below `/x/` together.
+const SHARED: &str = "domain: d\ndescriptors:
+- {key: path, value: '/x/*', share_threshold: true, rate_limit: {unit: day, requests_per_unit: 10}}
+";
+
+#[test]
+fn a_tightening_limit_in_a_request_is_counted_where_all_values_of_a_pattern_are() {
+    let stage = Stage::with(SHARED, &["--overrides", "max", "--negative-hits", "true"]);
+    let path = |number: u32| of("path", &format!("/x/{number}"));
+    let tight = |number| limited(path(number), 9, DAY);
+    for number in 1..=9 {
+        assert_eq!(found(&stage.answer(vec![tight(number)])), (Code::Ok, 9 - number));
+    }
+    assert_eq!(found(&stage.answer(vec![tight(10)])), (Code::OverLimit, 0));
+    // A denied fixed window counts its hit: those were all ten.
+    assert_eq!(found(&stage.answer(vec![hits(path(11), 0)])), (Code::Ok, 0));
+    assert_eq!(stage.answer(vec![refund(tight(12), 2)]).overall_code(), Code::Ok);
+    assert_eq!(found(&stage.answer(vec![hits(path(13), 0)])), (Code::Ok, 2));
+}
+
+/// As the reference: no rule is matched, so that nothing is shared.
+#[test]
+fn a_limit_in_a_request_that_takes_a_rules_place_is_counted_for_each_value() {
+    let stage = Stage::with(SHARED, &["--overrides", "allow"]);
+    for value in ["/x/1", "/x/2"] {
+        let one = || limited(of("path", value), 1, DAY);
+        assert_eq!(found(&stage.answer(vec![one()])), (Code::Ok, 0), "{value}");
+        assert_eq!(found(&stage.answer(vec![one()])), (Code::OverLimit, 0), "{value}");
+    }
+}
+
 #[test]
 fn a_new_key_in_a_full_store_gets_what_the_setting_says_and_is_counted() {
     for (setting, code, verdict) in

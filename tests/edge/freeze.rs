@@ -10,13 +10,13 @@ use sluicegate::backend::fleet::{Fleet, Member};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::frozen::{Frozen, Held};
-use sluicegate::config::load;
 use sluicegate::config::settings::Secret;
+use sluicegate::config::{Config, load};
 use sluicegate::edge::http::admin::{Admin, Loads, router};
 use sluicegate::engine::freezer::{MOST, Refused};
-use sluicegate::engine::{Engine, Local, Membership, Policy};
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
-use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::engine::{Engine, Local, Membership, Overrides, Planning, Policy};
+use sluicegate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
 use super::admin::{call, spend};
 use super::{engine, two_a_minute};
@@ -63,6 +63,48 @@ async fn a_limit_that_is_held_shut_denies_and_open_admits_and_neither_is_counted
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 400, "it is not held");
     assert_eq!(call(&admin, "GET", &format!("/freeze{KEY}&as=deny&for=10m")).await.0, 405);
+}
+
+/// Domain `d`: `k` has 600 a minute, `other` 10.
+fn two_limits() -> Config {
+    let text = "domain: d\ndescriptors:\n\
+                - {key: k, rate_limit: {name: per-key, unit: minute, requests_per_unit: 600}}\n\
+                - {key: other, rate_limit: {name: other, unit: minute, requests_per_unit: 10}}\n";
+    load([("f", text.as_bytes())], Revision(2), false).unwrap().0
+}
+
+fn descriptor(key: &'static str, hits: u64, limit: Option<Override>) -> Descriptor<'static> {
+    Descriptor { entries: smallvec::smallvec![(key, "me")], cost: Cost::Charge(Hits(hits)), limit }
+}
+
+/// The answers to a request that carries one a minute, to the first hit and to the second, while its limit is held at
+/// `held` and what requests carry may do what `overrides` says.
+async fn with_a_limit_of_its_own(overrides: Overrides, held: Verdict) -> [(Verdict, Reason); 2] {
+    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
+    let planning = Planning { overrides, ..Planning::default() };
+    let policy = Policy { planning, ..Policy::default() };
+    let engine = Engine::new(Clock::manual(Nanos(0)), memory, policy);
+    engine.publish(two_limits().into());
+    engine.freeze(ME, held, Nanos::from_secs(60)).unwrap();
+    let one = Some(Override { requests: 1, unit: Unit::Minute });
+    let ask = async || {
+        let asked = smallvec::smallvec![descriptor("k", 1, one)];
+        let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
+        (answer.verdict, answer.statuses[0].finding.reason)
+    };
+    [ask().await, ask().await]
+}
+
+#[tokio::test]
+async fn a_limit_in_a_request_lets_no_held_limit_go_unless_it_takes_its_place() {
+    for held in [Verdict::Deny, Verdict::Admit] {
+        for overrides in [Overrides::Max, Overrides::Deny] {
+            let answers = with_a_limit_of_its_own(overrides, held).await;
+            assert_eq!(answers, [(held, Reason::Frozen); 2], "{overrides:?}");
+        }
+        let counted = [(Verdict::Admit, Reason::WithinLimit), (Verdict::Deny, Reason::OverLimit)];
+        assert_eq!(with_a_limit_of_its_own(Overrides::Allow, held).await, counted);
+    }
 }
 
 #[tokio::test]
