@@ -8,7 +8,7 @@
 //! | header | from | when |
 //! |---|---|---|
 //! | the reference's three, in order, as configured | the binding limit | `reference`, and a limit binds |
-//! | `RateLimit-Policy`: `"name";q=100;w=60` | every counted limit | `draft`, and there is one |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | every limit that was counted, or denies | `draft`, and there is one |
 //! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | as above |
 //! | `Retry-After` | the wait that lets the whole question pass | denied, and waiting helps |
 //!
@@ -114,7 +114,7 @@ impl Names {
 
     fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 3]> {
         let bound = answer.binding.and_then(|index| answer.statuses.get(index));
-        let Some((finding, shown)) = bound.and_then(|status| counted(&status.finding)) else {
+        let Some((finding, shown)) = bound.and_then(|status| told(&status.finding)) else {
             return SmallVec::new();
         };
         let reset = finding.room.reset_after.as_secs_ceil();
@@ -133,7 +133,7 @@ fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
     let listed: SmallVec<[_; MAX_LISTED]> = answer
         .statuses
         .iter()
-        .filter_map(|status| counted(&status.finding))
+        .filter_map(|status| told(&status.finding))
         .filter(|(finding, _)| !finding.standing.shadow)
         .take(MAX_LISTED)
         .collect();
@@ -160,8 +160,8 @@ fn retry_after<'h>(answer: &Answer) -> Option<Header<'h>> {
     answer.retry_after.map(|wait| ("Retry-After", seconds(wait).to_string()))
 }
 
-fn counted(finding: &Finding) -> Option<(&Finding, &Shown)> {
-    finding.limit.as_ref().map(|shown| (finding, shown))
+fn told(finding: &Finding) -> Option<(&Finding, &Shown)> {
+    finding.told().map(|shown| (finding, shown))
 }
 
 fn policy_name(shown: &Shown) -> &str {

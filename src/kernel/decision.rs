@@ -320,6 +320,27 @@ impl Finding {
         Self { verdict, reason, standing, limit: Some(limit), room, retry_after }
     }
 
+    /// Whether a counter said what is left.
+    #[must_use]
+    pub const fn is_counted(&self) -> bool {
+        matches!(
+            self.reason,
+            Reason::WithinLimit
+                | Reason::Refunded
+                | Reason::OverLimit
+                | Reason::LargerThanLimit
+                | Reason::BackendDownLocal
+        )
+    }
+
+    /// The limit, where headers may be of it: one that let pass uncounted knows of no hits that are left, and would
+    /// say none.
+    #[must_use]
+    pub fn told(&self) -> Option<&Shown> {
+        let is_told = self.is_counted() || self.verdict == Verdict::Deny;
+        self.limit.as_ref().filter(|_| is_told)
+    }
+
     /// Whether the counter itself said no, whatever shadow mode made of it.
     #[must_use]
     pub const fn is_over(&self) -> bool {
@@ -380,7 +401,7 @@ pub fn wait<'f>(
     group.filter_map(|f| f.retry_after).min().map(|shortest| shortest.max(all))
 }
 
-/// Which finding the reference's three headers describe.
+/// Which finding the reference's three headers describe, of those that may be [told](Finding::told).
 ///
 /// Scanning in order: a strictly smaller remaining than the best so far wins; an over-limit one
 /// outside the quota group always wins, so the last such one does.
@@ -392,7 +413,7 @@ pub fn binding<'f>(
 ) -> Option<usize> {
     let mut best = (None, u64::from(u32::MAX));
     for (index, finding) in findings.enumerate() {
-        if finding.limit.is_none() {
+        if finding.told().is_none() {
             continue;
         }
         let quota = quota_for_all || finding.standing.group == Group::Quota;

@@ -10,8 +10,9 @@ use sluicegate::backend::fleet::{Fleet, Member};
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::frozen::{Frozen, Held};
-use sluicegate::config::settings::Secret;
+use sluicegate::config::settings::{ResponseHeaders, Secret, Settings};
 use sluicegate::config::{Config, load};
+use sluicegate::edge::headers::Headers;
 use sluicegate::edge::http::admin::{Admin, Loads, router};
 use sluicegate::engine::freezer::{MOST, Refused};
 use sluicegate::engine::{Engine, Local, Membership, Overrides, Planning, Policy};
@@ -75,6 +76,27 @@ fn two_limits() -> Config {
 
 fn descriptor(key: &'static str, hits: u64, limit: Option<Override>) -> Descriptor<'static> {
     Descriptor { entries: smallvec::smallvec![(key, "me")], cost: Cost::Charge(Hits(hits)), limit }
+}
+
+#[tokio::test]
+async fn headers_beside_a_limit_that_is_held_open_are_of_the_one_that_counts() {
+    let engine = engine(two_limits());
+    engine.freeze(ME, Verdict::Admit, Nanos::from_secs(60)).unwrap();
+    let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
+    let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
+    assert_eq!((answer.verdict, answer.binding), (Verdict::Admit, Some(1)));
+    let all = ResponseHeaders::All;
+    let headers = Headers::chosen(&Settings { response_headers: all, ..Settings::default() });
+    let sent = headers.of(&answer);
+    let sent: Vec<_> = sent.iter().map(|(name, value)| (*name, &**value)).collect();
+    let wanted = [
+        ("RateLimit-Limit", "10"),
+        ("RateLimit-Remaining", "5"),
+        ("RateLimit-Reset", "60"),
+        ("RateLimit-Policy", r#""other";q=10;w=60"#),
+        ("RateLimit", r#""other";r=5;t=60"#),
+    ];
+    assert_eq!(sent, wanted);
 }
 
 /// The answers to a request that carries one a minute, to the first hit and to the second, while its limit is held at

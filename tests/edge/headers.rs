@@ -3,7 +3,7 @@
 use sluicegate::config::settings::{ResponseHeaders, Settings};
 use sluicegate::edge::headers::{Headers, Names};
 use sluicegate::engine::Answer;
-use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict};
+use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict, binding};
 use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::units::{Nanos, Unit};
 
@@ -157,6 +157,29 @@ fn a_shadow_limit_is_not_shown_to_clients_that_would_obey_it() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
     let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
     assert!(headers.is_empty());
+}
+
+/// A limit that let pass without counting has nothing to tell of what is left, and hides none that has.
+#[test]
+fn a_limit_that_let_pass_uncounted_is_not_shown_and_does_not_bind() {
+    for (reason, standing) in [
+        (Reason::Frozen, ENFORCED),
+        (Reason::StoreFull, ENFORCED),
+        (Reason::BackendDownAllowed, ENFORCED),
+        (Reason::BackendDownDenied, SHADOW),
+    ] {
+        let counted = || admitted(per_minute(10, "counted"), 5, Nanos::from_secs(7));
+        let zero = admitted(per_minute(600, "not"), 0, Nanos(0));
+        let uncounted = Finding { reason, standing, ..zero };
+        assert_eq!(binding([&uncounted, &counted()].into_iter(), false), Some(1), "{reason:?}");
+        assert_eq!(binding([&uncounted].into_iter(), false), None, "{reason:?}");
+        let [policy, limit] = policy_and_limit(vec![uncounted.clone(), counted()]);
+        assert_eq!(policy, r#""counted";q=10;w=60"#, "{reason:?}");
+        assert_eq!(limit, r#""counted";r=5;t=7"#, "{reason:?}");
+        // The one that denies is the one that binds, counted or not.
+        let denies = Finding { verdict: Verdict::Deny, standing: ENFORCED, ..uncounted };
+        assert_eq!(binding([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
+    }
 }
 
 /// Under the setting `shadow_mode` every limit is one.
