@@ -18,14 +18,14 @@ use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
 use super::plan::{Instants, Part, Plan, Planning, standing};
-use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, tally};
+use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, retry, tally};
 use crate::backend::inside::Inside;
 use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::{Config, Rule};
 use crate::kernel::concurrency::register;
 use crate::kernel::decision::{
-    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine, wait,
+    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine,
 };
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
@@ -429,7 +429,8 @@ impl Engine {
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
         let denied = decided == Verdict::Deny;
         let shadowed = self.policy.shadow && denied;
-        let retry_after = if denied && !shadowed { wait(findings(), quota_for_all) } else { None };
+        let wait = || retry::wait(plan, &statuses, self.local.as_ref(), quota_for_all);
+        let retry_after = if denied && !shadowed { wait() } else { None };
         let verdict = if shadowed { Verdict::Admit } else { decided };
         let binding = binding(findings(), quota_for_all);
         let reasons = findings().map(|f| f.reason);

@@ -67,7 +67,8 @@ impl Local {
         outcomes
     }
 
-    fn part_of(&self, charge: &Charge) -> Option<Strategy> {
+    /// This replica's part of a charge's limit, if it has one.
+    pub(super) fn part_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
         let mut division = Division { replicas, rank: None };
         if !charge.strategy.most().is_multiple_of(replicas.get()) {

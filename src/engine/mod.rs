@@ -21,6 +21,7 @@ mod owed;
 pub mod parts;
 pub mod peers;
 mod plan;
+mod retry;
 mod tally;
 
 use std::sync::Arc;

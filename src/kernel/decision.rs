@@ -320,6 +320,15 @@ impl Finding {
         Self { verdict, reason, standing, limit: Some(limit), room, retry_after }
     }
 
+    /// The wait after which this passes, as its counter said when it answered; `None` when none helps.
+    #[must_use]
+    pub const fn passes_in(&self) -> Option<Nanos> {
+        match self.verdict {
+            Verdict::Admit => Some(Nanos(0)),
+            Verdict::Deny => self.retry_after,
+        }
+    }
+
     /// Whether a counter said what is left.
     #[must_use]
     pub const fn is_counted(&self) -> bool {
@@ -379,26 +388,26 @@ pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: boo
     if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
 }
 
-/// The wait after which a denied question would pass if nobody else came; `None` when none helps.
+/// The wait after which a denied question would pass if nobody else came, over those of its limits; `None` when none
+/// helps.
 ///
-/// Every enforced denial must pass, and of a quota group that denies as a whole one member is
-/// enough.
-pub fn wait<'f>(
-    findings: impl Iterator<Item = &'f Finding> + Clone,
+/// Every enforced limit must pass, and of a quota group one member is enough.
+pub fn wait(
+    waits: impl Iterator<Item = (Group, Option<Nanos>)>,
     quota_for_all: bool,
 ) -> Option<Nanos> {
-    let in_quota = |f: &&Finding| match f.standing.group {
-        Group::Enforced => quota_for_all,
-        Group::Quota => true,
-        Group::Aside => false,
-    };
-    let mut enforced = findings.clone().filter(|f| !in_quota(f) && f.verdict == Verdict::Deny);
-    let all = enforced.try_fold(Nanos(0), |longest, f| Some(longest.max(f.retry_after?)))?;
-    let mut group = findings.filter(in_quota).peekable();
-    if group.peek().is_none() || group.clone().any(|f| f.verdict == Verdict::Admit) {
-        return Some(all);
+    let (mut all, mut quota, mut shortest) = (Nanos(0), false, None);
+    for (group, wait) in waits {
+        match group {
+            Group::Aside => {}
+            Group::Enforced if !quota_for_all => all = all.max(wait?),
+            Group::Enforced | Group::Quota => {
+                quota = true;
+                shortest = shortest.into_iter().chain(wait).min();
+            }
+        }
     }
-    group.filter_map(|f| f.retry_after).min().map(|shortest| shortest.max(all))
+    if quota { shortest.map(|shortest: Nanos| shortest.max(all)) } else { Some(all) }
 }
 
 /// Which finding the reference's three headers describe, of those that may be [told](Finding::told).

@@ -18,6 +18,7 @@ mod permits;
 mod permits_code;
 mod queued;
 mod reflection;
+mod retry;
 mod silence;
 mod syslog;
 
@@ -86,10 +87,12 @@ fn free(reason: Reason) -> Finding {
 /// The answer that holds these findings; the first counted one binds.
 fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
     let denied = verdict == Verdict::Deny;
+    let waits = findings.iter().map(|finding| (finding.standing.group, finding.passes_in()));
+    let retry_after = if denied { wait(waits, false) } else { None };
     Answer {
         verdict,
         binding: findings.iter().position(|finding| finding.limit.is_some()),
-        retry_after: if denied { wait(findings.iter(), false) } else { None },
+        retry_after,
         shadowed: false,
         revision: Revision(1),
         now: Nanos(0),

@@ -1,7 +1,7 @@
 //! What holds for every strategy.
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
@@ -154,6 +154,31 @@ fn later_is_known<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome 
     })
 }
 
+/// What was left is enough to say when hits pass: then they do, if nobody came; and where that is exact, not two ticks sooner.
+fn passing_is_known<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome {
+    at_every_step(limit, trace, |_, after, now, _, step| {
+        let Some(left) = room(step) else { return Ok(()) };
+        let most = limit.most();
+        let some = shares.iter().map(|share| u128::from(most) * u128::from(*share) / 3_000);
+        let some = some.map(|hits| u64::try_from(hits).unwrap());
+        for hits in some.chain([1, left.remaining.0 + 1, most, most + 1]).filter(|hits| 0 < *hits) {
+            let (strategy, passes) =
+                (limit.strategy(), |at| is_admitted(limit.ask(after, at, Hits(hits))));
+            let Some(wait) = strategy.passes_in(left, Hits(hits)) else {
+                prop_assert!(most < hits, "{hits}");
+                continue;
+            };
+            prop_assert!(hits <= most && passes(now.plus(wait)), "{hits} in {wait}");
+            let is_exact = matches!(strategy, Strategy::Gcra(_) | Strategy::FixedWindow(_));
+            let two_ticks = Nanos(2 * limit.tick().size().0);
+            if is_exact && two_ticks <= wait {
+                prop_assert!(!passes(now.plus(wait.since(two_ticks))), "{hits} before {wait}");
+            }
+        }
+        Ok(())
+    })
+}
+
 /// A refund at the instant of the charge leaves what was left before; one of more than was
 /// charged leaves no more than a counter at rest has.
 fn refund_undoes<L: Limit>(limit: L, trace: &Trace) -> Outcome {
@@ -256,6 +281,15 @@ macro_rules! laws {
                     shares in prop::collection::vec(0..3_000_u16, 1..5),
                 ) {
                     later_is_known(limit, &trace, &shares)?;
+                }
+
+                #[test]
+                fn when_hits_pass_is_told_by_what_was_left(
+                    limit in $limits,
+                    trace in traces(),
+                    shares in prop::collection::vec(0..3_000_u16, 1..5),
+                ) {
+                    passing_is_known(limit, &trace, &shares)?;
                 }
 
                 #[test]

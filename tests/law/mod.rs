@@ -27,6 +27,7 @@
 //! | log: hits of the future forgotten, or left there | `a_clock_that_steps_back_admits_no_more_and_holds_no_hit_longer_than_a_period` |
 //! | log: a lowered limit keeps the oldest, or all | `hits_beyond_a_lowered_limit_are_forgotten_oldest_first` |
 //! | any: what is left later above what it is, not all of it at rest, another window's end | `what_is_left_later_is_told_by_what_was_left` |
+//! | any: hits that pass later than they are told to, never where they do, by two ticks too late where it can be said | `when_hits_pass_is_told_by_what_was_left` |
 //! | limit: coarsest tick, not reduced, 2^53 itself, largest off by one | `the_finest_tick_that_fits_is_taken`, `a_product_of_two_to_the_53_itself_does_not_fit` |
 
 mod every;

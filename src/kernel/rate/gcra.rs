@@ -139,6 +139,13 @@ impl Gcra {
         Hits(self.free(owed))
     }
 
+    /// How long before the counter is at rest `hits`, at most the burst, surely pass already.
+    #[must_use]
+    pub fn before_rest(&self, hits: Hits) -> Nanos {
+        let spare = self.capacity.saturating_sub(self.cost(hits));
+        self.tick.nanos(spare / NonZeroU64::from(self.requests))
+    }
+
     /// Is this state as good as never seen?
     #[must_use]
     pub fn rested(&self, state: &Tat, now: Nanos) -> bool {

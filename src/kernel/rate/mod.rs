@@ -132,6 +132,32 @@ impl Strategy {
         Room { remaining: room.remaining.max(earned), reset_after }
     }
 
+    /// How long after an answer that left `room` as many as `hits`, at least one, pass, if nobody came meanwhile; nothing where
+    /// they never do. Never too short, but for a sliding window whose limit was lowered meanwhile. Exact for a fixed window, for GCRA
+    /// but for a tick; the sliding two may be asked to wait longer than they have to, until they are at rest.
+    ///
+    /// | 10 a minute, of which 4 are left | 5 hits pass in |
+    /// |---|---|
+    /// | GCRA, at rest in 36 s: a hit in 6 s | 6 s |
+    /// | fixed window that ends in 20 s | 20 s |
+    /// | sliding window, at rest in 80 s: from 20 s on 6 hits fade to 5 in 10 s | 30 s |
+    /// | sliding log, at rest in 50 s | 50 s |
+    #[must_use]
+    pub fn passes_in(&self, room: Room, hits: Hits) -> Option<Nanos> {
+        if u64::from(self.most()) < hits.0 {
+            return None;
+        }
+        if hits <= room.remaining {
+            return Some(Nanos(0));
+        }
+        let before_rest = match self {
+            Self::Gcra(limit) => limit.before_rest(hits),
+            Self::SlidingWindow(limit) => limit.before_rest(room, hits),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => Nanos(0),
+        };
+        Some(room.reset_after.since(before_rest))
+    }
+
     /// Is one tick worth more than 1 % of what passes at one instant?
     #[must_use]
     pub fn is_coarse(&self) -> bool {

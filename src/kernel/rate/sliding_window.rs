@@ -125,11 +125,27 @@ impl SlidingWindow {
     #[must_use]
     pub fn left_before(&self, room: Room, wait: Nanos) -> Hits {
         let limit = Hits(u64::from(self.limit));
-        let fades_for = self.tick.floor(room.reset_after).min(self.period.get()).max(1);
+        let fades_for = self.fades_for(room);
         let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
         // Below 2^53: what is used is at most the limit.
         let used = limit.less(room.remaining).0.saturating_mul(left);
         limit.less(Hits(used.div_ceil(fades_for)))
+    }
+
+    /// How long before the counter, which had `room`, is at rest `hits`, at most the limit, surely pass already.
+    #[must_use]
+    pub fn before_rest(&self, room: Room, hits: Hits) -> Nanos {
+        let limit = Hits(u64::from(self.limit));
+        let fades_for = self.fades_for(room);
+        // Below 2^53: at most the limit, for at most a period.
+        let product = limit.less(hits).0.saturating_mul(fades_for);
+        let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
+        self.tick.nanos(left.min(fades_for))
+    }
+
+    /// For how many ticks before its rest what was used of a counter fades: a period, or what is left of one.
+    fn fades_for(&self, room: Room) -> u64 {
+        self.tick.floor(room.reset_after).min(self.period.get()).max(1)
     }
 
     /// Is this state as good as never seen?

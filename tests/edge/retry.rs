@@ -1,0 +1,162 @@
+//! When a denied question may come again: asked as a whole at its `Retry-After`, and nobody else came, it is admitted.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use sluicegate::clock::Clock;
+use sluicegate::config::load;
+use sluicegate::engine::{Answer, Engine};
+use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+
+use super::engine;
+use crate::support::dice::{Dice, seed};
+
+const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
+
+/// An engine at the start of a minute whose domain `d` has these limits, each written as the file has it.
+fn engine_of(limits: &str) -> Arc<Engine> {
+    let text = format!("domain: d\ndescriptors:\n{limits}");
+    engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0)
+}
+
+fn advance(engine: &Engine, by: Nanos) {
+    let Clock::Manual(clock) = engine.clock() else { panic!() };
+    clock.advance(by);
+}
+
+async fn ask(engine: &Engine, asked: &[(&str, Cost)]) -> Answer {
+    let descriptors = asked.iter().map(|&(key, cost)| Descriptor {
+        entries: smallvec::smallvec![(key, "v")],
+        cost,
+        limit: None,
+    });
+    let question = Question { domain: "d", descriptors: descriptors.collect() };
+    engine.decide(&question).await.unwrap()
+}
+
+async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Answer {
+    let costs = asked.iter().map(|&(key, hits)| (key, Cost::Charge(Hits(hits))));
+    ask(engine, &costs.collect::<Vec<_>>()).await
+}
+
+/// `a`, one a minute, and `b`, one a second, which another client uses up; a tenth of a second later both are asked.
+async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Answer) {
+    let engine = engine_of(&format!(
+        "- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 1, strategy: {strategy}}}}}\n\
+         - {{key: b, rate_limit: {{unit: second, requests_per_unit: 1}}}}\n"
+    ));
+    assert_eq!(hit(&engine, &[("b", 1)]).await.verdict, Verdict::Admit);
+    advance(&engine, Nanos(100_000_000));
+    let denied = hit(&engine, &[("a", 1), ("b", 1)]).await;
+    assert_eq!(denied.verdict, Verdict::Deny);
+    assert_eq!(denied.statuses[0].finding.verdict, Verdict::Admit, "it is charged");
+    (engine, denied)
+}
+
+#[tokio::test]
+async fn a_limit_that_the_denied_question_itself_used_up_is_waited_for_and_not_a_tick_longer() {
+    // Until the minute is over; a minute; until the minute after is over, in which the hit fades; a minute.
+    let waits = [59_900, 60_000, 119_900, 60_000].map(|millis: u64| Nanos(millis * 1_000_000));
+    for (strategy, wait) in STRATEGIES.into_iter().zip(waits) {
+        let (engine, denied) = after_a_is_charged_and_b_denies(strategy).await;
+        assert_eq!(denied.retry_after, Some(wait), "{strategy}");
+        advance(&engine, wait);
+        let again = hit(&engine, &[("a", 1), ("b", 1)]).await;
+        assert_eq!(again.verdict, Verdict::Admit, "{strategy}");
+        let (engine, _) = after_a_is_charged_and_b_denies(strategy).await;
+        advance(&engine, Nanos(wait.0 - 1_000));
+        let early = hit(&engine, &[("a", 1), ("b", 1)]).await;
+        assert_eq!(early.verdict, Verdict::Deny, "{strategy}");
+    }
+}
+
+#[tokio::test]
+async fn hits_that_one_counter_never_admits_together_have_no_time_to_wait() {
+    for strategy in STRATEGIES {
+        let limits = format!(
+            "- {{key: k, rate_limit: {{unit: second, requests_per_unit: 3, strategy: {strategy}}}}}\n"
+        );
+        for twins in [&[("k", 2), ("k", 2)][..], &[("k", 1), ("k", 1), ("k", 2)]] {
+            let denied = hit(&engine_of(&limits), twins).await;
+            assert_eq!((denied.verdict, denied.retry_after), (Verdict::Deny, None), "{strategy}");
+        }
+        // As many as it admits, but not beside another's.
+        let engine = engine_of(&limits);
+        hit(&engine, &[("k", 1)]).await;
+        let denied = hit(&engine, &[("k", 2), ("k", 1)]).await;
+        assert_eq!(denied.verdict, Verdict::Deny, "{strategy}");
+        advance(&engine, denied.retry_after.unwrap());
+        let again = hit(&engine, &[("k", 2), ("k", 1)]).await;
+        assert_eq!(again.verdict, Verdict::Admit, "{strategy}");
+    }
+}
+
+#[tokio::test]
+async fn of_a_quota_group_one_that_passes_again_is_enough_and_shadow_limits_are_not_waited_for() {
+    let minute = "rate_limit: {unit: minute, requests_per_unit: 1}";
+    let engine = engine_of(&format!(
+        "- {{key: quota, quota_mode: true, {minute}}}\n- {{key: shadow, shadow_mode: true, {minute}}}\n\
+         - {{key: second, rate_limit: {{unit: second, requests_per_unit: 1}}}}\n"
+    ));
+    hit(&engine, &[("second", 1)]).await;
+    let shadow = hit(&engine, &[("shadow", 1), ("second", 1)]).await;
+    assert_eq!(shadow.retry_after, Some(Nanos::SECOND));
+    let quota = hit(&engine, &[("quota", 1), ("second", 1)]).await;
+    assert_eq!(quota.retry_after, Some(Nanos::from_secs(60)));
+    advance(&engine, Nanos::from_secs(60));
+    let again = hit(&engine, &[("quota", 1), ("second", 1)]).await;
+    assert_eq!(again.verdict, Verdict::Admit);
+}
+
+/// Three limits, of any strategy and standing.
+fn limits(dice: &mut Dice) -> String {
+    let mut text = String::new();
+    for key in ["a", "b", "c"] {
+        let [requests, seconds] = [dice.up_to(4) + 1, dice.pick(&[1, 7, 60])];
+        let standing = dice.pick(&["", "", "", "quota_mode: true, ", "shadow_mode: true, "]);
+        let strategy = dice.pick(&STRATEGIES);
+        let limit = format!("requests_per_unit: {requests}, per: {seconds}s, strategy: {strategy}");
+        writeln!(text, "- {{key: {key}, {standing}rate_limit: {{{limit}}}}}").unwrap();
+    }
+    text
+}
+
+/// One to three descriptors, perhaps on one counter.
+fn question(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
+    let mut descriptor = || {
+        let hits = Hits(dice.up_to(3));
+        let cost = if dice.once_in(8) { Cost::Refund(hits) } else { Cost::Charge(hits) };
+        (dice.pick(&["a", "b", "c", "unknown"]), cost)
+    };
+    let most = [descriptor(), descriptor(), descriptor()];
+    most[..dice.pick(&[1, 2, 3])].into()
+}
+
+#[tokio::test]
+async fn a_question_that_comes_again_when_it_is_told_to_passes_and_one_told_nothing_never_does() {
+    let first = seed();
+    let (mut passed, mut never) = (0, 0);
+    for seed in (0..400).map(|world| first.wrapping_add(world)) {
+        let mut dice = Dice::new(seed);
+        let limits = limits(&mut dice);
+        let engine = engine_of(&limits);
+        for _ in 0..20 {
+            advance(&engine, Nanos(dice.up_to(2_000_000_000)));
+            let asked = question(&mut dice);
+            let answer = ask(&engine, &asked).await;
+            if answer.verdict == Verdict::Admit {
+                continue;
+            }
+            // After minutes every one of these counters is at rest.
+            let wait = answer.retry_after.unwrap_or(Nanos::from_secs(600));
+            advance(&engine, wait);
+            let again = ask(&engine, &asked).await.verdict;
+            let told = answer.retry_after;
+            let expected = if told.is_some() { Verdict::Admit } else { Verdict::Deny };
+            assert_eq!(again, expected, "SLUICEGATE_SEED={seed}: {told:?} {asked:?}\n{limits}");
+            if told.is_some() { passed += 1 } else { never += 1 }
+        }
+    }
+    assert!(0 < passed && 0 < never, "{passed} passed, {never} never, from {first}");
+}
