@@ -24,7 +24,7 @@ use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::smallvec;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::backend::lease::{Lent, Message};
@@ -63,6 +63,10 @@ const LOOKED_EVERY: Nanos = Nanos(100_000_000);
 /// Looking takes no more than one part in so many of the time.
 const LOOKING_PART: u64 = 100;
 
+/// The most messages on their way at one time that borrow at leisure, which is about what goes in one call: behind
+/// thousands, whoever asks the store meanwhile would be late. The others are found at the next look.
+pub const MOST_AT_LEISURE: usize = 64;
+
 /// Messages that give back, on their way at one time.
 const MOST_PARTINGS: usize = 64;
 
@@ -84,6 +88,8 @@ pub struct Leases {
     number: AtomicU64,
     /// When all ledgers may be looked at again, in nanoseconds.
     next_look: AtomicU64,
+    /// Turns to borrow at leisure.
+    leisure: Arc<Semaphore>,
     shards: Box<[Guarded]>,
     /// Secret per process, so that nobody can aim keys at one shard.
     secret: SipHasher13,
@@ -130,6 +136,7 @@ impl Leases {
             member,
             number: AtomicU64::new(1),
             next_look: AtomicU64::new(0),
+            leisure: Arc::new(Semaphore::new(MOST_AT_LEISURE)),
             shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
             secret,
             are_asked_for: AtomicBool::new(false),
@@ -402,7 +409,7 @@ impl Leases {
     /// Borrows in the background, where it is time to; and with it what others will soon need.
     fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
         if let Some(borrow) = held.ahead(now, || self.next()) {
-            self.send_later(held, borrow);
+            self.send_later(held, borrow, None);
             if self.may_look(now) {
                 let all = Arc::clone(self);
                 tokio::spawn(async move { all.look_around() });
@@ -425,20 +432,36 @@ impl Leases {
         self.next_look.store(began.plus(patience).0, Relaxed);
     }
 
-    /// Borrows in the background for all keys that it will soon be time for.
+    /// Borrows in the background for keys that it will soon be time for, of which those that find no turn now are found
+    /// again.
     fn borrow_at_leisure(self: &Arc<Self>, now: Nanos) {
+        let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
+        let mut next = turn();
         for shard in &self.shards {
             for held in shard.0.lock().values_mut() {
+                if next.is_none() {
+                    return;
+                }
                 if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
-                    self.send_later(held, borrow);
+                    self.send_later(held, borrow, next);
+                    next = turn();
                 }
             }
         }
     }
 
-    fn send_later(self: &Arc<Self>, held: &Held, borrow: Borrow) {
+    /// Sends a message in the background; a turn that it takes is over when it is settled.
+    fn send_later(
+        self: &Arc<Self>,
+        held: &Held,
+        borrow: Borrow,
+        turn: Option<OwnedSemaphorePermit>,
+    ) {
         let (all, message) = (Arc::clone(self), self.message(held.leased(), borrow));
-        tokio::spawn(async move { all.send(&message).await });
+        tokio::spawn(async move {
+            all.send(&message).await;
+            drop(turn);
+        });
     }
 
     fn look(&self, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {

@@ -258,10 +258,15 @@ fn idle_hits_are_surplus() {
 
 /// A ledger that learned, was asked for 64 and lent 80 at NOW, of which so many are left.
 fn learned(left: u64) -> Ledger {
+    learned_for(left, TERM)
+}
+
+/// The same, lent for so long.
+fn learned_for(left: u64, good_for: Nanos) -> Ledger {
     let mut ledger = Ledger::new(Size::Learned, TERM, Hits(100));
     assert_eq!(ledger.spend(NOW, Hits(64 - (80 - left).min(64))), Spend::Ask);
     ask(&mut ledger, NOW, 1, 1);
-    ledger.settle(NOW, &grant(1, 80, 0));
+    ledger.settle(NOW, &Answer { good_for, ..grant(1, 80, 0) });
     for _ in left..80 {
         assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
     }
@@ -296,6 +301,22 @@ fn at_leisure_a_lease_is_renewed_in_the_last_eighth_of_its_term() {
     );
     assert_eq!(held.at_leisure(after(873), Number(2), Nanos(124_000_000)), None);
     assert_eq!(held.at_leisure(after(998), Number(2), Nanos::from_secs(9)), None, "it is over");
+}
+
+#[test]
+fn at_leisure_a_lease_that_ends_with_its_window_is_not_renewed_and_more_is_asked_for_when_it_runs_low()
+ {
+    let cut_short = Nanos(900_000_000);
+    let time = Nanos(250_000_000);
+    let mut held = learned_for(60, cut_short);
+    for millis in [0, 773, 897] {
+        assert_eq!(held.at_leisure(after(millis), Number(2), time), None, "{millis} ms");
+    }
+    assert!(learned_for(16, cut_short).at_leisure(NOW, Number(2), time).is_some());
+    // The next window's lease is for a whole term again.
+    ask(&mut held, after(900), 2, 61);
+    held.settle(after(900), &grant(2, 60, 0));
+    assert!(held.at_leisure(after(1_897), Number(3), time).is_some());
 }
 
 #[test]

@@ -88,6 +88,14 @@ impl Far {
         }
     }
 
+    /// All calls that stand go on.
+    fn go_on(&self) {
+        for stand in &*self.standing.lock() {
+            stand.taken.add_permits(1);
+            stand.answered.add_permits(1);
+        }
+    }
+
     fn is_away(&self) -> bool {
         self.is_away.load(Relaxed)
     }

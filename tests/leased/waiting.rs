@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
+use sluicegate::engine::leases::MOST_AT_LEISURE;
 use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::key::{CounterKey, Counting};
@@ -331,6 +332,32 @@ async fn who_borrows_ahead_takes_along_what_others_will_soon_need_but_not_all_th
         turns().await;
         assert_eq!(store.calls(), calls + messages, "{passes} ms later");
         assert!(20 < balance("b") && (20 < balance("a")) == (messages == 2));
+    }
+}
+
+#[tokio::test]
+async fn so_many_keys_are_borrowed_for_at_leisure_at_one_time_and_the_others_at_the_next_look() {
+    const KEYS: u64 = 100;
+    let (store, engine) = standing(TEN);
+    store.stands.store(false, Relaxed);
+    let names: Vec<String> = (0..KEYS).map(|name| name.to_string()).collect();
+    for name in &names {
+        assert!(admits(&engine, &[("k", name)], 1).await);
+    }
+    // Somebody asked of late, so that nothing is given back, and each lease ends within two seconds.
+    pass(&engine, Nanos::from_secs(28));
+    for name in &names {
+        assert!(admits(&engine, &[("k", name)], 1).await);
+    }
+    pass(&engine, Nanos::SECOND);
+    assert_eq!((store.calls(), held(&engine)), (KEYS, KEYS * 9));
+    store.stands.store(true, Relaxed);
+    for sent in [MOST_AT_LEISURE as u64, KEYS] {
+        engine.leases().unwrap().tend().await;
+        turns().await;
+        assert_eq!(store.calls(), KEYS + sent);
+        store.go_on();
+        turns().await;
     }
 }
 

@@ -175,7 +175,7 @@ impl Leases {
             && held.balance(now) < hits
             && let Some(borrow) = held.borrow(now, self.next(), Hits(0))
         {
-            self.send_later(held, borrow);
+            self.send_later(held, borrow, None);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::kernel::units::{Hits, Nanos};
 /// to what others hold.
 const TRIES_A_SPAN: u64 = 8;
 
-/// A lease is renewed at leisure in its last part, one in so many.
+/// A lease that is good for a whole term is renewed at leisure in its last part, one in so many.
 const LAST_PART: u64 = 8;
 
 /// Where so many questions were to be expected and none came, demand is over: of arrivals by chance one
@@ -43,6 +43,8 @@ pub struct Ledger {
     balance: Hits,
     /// When the balance is void.
     until: Nanos,
+    /// It is so before a whole term is over, as with a window that ends: none that is asked for before is good for longer.
+    is_cut_short: bool,
     /// The last lease settled.
     lease: Number,
     flight: Option<Flight>,
@@ -115,6 +117,7 @@ impl Ledger {
             strategy: None,
             balance: Hits(0),
             until: Nanos(0),
+            is_cut_short: false,
             lease: Number(0),
             flight: None,
             written: Written::NONE,
@@ -234,7 +237,9 @@ impl Ledger {
         let want = self.sizer.want(now, Hits(0));
         let held = self.balance(now);
         let idle = self.flight.is_some() || now < self.pause || held == Hits(0);
-        let ends = self.until.since(now) <= time.min(Nanos(self.term.0 / LAST_PART));
+        // With a window the leases of all keys end at one instant.
+        let ends =
+            !self.is_cut_short && self.until.since(now) <= time.min(Nanos(self.term.0 / LAST_PART));
         if idle || want == Hits(0) || !(ends || self.sizer.runs_low(now, held, time)) {
             return None;
         }
@@ -295,6 +300,7 @@ impl Ledger {
         }
         if self.balance != Hits(0) {
             self.until = flight.sent.plus(early(answer.good_for));
+            self.is_cut_short = answer.good_for < self.term;
             self.expire(now);
         }
     }
