@@ -319,12 +319,14 @@ impl Engine {
             Spent::Rest(rest) => rest,
         };
         if !rest.missing.charges.list.is_empty() {
+            self.forget_denials(&plan);
             let answered = self.charge_missing(&plan, &rest.missing, now, end).await;
             rest.missing.put(answered, &mut rest.outcomes);
             self.ask_stale_again(&mut plan, &mut rest.outcomes, asking).await;
             let call = Call { sent: now, answered: self.clock.now(), revision };
             let held_for = |charge: &Charge| self.backend.held_for(charge);
             self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call, held_for);
+            self.forget_denials(&plan);
         }
         self.finish(&plan, &rest.outcomes, revision, now)
     }

@@ -47,6 +47,13 @@ impl Engine {
         self.leases.is_some() && plan.parts.iter().any(is_leased)
     }
 
+    /// Forgets denials of the leased counters that `plan` gives hits back to.
+    pub(super) fn forget_denials(&self, plan: &Plan<'_>) {
+        if let Some(leases) = self.leases.as_ref().filter(|leases| leases.are_asked_for()) {
+            leases.forget_denials(&plan.charges);
+        }
+    }
+
     /// Charges a part of `plan`: from what is held of leased limits, and the rest at the backend.
     pub(super) async fn charge_missing(
         &self,

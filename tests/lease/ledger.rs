@@ -376,6 +376,18 @@ fn the_denial_of_the_fewest_hits_is_remembered() {
 }
 
 #[test]
+fn a_denial_of_what_was_sent_before_hits_came_back_is_not_remembered_and_of_later_ones_is() {
+    let mut ledger = ledger();
+    ask(&mut ledger, NOW, 1, 1);
+    ledger.forget_denial(NOW);
+    ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
+    assert_eq!(ledger.spend(after(20), Hits(1)), Spend::Ask);
+    ask(&mut ledger, after(20), 2, 1);
+    ledger.settle(after(40), &denial(2, Nanos::SECOND, 0));
+    assert!(matches!(ledger.spend(after(40), Hits(1)), Spend::Denied { .. }));
+}
+
+#[test]
 fn while_others_hold_hits_that_would_do_a_denial_is_asked_again_after_a_round_trip() {
     let mut ledger = ledger();
     ask(&mut ledger, NOW, 1, 11);

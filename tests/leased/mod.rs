@@ -6,6 +6,7 @@ mod denials;
 mod frozen;
 mod path;
 mod plot;
+mod refunds;
 mod share;
 mod waiting;
 

@@ -19,10 +19,10 @@ use super::{Far, NEW_YEAR, admits, ask, at_once, engine, held, pass, publish, qu
 
 /// A hundred at one instant, of which ten may be out, borrowed by ten.
 const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
-const K: &[(&str, &str)] = &[("k", "v")];
+pub(super) const K: &[(&str, &str)] = &[("k", "v")];
 
 /// Asks in the background; until that question waits for something.
-async fn asked(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Refusal>> {
+pub(super) async fn asked(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Refusal>> {
     let engine = Arc::clone(engine);
     let asking = tokio::spawn(async move { ask(&engine, K, hits).await });
     turns().await;
@@ -30,20 +30,20 @@ async fn asked(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Ref
 }
 
 /// All others have their turns.
-async fn turns() {
+pub(super) async fn turns() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-fn standing(limits: &str) -> (Arc<Far>, Arc<Engine>) {
+pub(super) fn standing(limits: &str) -> (Arc<Far>, Arc<Engine>) {
     let store = Far::new();
     let engine = Arc::new(engine(&store, limits));
     store.stands.store(true, Relaxed);
     (store, engine)
 }
 
-async fn verdict(asking: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
+pub(super) async fn verdict(asking: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
     let answered = tokio::time::timeout(PATIENCE, asking).await.expect("it waits for nothing");
     answered.unwrap().unwrap().verdict
 }

@@ -107,8 +107,8 @@ impl Held {
         self.ledger.balance(now)
     }
 
-    pub(super) const fn forget_denial(&mut self) {
-        self.ledger.forget_denial();
+    pub(super) fn forget_denial(&mut self, now: Nanos) {
+        self.ledger.forget_denial(now);
     }
 
     /// The message for more, where it is time to.

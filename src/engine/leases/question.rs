@@ -65,16 +65,23 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<Terms>],
     ) -> Outcomes {
-        for (charge, _) in charges.list.iter().zip(terms).filter(|(_, terms)| terms.is_some()) {
-            if let Cost::Refund(_) = charge.cost {
-                self.forget_denial(charge);
-            }
-        }
         match charges.rule {
             Rule::Each => self.each(now, charges, terms).await,
             // Also a lone one: what is denied must not be counted, and a window that is asked for a
             // lease counts it.
             Rule::AllOrNothing { .. } | Rule::Ask => self.together(now, charges, terms).await,
+        }
+    }
+
+    /// Forgets what is remembered of counters that `charges` give hits back to, under whatever limit: once before these are
+    /// sent, and once when that is answered.
+    pub fn forget_denials(&self, charges: &Charges) {
+        let refunds = charges.list.iter().filter(|charge| matches!(charge.cost, Cost::Refund(_)));
+        for charge in refunds {
+            let (now, place) = (self.clock.now(), self.place(&charge.key));
+            if let Some(held) = self.shard(place).get_mut(&place) {
+                held.forget_denial(now);
+            }
         }
     }
 
@@ -176,13 +183,6 @@ impl Leases {
             && let Some(borrow) = held.borrow(now, self.next(), Hits(0))
         {
             self.send_later(held, borrow, None);
-        }
-    }
-
-    fn forget_denial(&self, charge: &Charge) {
-        let place = self.place(&charge.key);
-        if let Some(held) = self.shard(place).get_mut(&place) {
-            held.forget_denial();
         }
     }
 

@@ -50,6 +50,9 @@ pub struct Ledger {
     flight: Option<Flight>,
     written: Written,
     denial: Option<Denial>,
+    /// When hits were last given back to the key through this member. A denial of what was sent by then may be of before
+    /// it, and is not remembered.
+    refunded: Option<Nanos>,
     /// What the key had left when it was last heard of.
     heard: Option<(Nanos, Room)>,
     /// The longest that recent answers took, fading.
@@ -122,6 +125,7 @@ impl Ledger {
             flight: None,
             written: Written::NONE,
             denial: None,
+            refunded: None,
             heard: None,
             round_trip: Nanos(0),
             pause: Nanos(0),
@@ -178,9 +182,11 @@ impl Ledger {
         }
     }
 
-    /// Forgets a denial, because hits were given back to the key.
-    pub const fn forget_denial(&mut self) {
+    /// Forgets a denial, because hits are given back to the key, or were: messages pass what gives back, and are passed by
+    /// it, so that this is told both before that is sent and when it is answered.
+    pub fn forget_denial(&mut self, now: Nanos) {
         self.denial = None;
+        self.refunded = self.refunded.max(Some(now));
     }
 
     /// Whether [`Ledger::ahead`] may have a message: cheaper than to ask it.
@@ -397,6 +403,7 @@ impl Ledger {
     fn denial_after(&self, now: Nanos, flight: Flight, answer: &Answer) -> Option<Denial> {
         let before = self.denial.filter(|denial| flight.sent < denial.until);
         match answer.step {
+            Step::Deny { .. } if self.refunded.is_some_and(|back| flight.sent <= back) => before,
             Step::Deny { retry_after, room } if flight.hits != Hits(0) => {
                 let passes = flight.sent.plus(retry_after);
                 let certain =
