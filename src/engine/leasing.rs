@@ -14,7 +14,7 @@ use super::plan::{Part, Plan};
 use super::{Answer, Refusal};
 use crate::backend::Outcomes;
 use crate::config::Mode;
-use crate::kernel::decision::Question;
+use crate::kernel::decision::{Cost, Question};
 use crate::kernel::units::Nanos;
 
 impl Engine {
@@ -41,10 +41,13 @@ impl Engine {
         Some(self.finish(&plan, &outcomes, config.revision, now))
     }
 
-    /// Whether `plan` has anything to do with leases.
+    /// Whether `plan` has anything to do with leases. What gives hits back has under any limit: a leased one may count on
+    /// the same counter.
     pub(super) fn leases_concern(&self, plan: &Plan<'_>) -> bool {
         let is_leased = |part: &Part<'_>| matches!(part.mode(), Mode::Leased(_));
-        self.leases.is_some() && plan.parts.iter().any(is_leased)
+        let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
+        let Some(leases) = &self.leases else { return false };
+        plan.parts.iter().any(is_leased) || leases.are_asked_for() && refunds()
     }
 
     /// Forgets denials of the leased counters that `plan` gives hits back to.

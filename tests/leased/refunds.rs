@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sluicegate::engine::{Answer, Engine, Refusal};
 use sluicegate::kernel::decision::{Cost, Override, Verdict};
-use sluicegate::kernel::units::Hits;
+use sluicegate::kernel::units::{Hits, Unit};
 use tokio::task::JoinHandle;
 
 use super::waiting::{K, asked, standing, turns, verdict};
@@ -72,4 +72,17 @@ async fn a_denial_of_a_question_that_passed_hits_on_their_way_back_is_not_rememb
         store.stands.store(false, Relaxed);
         assert!(admits(&engine, K, 1).await, "{is_answered_first}");
     }
+}
+
+#[tokio::test]
+async fn hits_that_come_back_under_a_limit_of_the_question_drop_the_denial_of_their_counter() {
+    let (store, engine) = spent().await;
+    store.stands.store(false, Relaxed);
+    assert!(!admits(&engine, K, 1).await);
+    let calls = store.calls();
+    assert!(!admits(&engine, K, 1).await);
+    assert_eq!(store.calls(), calls, "it is remembered");
+    let limit = Override { requests: 1000, unit: Unit::Hour };
+    assert_eq!(verdict(refunded(&engine, Some(limit)).await).await, Verdict::Admit);
+    assert!(admits(&engine, K, 1).await);
 }
