@@ -162,12 +162,12 @@ impl Leases {
     /// Answers a question: from the balance; by the store, which is asked for the question's own hits
     /// and for a lease; or with what a message that is on its way already brings.
     pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
-        let end = self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline));
+        let end = self.end();
         // The backend sees to the deadline of a first call, and learns from it.
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
             Turn::Alone => {
-                let outcome = self.charge_one(leased, hits).await;
+                let outcome = self.charge_one(leased, hits, Rule::Each).await;
                 self.reconsider(leased, hits, outcome, end).await
             }
             Turn::Sends(borrow) => {
@@ -243,6 +243,11 @@ impl Leases {
         let Some(end) = end else { return Some(act.await) };
         let left = Duration::from_nanos(end.since(self.clock.steady()).0);
         timeout(left, act).await.ok()
+    }
+
+    /// When a question that comes now has to be answered, by the steady clock.
+    fn end(&self) -> Option<Nanos> {
+        self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
     }
 
     fn is_over(&self, end: Option<Nanos>) -> bool {
@@ -542,7 +547,7 @@ impl Leases {
         if self.is_over(end) {
             return Outcome::Failed(Cause::Unsent);
         }
-        let outcome = self.within(end, self.charge_one(leased, hits)).await;
+        let outcome = self.within(end, self.charge_one(leased, hits, Rule::Each)).await;
         let outcome = outcome.unwrap_or(Outcome::Failed(Cause::Late));
         self.reconsider(leased, hits, outcome, end).await
     }
@@ -603,9 +608,9 @@ impl Leases {
         shard.get(&place).filter(|held| held.is_of(leased) && held.awaits()).map(Held::wait)
     }
 
-    async fn charge_one(&self, leased: Leased<'_>, hits: Hits) -> Outcome {
+    async fn charge_one(&self, leased: Leased<'_>, hits: Hits, rule: Rule) -> Outcome {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
-        let charges = Charges { list: smallvec![charge], rule: Rule::Each };
+        let charges = Charges { list: smallvec![charge], rule };
         let outcomes = self.charge_plainly(self.clock.now(), &charges).await;
         outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood))
     }

@@ -183,6 +183,18 @@ fn what_did_not_suffice_goes_back_with_the_question() {
 }
 
 #[test]
+fn what_is_handed_back_is_all_in_a_message_that_asks_for_nothing_and_is_awaited() {
+    let mut ledger = lent();
+    let back = ledger.hand_back(NOW, Number(2)).unwrap();
+    let expected = (Hits(0), Hits(0), Hits(0), Hits(10), Number(1));
+    assert_eq!((back.hits, back.want, back.held, back.returned, back.lease), expected);
+    assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
+    assert_eq!(ledger.borrow(NOW, Number(3), Hits(1)), None, "others wait for its answer");
+    ledger.settle(NOW, &grant(2, 0, 0));
+    assert_eq!(ledger.hand_back(NOW, Number(3)), None, "there is nothing");
+}
+
+#[test]
 fn more_is_asked_for_before_it_is_needed_and_what_is_held_stays_usable() {
     let mut ledger = lent();
     assert_eq!(ledger.ahead(NOW, Number(2)), None, "there is enough");

@@ -265,7 +265,7 @@ impl World {
         }
         self.deliver();
         let node = usize::try_from(self.dice.up_to(self.nodes.len() as u64 - 1)).unwrap();
-        match self.dice.up_to(40) {
+        match self.dice.up_to(41) {
             0 => self.crash(node),
             1 | 2 => self.send_again(node),
             3 | 4 => self.give_up(node),
@@ -274,6 +274,7 @@ impl World {
             8..=11 => self.look_ahead(node),
             12..=15 => self.deny_as_a_whole(node),
             16..=18 => self.undo(node),
+            19 => self.hand_back(node),
             _ => {
                 let hits = self.hits();
                 self.question(node, hits);
@@ -363,6 +364,15 @@ impl World {
         };
         if let Some(parting) = parting {
             self.send(node, parting);
+        }
+    }
+
+    /// All that is held goes back before a question that it would cover with what the store has left.
+    fn hand_back(&mut self, node: usize) {
+        let now = self.nodes[node].clock(self.now);
+        let number = self.nodes[node].number();
+        if let Some(all) = self.nodes[node].ledger.hand_back(now, number) {
+            self.send(node, all);
         }
     }
 

@@ -7,7 +7,7 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{Far, engine, held, pass, question};
+use super::{Far, engine, held, pass, publish, question};
 use crate::support::dice::{Dice, seed};
 
 const LIMIT: u64 = 100;
@@ -66,12 +66,15 @@ fn minute(members: usize, percent: u64, dice: &mut Dice) -> Vec<Asked> {
 }
 
 /// What becomes of `trace`.
-async fn run(mode: &str, members: usize, trace: &[Asked]) -> Came {
+async fn run(words: &str, mode: &str, members: usize, trace: &[Asked]) -> Came {
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: second, requests_per_unit: {LIMIT}, strategy: gcra{mode}}}\n"
     );
     let store = Far::new();
     let fleet: Vec<Engine> = (0..members).map(|_| engine(&store, &limits)).collect();
+    for engine in &fleet {
+        publish(engine, words, &limits);
+    }
     let (mut came, mut law, mut now) = (Came::default(), Law::default(), 0);
     for one in trace {
         while now < one.millis {
@@ -129,8 +132,8 @@ async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_c
     for members in [1, 2, 8] {
         for percent in [60, 100, 150] {
             let trace = minute(members, percent, &mut dice);
-            let leased = run(", mode: leased, max_overshoot: 10%", members, &trace).await;
-            let strict = run("", members, &trace).await;
+            let leased = run("", ", mode: leased, max_overshoot: 10%", members, &trace).await;
+            let strict = run("", "", members, &trace).await;
             println!(
                 "| {members} | {percent} % | {} asked | leased {} | strict {} | {} calls for {} questions |",
                 leased.asked, leased.admitted, strict.admitted, leased.calls, leased.questions
@@ -145,6 +148,22 @@ async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_c
             );
             assert!(leased.calls <= leased.questions, "{whose}: {} calls", leased.calls);
             assert!(95 * strict.admitted <= 100 * leased.admitted, "{whose}: {leased:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn under_all_or_nothing_nobody_is_denied_while_the_law_has_enough_left() {
+    let seed = seed();
+    let mut dice = Dice::new(seed);
+    println!("SLUICEGATE_SEED={seed}");
+    for members in [1, 2, 8] {
+        for percent in [60, 100, 150] {
+            let trace = minute(members, percent, &mut dice);
+            let mode = ", mode: leased, max_overshoot: 10%";
+            let leased = run("charge: all_or_nothing\n", mode, members, &trace).await;
+            let whose = format!("SLUICEGATE_SEED={seed}: {members} replicas, {percent} %");
+            assert!(leased.wrong.is_empty(), "{whose}: {:?}", leased.wrong.first());
         }
     }
 }

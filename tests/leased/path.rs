@@ -129,6 +129,60 @@ async fn a_question_for_more_than_is_held_leaves_what_is_held_beside_what_the_st
     }
 }
 
+#[tokio::test]
+async fn what_the_store_and_the_balance_cover_together_is_admitted_though_neither_does_alone() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let engine = engine(&store, limits);
+        publish(&engine, "charge: all_or_nothing\n", limits);
+        let mut asked = 0;
+        while asked < 800 || held(&engine) < 51 {
+            assert!(admits(&engine, K, 1).await);
+            asked += 1;
+        }
+        // Fifty more than the store has left.
+        let hits = 1000 - asked - held(&engine) + 50;
+        assert!(held(&engine) < hits);
+        let answer = ask(&engine, K, hits).await.unwrap();
+        assert_eq!(answer.verdict, Verdict::Admit, "{hits} of {}", 1000 - asked);
+        assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked - hits));
+        assert!(!admits(&engine, K, 1000 - asked - hits + 1).await, "and not one above the limit");
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_stays_where_it_does_not_do_with_what_the_store_has_left() {
+    for limits in [COUPLED, GCRA] {
+        let store = Far::new();
+        let (one, other) = (engine(&store, limits), engine(&store, limits));
+        publish(&one, "charge: all_or_nothing\n", limits);
+        let asked = until_held(&one).await;
+        let before = held(&one);
+        assert!(admits(&other, K, 1000 - asked - before).await);
+        for _ in 0..2 {
+            assert!(!admits(&one, K, before + 1).await);
+            assert_eq!(held(&one), before);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_stays_where_another_limit_denies_the_question_anyway() {
+    let store = Far::new();
+    let engine = engine(&store, COUPLED);
+    publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
+    let mut asked = 0;
+    while asked < 800 || held(&engine) < 51 {
+        assert!(admits(&engine, K, 1).await);
+        asked += 1;
+    }
+    assert!(admits(&engine, &[("s", "v")], 2).await);
+    let (before, calls) = (held(&engine), store.calls());
+    let hits = 1000 - asked - before + 50;
+    assert!(!admits(&engine, &[("k", "v"), ("s", "v")], hits).await);
+    assert_eq!((held(&engine), store.calls()), (before, calls + 1));
+}
+
 /// At which millisecond how many are left, and for how many milliseconds.
 type Left = (u64, (u64, u64));
 

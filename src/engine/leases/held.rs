@@ -133,6 +133,13 @@ impl Held {
         self.awaited(borrow)
     }
 
+    /// The message that gives everything back before a question that it would cover with what the store has left.
+    pub(super) fn hand_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        self.expire(now);
+        let all = self.ledger.hand_back(now, number);
+        self.awaited(all)
+    }
+
     pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
         let quiet = now.since(self.asked);

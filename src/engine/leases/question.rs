@@ -2,7 +2,8 @@
 //!
 //! Under `each` every leased charge is spent or asked for by itself. Under `all_or_nothing` what is held is
 //! taken first, because it alone can be put back at once; the others, and what is not held, are charged
-//! in the store's one step; and where the question is denied, what was taken is put back. Of a question that is
+//! in the store's one step; and where the question is denied, what was taken is put back. Where too little is held of a
+//! limit and too little is left by the store, but both would do, what is held goes back and all is charged once more. Of a question that is
 //! denied whatever its charges come to, what is held only answers: nothing stays taken, and nothing is borrowed for it.
 //!
 //! Guarantees: a question whose future is dropped puts back what it took; hits that were taken beside
@@ -15,15 +16,19 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::{Held, Leased, Leases, Place, awaits_another, most};
+use crate::backend::lease::Lent;
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
 use crate::kernel::lease::{Terms, with_here};
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// What leases of each charge are granted under; nothing for one that is not leased.
 pub type AllTerms = SmallVec<[Option<Terms>; 2]>;
+
+/// Where charges stand in a question.
+type Places = SmallVec<[usize; 2]>;
 
 impl Leases {
     /// The outcomes where every charge is leased and can be answered here: no call, no wait. Otherwise
@@ -111,20 +116,44 @@ impl Leases {
         outcomes
     }
 
+    /// Charges as one. Where that is denied though what is held would do with what the store has left, what is held goes
+    /// back and the question is put once more, in what is left of its time; what is not answered then keeps its denial.
     async fn together(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<Terms>],
     ) -> Outcomes {
+        let end = self.end();
+        if is_spent(charges.rule) {
+            let leased =
+                charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, Some(terms)));
+            leased.for_each(|(leased, hits)| self.count(now, leased, hits));
+        }
+        let (outcomes, short) = self.put(now, charges, terms).await;
+        if short.is_empty() || !self.hand_back(charges, terms, &short, end).await {
+            return outcomes;
+        }
+        let again = self.within(end, self.put(self.clock.now(), charges, terms)).await;
+        let is_answered = |again: &Outcomes| {
+            short.iter().all(|at| !matches!(again.get(*at), Some(Outcome::Failed(_))))
+        };
+        again.map(|(again, _)| again).filter(is_answered).unwrap_or(outcomes)
+    }
+
+    /// Charges as one, once. Also the places of the charges that the store denied, and alone deny the question, though
+    /// it may have enough left with what is held here.
+    async fn put(
+        self: &Arc<Self>,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+    ) -> (Outcomes, Places) {
         let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
         {
-            if is_spent(charges.rule) {
-                self.count(now, leased, hits);
-            }
             if let Some(outcome) = taken.take(at, now, leased, hits) {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
@@ -141,17 +170,74 @@ impl Leases {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
         }
-        for ((at, (leased, _)), before) in asked().zip(before) {
+        let mut short = Places::new();
+        for ((at, (leased, hits)), before) in asked().zip(before) {
             if let Outcome::Stepped(step) = outcomes[at] {
                 // What was lent meanwhile may be left by the store's answer as well.
                 let here = before.min(self.held(now, leased));
-                outcomes[at] = Outcome::Stepped(with_here(step, here, most(leased)));
+                let step = with_here(step, here, most(leased));
+                outcomes[at] = Outcome::Stepped(step);
+                if here != Hits(0) && may_be_short(leased, step, hits) {
+                    short.push(at);
+                }
             }
+        }
+        if !short.is_empty() && !passes_with(charges, &outcomes, &short) {
+            short.clear();
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
             asked().for_each(|(_, (leased, hits))| self.stock(now, leased, hits));
         }
-        outcomes
+        (outcomes, short)
+    }
+
+    /// Gives back what is held for the charges at `places`, where it does not do for them by now; whether the question
+    /// may be put again then.
+    async fn hand_back(
+        self: &Arc<Self>,
+        charges: &Charges,
+        terms: &[Option<Terms>],
+        places: &[usize],
+        end: Option<Nanos>,
+    ) -> bool {
+        for at in places {
+            let part = charges.list.get(*at).and_then(|charge| leased(charge, terms.get(*at)));
+            let Some((leased, hits)) = part else { return false };
+            if !self.hand_back_one(leased, hits, end).await {
+                return false;
+            }
+        }
+        !self.is_over(end)
+    }
+
+    async fn hand_back_one(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        end: Option<Nanos>,
+    ) -> bool {
+        if let Some(mut settled) = self.awaited(leased)
+            && self.within(end, settled.changed()).await.is_none()
+        {
+            return false;
+        }
+        let rest = hits.less(self.held(self.clock.now(), leased));
+        if rest == Hits(0) {
+            return true;
+        }
+        if counts_denied(leased) && !self.has_left(leased, rest, end).await {
+            return false;
+        }
+        let now = self.clock.now();
+        let all = self.with(leased, |held| held.hand_back(now, self.next())).flatten();
+        let Some(all) = all else { return false };
+        matches!(self.send_within(end, leased, all).await, Lent::Answered(_))
+    }
+
+    /// Whether the store has so many hits left; it is only asked.
+    async fn has_left(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
+        let asked = self.within(end, self.charge_one(leased, hits, Rule::Ask)).await;
+        matches!(asked, Some(Outcome::Stepped(Step::Admit(_))))
     }
 
     /// Hits that are held of a key.
@@ -285,6 +371,26 @@ fn leased<'c>(charge: &'c Charge, terms: Option<&Option<Terms>>) -> Option<(Leas
         (Cost::Charge(hits), Some(Some(terms))) => Some((Leased { charge, terms: *terms }, hits)),
         _ => None,
     }
+}
+
+/// Whether `hits` were denied of which there may be enough left in all. What a window says is left when it denies is what
+/// would be left had it counted them: nothing.
+fn may_be_short(leased: Leased<'_>, step: Step, hits: Hits) -> bool {
+    let Step::Deny { room, .. } = step else { return false };
+    counts_denied(leased) || hits <= room.remaining
+}
+
+const fn counts_denied(leased: Leased<'_>) -> bool {
+    matches!(leased.charge.strategy, Strategy::FixedWindow(_))
+}
+
+/// Whether the question would pass if what stands at `places` did, and does not without.
+fn passes_with(charges: &Charges, outcomes: &Outcomes, places: &[usize]) -> bool {
+    let mut passing = outcomes.clone();
+    for at in places {
+        passing[*at] = Outcome::Stepped(Step::Admit(Room::default()));
+    }
+    again::denied(charges, outcomes) && !again::denied(charges, &passing)
 }
 
 /// How the charges that are not known are made: not at all where those that are deny the question.

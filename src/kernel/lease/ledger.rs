@@ -6,6 +6,7 @@
 //!       └─ Ask ─ borrow ── a message          one call, then settle or lost
 //!                       └─ none: one is on its way. Look again when it is settled, or charge alone
 //! ahead ─ a message                           in the background, before the balance runs out
+//! hand_back ─ a message                       everything, before a question that it would do for with the rest
 //! surplus, give_back ─ a message              what will not be needed; everything
 //! ```
 //!
@@ -250,6 +251,16 @@ impl Ledger {
             return None;
         }
         Some(self.message(now, number, Hits(0), want.less(held), Hits(0)))
+    }
+
+    /// The message that gives everything back for a question that it would cover with what the store has left, once
+    /// that is answered. None when nothing is held or another message is on its way.
+    pub fn hand_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+        if self.flight.is_some() || self.balance(now) == Hits(0) {
+            return None;
+        }
+        let returned = self.expire_all(now);
+        Some(self.message(now, number, Hits(0), Hits(0), returned))
     }
 
     /// The message that gives back what will not be asked for before it is void. None when most of
