@@ -508,21 +508,18 @@ impl Leases {
     }
 
     async fn tell(&self, message: &Message) -> Lent {
-        let given_back = LeasedHits { hits: message.borrow.returned, end: LeaseEnd::GivenBack };
-        let lent = match self.backend.borrow(self.clock.now(), message) {
-            Reply::Now(failed @ Lent::Failed(_)) => {
-                self.take_back(&message.key, message.borrow.number);
-                return failed;
-            }
-            Reply::Now(lent) => {
-                given_back.emit();
-                lent
-            }
+        let (lent, is_unsent) = match self.backend.borrow(self.clock.now(), message) {
+            Reply::Now(lent) => (lent, matches!(lent, Lent::Failed(_))),
             Reply::Later(later) => {
-                given_back.emit();
-                later.await
+                let lent = later.await;
+                (lent, waited_in_vain(lent))
             }
         };
+        if is_unsent {
+            self.take_back(&message.key, message.borrow.number);
+            return lent;
+        }
+        LeasedHits { hits: message.borrow.returned, end: LeaseEnd::GivenBack }.emit();
         if let Lent::Answered(Answer { granted, .. }) = lent {
             LeasedHits { hits: granted, end: LeaseEnd::Borrowed }.emit();
         }
@@ -651,6 +648,12 @@ fn answered(leased: Leased<'_>, answer: &Answer) -> Outcome {
 /// What the key has left at rest.
 fn most(leased: Leased<'_>) -> Hits {
     Hits(leased.charge.strategy.most().into())
+}
+
+/// Whether a message waited to be sent and surely never was. One without a connection may have been written to the one
+/// before.
+const fn waited_in_vain(lent: Lent) -> bool {
+    matches!(lent, Lent::Failed(Cause::Overloaded | Cause::BreakerOpen))
 }
 
 /// What a message failed for, to those who waited for it: their own hits did not go with it.

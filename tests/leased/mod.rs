@@ -37,6 +37,8 @@ pub struct Far {
     pub is_away: AtomicBool,
     /// Whether it is known to be away, so that nothing is sent there.
     pub is_cut_off: AtomicBool,
+    /// Why messages are refused after a moment in which they waited to be sent, if they are.
+    refuses: Mutex<Option<Cause>>,
     /// How long a question may wait, in nanoseconds; 0 for ever.
     pub deadline: AtomicU64,
     /// Whether calls stand from now on until they are told to go on.
@@ -61,6 +63,7 @@ impl Far {
             calls: AtomicU64::new(0),
             is_away: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
+            refuses: Mutex::default(),
             deadline: AtomicU64::new(0),
             stands: AtomicBool::new(false),
             takes: AtomicBool::new(false),
@@ -147,6 +150,12 @@ impl Backend for Far {
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         if self.is_cut_off.load(Relaxed) {
             return Reply::Now(Lent::Failed(Cause::Unreachable));
+        }
+        if let Some(cause) = *self.refuses.lock() {
+            return Reply::Later(Box::pin(async move {
+                tokio::task::yield_now().await;
+                Lent::Failed(cause)
+            }));
         }
         self.later(move || {
             if self.is_away() {

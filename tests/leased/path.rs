@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
+use sluicegate::backend::Cause;
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::engine::leases::{MOST_BYTES, MOST_LEDGERS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
@@ -411,6 +412,22 @@ async fn a_question_for_more_than_is_held_leaves_what_is_held_while_nothing_can_
         assert!(!admits(&engine, K, 1).await);
         store.is_cut_off.store(false, Relaxed);
         assert!(admits(&engine, K, 1).await, "none is believed to be on its way");
+    }
+}
+
+#[tokio::test]
+async fn what_went_with_a_message_that_waited_and_was_never_sent_is_held_as_before() {
+    for cause in [Cause::Overloaded, Cause::BreakerOpen] {
+        let store = Far::new();
+        let limits = GCRA.replace("unit: day", "on_backend_failure: deny, unit: day");
+        let engine = engine(&store, &limits);
+        until_held(&engine).await;
+        let before = held(&engine);
+        *store.refuses.lock() = Some(cause);
+        assert!(!admits(&engine, K, before + 1).await);
+        assert_eq!(held(&engine), before, "{cause:?}");
+        *store.refuses.lock() = None;
+        assert!(admits(&engine, K, before + 1).await, "none is believed to be on its way");
     }
 }
 
