@@ -349,14 +349,14 @@ fn a_key_is_abandoned_after_a_pause_of_eight_questions_whatever_each_asks_for() 
 }
 
 #[test]
-fn a_denial_is_remembered_until_it_may_pass() {
+fn a_denial_is_remembered_until_it_may_pass_and_its_wait_is_told_from_when_the_answer_came() {
     let mut ledger = ledger();
     ask(&mut ledger, NOW, 1, 5);
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
     let expected = Spend::Denied {
-        retry_after: Nanos(900_000_000),
+        retry_after: Nanos(920_000_000),
         more: Hits(0),
-        room: Room { remaining: Hits(7), reset_after: Nanos(900_000_000) },
+        room: Room { remaining: Hits(7), reset_after: Nanos(920_000_000) },
     };
     assert_eq!(ledger.spend(after(100), Hits(5)), expected);
     assert_eq!(ledger.spend(after(1_000), Hits(5)), Spend::Ask);
@@ -406,7 +406,7 @@ fn while_others_hold_hits_that_would_do_a_denial_is_asked_again_after_a_round_tr
     // 7 are left, and 4 may come back.
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
     let Spend::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else { panic!() };
-    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000)));
+    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000 - 20_000_000)));
     assert_eq!(ledger.spend(after(40), Hits(11)), Spend::Ask);
 }
 

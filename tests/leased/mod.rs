@@ -8,6 +8,7 @@ mod path;
 mod plot;
 mod refunds;
 mod share;
+mod told;
 mod waiting;
 
 use std::pin::Pin;
@@ -39,6 +40,8 @@ pub struct Far {
     pub is_cut_off: AtomicBool,
     /// Why messages are refused after a moment in which they waited to be sent, if they are.
     refuses: Mutex<Option<Cause>>,
+    /// How long after it was sent a message is taken, in nanoseconds.
+    pub way: AtomicU64,
     /// How long a question may wait, in nanoseconds; 0 for ever.
     pub deadline: AtomicU64,
     /// Whether calls stand from now on until they are told to go on.
@@ -64,6 +67,7 @@ impl Far {
             is_away: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             refuses: Mutex::default(),
+            way: AtomicU64::new(0),
             deadline: AtomicU64::new(0),
             stands: AtomicBool::new(false),
             takes: AtomicBool::new(false),
@@ -161,7 +165,8 @@ impl Backend for Far {
             if self.is_away() {
                 return Lent::Failed(Cause::Late);
             }
-            at_hand(self.memory.borrow(now, message))
+            let taken = now.plus(Nanos(self.way.load(Relaxed)));
+            at_hand(self.memory.borrow(taken, message))
         })
     }
 

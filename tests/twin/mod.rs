@@ -118,7 +118,7 @@ fn messages_that_supersede_each_other_keep_the_theorem_in_every_order_of_events(
         Happens::GivenBackInVain,
         Happens::AnswerIgnored,
     ];
-    holds(one, 14_643, &superseding);
+    holds(one, 14_686, &superseding);
 }
 
 #[test]

@@ -87,9 +87,9 @@ impl Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Denial {
     hits: Hits,
-    /// When they pass if nobody else comes.
+    /// When they pass for certain if nobody else comes: callers are told this, so that none comes back too soon.
     passes: Nanos,
-    /// Until when that is not asked again.
+    /// Until when that is not asked again: they may pass as soon as if the store had answered at once.
     until: Nanos,
 }
 
@@ -403,7 +403,8 @@ impl Ledger {
         if answer.step == Step::Stale {
             return;
         }
-        self.heard = Some((flight.sent, room(answer.step)));
+        // As of now, though it may have been so since this was sent: who goes by it must not come back too soon.
+        self.heard = Some((now, room(answer.step)));
         self.denial = self.denial_after(now, flight, answer);
         if answer.granted == Hits(0) {
             self.pause = now.plus(self.try_again());
@@ -416,7 +417,6 @@ impl Ledger {
         match answer.step {
             Step::Deny { .. } if self.refunded.is_some_and(|back| flight.sent <= back) => before,
             Step::Deny { retry_after, room } if flight.hits != Hits(0) => {
-                let passes = flight.sent.plus(retry_after);
                 let certain =
                     flight.sent.plus(stands(flight.hits, room, answer.parked, retry_after));
                 // Who waited for this answer is told of it, and one who asks a round trip later could not
@@ -427,8 +427,8 @@ impl Ledger {
                 } else {
                     heard
                 };
-                let until = certain.max(again).min(passes);
-                let denial = Denial { hits: flight.hits, passes, until };
+                let until = certain.max(again).min(flight.sent.plus(retry_after));
+                let denial = Denial { hits: flight.hits, passes: now.plus(retry_after), until };
                 Some(before.filter(|before| before.hits < flight.hits).unwrap_or(denial))
             }
             Step::Admit(_) => before.filter(|denial| flight.hits < denial.hits),
