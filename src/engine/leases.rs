@@ -33,7 +33,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Limit, Mode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms};
+use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms, with_here};
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
@@ -608,8 +608,18 @@ impl Leases {
     async fn charge_one(&self, leased: Leased<'_>, hits: Hits, rule: Rule) -> Outcome {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
         let charges = Charges { list: smallvec![charge], rule };
+        let before = self.held(self.clock.now(), leased);
         let outcomes = self.charge_plainly(self.clock.now(), &charges).await;
-        outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood))
+        let outcome = outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood));
+        self.with_balance(leased, before, outcome)
+    }
+
+    /// The store's answer to a charge, and what is held beside it: at most what was so `before`. What was lent meanwhile may
+    /// be left by the store's answer as well.
+    fn with_balance(&self, leased: Leased<'_>, before: Hits, outcome: Outcome) -> Outcome {
+        let Outcome::Stepped(step) = outcome else { return outcome };
+        let here = before.min(self.held(self.clock.now(), leased));
+        Outcome::Stepped(with_here(step, here, most(leased)))
     }
 
     async fn charge_plainly(&self, now: Nanos, charges: &Charges) -> Outcomes {

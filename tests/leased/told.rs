@@ -1,12 +1,13 @@
 //! What is told with an answer: the wait, and what remains.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::kernel::decision::Verdict;
-use sluicegate::kernel::units::Nanos;
+use sluicegate::kernel::decision::{Cost, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::waiting::{K, asked, standing, verdict};
-use super::{admits, ask, pass};
+use super::waiting::{K, TEN, asked, standing, turns, verdict};
+use super::{admits, ask, pass, question};
 
 /// A hundred an hour, counted in a window and as a debt.
 const HOUR: [(&str, u64); 2] = [("fixed_window", 3_600), ("gcra", 36)];
@@ -41,4 +42,29 @@ async fn who_comes_back_after_the_wait_that_a_remembered_denial_told_is_admitted
         pass(&engine, wait);
         assert!(admits(&engine, K, 1).await, "{strategy}");
     }
+}
+
+#[tokio::test]
+async fn what_remains_for_who_is_charged_alone_counts_what_is_held_here() {
+    let (store, engine) = standing(&TEN.replace("lease_hits: 10", "lease_hits: 6"));
+    let twice = Arc::clone(&engine);
+    let first = tokio::spawn(async move {
+        let one = question(K, Cost::Charge(Hits(1)));
+        let asked = twice.decide(&one).await;
+        // More is borrowed ahead: answers take so long that the lease will be over.
+        twice.decide(&one).await.and(asked)
+    });
+    turns().await;
+    let waiter = asked(&engine, 8).await;
+    pass(&engine, Nanos::from_secs(11));
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(first).await, Verdict::Admit);
+    turns().await;
+    assert_eq!((store.calls(), super::held(&engine)), (3, 5), "a charge and a message");
+    store.take(1);
+    store.answer(1);
+    let answer = waiter.await.unwrap().unwrap();
+    assert_eq!(answer.verdict, Verdict::Admit);
+    assert_eq!(answer.statuses[0].finding.room.remaining, Hits(100 - 1 - 1 - 8));
 }

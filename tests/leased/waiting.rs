@@ -18,7 +18,7 @@ use crate::waiting::PATIENCE;
 use super::{Far, NEW_YEAR, admits, ask, at_once, engine, held, pass, publish, question};
 
 /// A hundred at one instant, of which ten may be out, borrowed by ten.
-const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
+pub(super) const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
 pub(super) const K: &[(&str, &str)] = &[("k", "v")];
 
 /// Asks in the background; until that question waits for something.

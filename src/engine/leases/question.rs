@@ -15,12 +15,12 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
-use super::{Held, Leased, Leases, Place, awaits_another, most};
+use super::{Held, Leased, Leases, Place, awaits_another};
 use crate::backend::lease::Lent;
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
-use crate::kernel::lease::{Terms, with_here};
+use crate::kernel::lease::Terms;
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
@@ -172,14 +172,9 @@ impl Leases {
         }
         let mut short = Places::new();
         for ((at, (leased, hits)), before) in asked().zip(before) {
-            if let Outcome::Stepped(step) = outcomes[at] {
-                // What was lent meanwhile may be left by the store's answer as well.
-                let here = before.min(self.held(now, leased));
-                let step = with_here(step, here, most(leased));
-                outcomes[at] = Outcome::Stepped(step);
-                if here != Hits(0) && may_be_short(leased, step, hits) {
-                    short.push(at);
-                }
+            outcomes[at] = self.with_balance(leased, before, outcomes[at]);
+            if before != Hits(0) && may_be_short(leased, outcomes[at], hits) {
+                short.push(at);
             }
         }
         if !short.is_empty() && !passes_with(charges, &outcomes, &short) {
@@ -241,7 +236,7 @@ impl Leases {
     }
 
     /// Hits that are held of a key.
-    fn held(&self, now: Nanos, leased: Leased<'_>) -> Hits {
+    pub(super) fn held(&self, now: Nanos, leased: Leased<'_>) -> Hits {
         self.with(leased, |held| held.balance(now)).unwrap_or_default()
     }
 
@@ -375,8 +370,8 @@ fn leased<'c>(charge: &'c Charge, terms: Option<&Option<Terms>>) -> Option<(Leas
 
 /// Whether `hits` were denied of which there may be enough left in all. What a window says is left when it denies is what
 /// would be left had it counted them: nothing.
-fn may_be_short(leased: Leased<'_>, step: Step, hits: Hits) -> bool {
-    let Step::Deny { room, .. } = step else { return false };
+fn may_be_short(leased: Leased<'_>, outcome: Outcome, hits: Hits) -> bool {
+    let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return false };
     counts_denied(leased) || hits <= room.remaining
 }
 
