@@ -66,6 +66,7 @@ Init ==
 -----------------------------------------------------------------------------
 (* A member. *)
 
+\* The hits of a question that is not decided are in the balance, though no other may spend them.
 Spend(m, h) ==
     /\ h <= ledger[m].balance
     /\ ledger' = [ledger EXCEPT ![m].balance = @ - h]

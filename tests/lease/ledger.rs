@@ -63,6 +63,48 @@ fn a_grant_is_settled_once() {
     assert_eq!(ledger.balance(NOW), Hits(10));
 }
 
+/// A ledger that was lent 10 at NOW, of which a question has 4 in hand.
+fn lent_and_taken() -> Ledger {
+    let mut ledger = lent();
+    assert!(matches!(ledger.spend(NOW, Hits(4)), Spend::Spent(_)));
+    ledger.hold(Hits(4));
+    assert_eq!((ledger.balance(NOW), ledger.held(NOW)), (Hits(6), Hits(10)));
+    ledger
+}
+
+#[test]
+fn a_denial_that_came_while_something_was_in_hand_is_not_remembered() {
+    for is_back in [false, true] {
+        let mut ledger = lent_and_taken();
+        let grip = ledger.grip();
+        assert_eq!(ask(&mut ledger, NOW, 2, 11).held, Hits(4));
+        if is_back {
+            ledger.put_back(NOW, Hits(4), grip);
+        }
+        ledger.settle(NOW, &Answer { kept: Hits(4), ..denial(2, TERM, 0) });
+        ledger.put_back(NOW, Hits(if is_back { 0 } else { 4 }), grip);
+        assert_eq!(ledger.balance(NOW), Hits(4));
+        // 7 are left, by the store's answer.
+        assert_eq!(ledger.spend(NOW, Hits(11)), Spend::Ask);
+    }
+}
+
+#[test]
+fn what_is_in_hand_goes_with_no_message_and_is_good_for_as_long_as_the_last_answer_says() {
+    let mut ledger = lent_and_taken();
+    let grip = ledger.grip();
+    let all = ledger.hand_back(after(500), Number(2)).unwrap();
+    assert_eq!((all.held, all.returned), (Hits(4), Hits(6)));
+    ledger.settle(after(500), &grant(2, 0, 4));
+    let (good, over) = (after(500 + 997), after(500 + 998));
+    assert_eq!((ledger.held(good), ledger.held(over)), (Hits(4), Hits(0)));
+    for (at, left) in [(good, 4), (over, 0)] {
+        let mut ledger = ledger;
+        ledger.put_back(at, Hits(4), grip);
+        assert_eq!(ledger.balance(at), Hits(left));
+    }
+}
+
 #[test]
 fn an_answer_to_a_message_given_up_is_ignored() {
     let mut ledger = ledger();

@@ -81,7 +81,8 @@ fn careless_designs_are_refuted() {
         (Flaw::GivenBackAfterTheRoll, &coupled[..], 400),
         (Flaw::GivenBackAfterExpiry, &KINDS[..], 80),
         (Flaw::OldAnswerTaken, &KINDS[..], 50),
-        (Flaw::PutBackAfterAMessage, &KINDS[..], 100),
+        (Flaw::PutBackAfterAMessage, &KINDS[..], 200),
+        (Flaw::PutBackThoughVoid, &KINDS[..], 300),
         (Flaw::UndoneThoughItLeft, &KINDS[..], 100),
     ] {
         let refuted = refuted(kinds, flaw, worlds_each);

@@ -58,6 +58,8 @@ pub enum Flaw {
     /// Hits of a question that is denied as a whole are put back although the store was told since that they
     /// are not held.
     PutBackAfterAMessage,
+    /// They are put back although the lease that they were of is over, or the store lists them no more.
+    PutBackThoughVoid,
     /// What went with a message is held again although it left.
     UndoneThoughItLeft,
 }
@@ -99,6 +101,7 @@ pub struct Seen {
     pub ahead: u64,
     pub put_back: u64,
     pub put_back_in_vain: u64,
+    pub put_back_after_a_message: u64,
     pub undone: u64,
     pub undone_in_vain: u64,
     pub most_out: u64,
@@ -107,7 +110,7 @@ pub struct Seen {
 type Tally = fn(&Seen) -> u64;
 
 impl Seen {
-    pub const ALL: [(&'static str, Tally); 15] = [
+    pub const ALL: [(&'static str, Tally); 16] = [
         ("lent", |seen| seen.lent),
         ("spent", |seen| seen.spent),
         ("asked", |seen| seen.asked),
@@ -120,6 +123,7 @@ impl Seen {
         ("ahead", |seen| seen.ahead),
         ("put back", |seen| seen.put_back),
         ("put back in vain", |seen| seen.put_back_in_vain),
+        ("put back after a message", |seen| seen.put_back_after_a_message),
         ("undone", |seen| seen.undone),
         ("undone in vain", |seen| seen.undone_in_vain),
         ("out", |seen| seen.most_out),
@@ -137,8 +141,6 @@ struct Node {
     /// A message that never left, which its member is not told of yet.
     unsent: Option<Borrow>,
     numbers: u64,
-    /// Rises with whatever changes what the store may list, as `engine::leases::held` has it.
-    epoch: u64,
     /// Questions whose hits were taken, and which may yet be denied as a whole.
     undecided: Vec<Undecided>,
 }
@@ -147,7 +149,10 @@ struct Node {
 #[derive(Clone, Copy)]
 struct Undecided {
     hits: Hits,
-    epoch: u64,
+    /// Of the ledger when they were taken.
+    grip: u64,
+    /// The last message that had been sent then.
+    told: Option<Borrow>,
     /// Where in the log.
     at: usize,
 }
@@ -241,7 +246,6 @@ impl World {
             last: None,
             unsent: None,
             numbers: self.dice.up_to(1_000),
-            epoch: 0,
             undecided: Vec::new(),
         }
     }
@@ -272,7 +276,7 @@ impl World {
             5 => self.part(node, true),
             6 | 7 => self.part(node, false),
             8..=11 => self.look_ahead(node),
-            12..=15 => self.deny_as_a_whole(node),
+            12..=15 => self.decide(node),
             16..=18 => self.undo(node),
             19 => self.hand_back(node),
             _ => {
@@ -297,9 +301,8 @@ impl World {
         match self.nodes[node].ledger.spend(now, hits) {
             Spend::Spent(_) => {
                 self.seen.spent += 1;
-                let (epoch, at) = (self.nodes[node].epoch, self.log.len());
                 if self.dice.once_in(3) {
-                    self.nodes[node].undecided.push(Undecided { hits, epoch, at });
+                    self.hold(node, hits);
                 }
                 self.admit(hits);
             }
@@ -319,17 +322,43 @@ impl World {
         }
     }
 
-    /// A question that took hits is denied by another limit, and puts them back, so that it admitted none.
+    /// The question that hits were just spent for is not decided yet.
+    fn hold(&mut self, node: usize, hits: Hits) {
+        let (at, node) = (self.log.len(), &mut self.nodes[node]);
+        if self.flaw != Flaw::PutBackAfterAMessage {
+            node.ledger.hold(hits);
+        }
+        let (grip, told) = (node.ledger.grip(), node.last);
+        node.undecided.push(Undecided { hits, grip, told, at });
+    }
+
+    /// A question that took hits is decided. One that is denied by another limit puts them back, so that it admitted none.
     /// Those that nobody undoes count as admitted when they were taken.
-    fn deny_as_a_whole(&mut self, node: usize) {
+    fn decide(&mut self, node: usize) {
         let now = self.nodes[node].clock(self.now);
         let node = &mut self.nodes[node];
-        let Some(Undecided { hits, epoch, at }) = node.undecided.pop() else { return };
+        let Some(last) = node.undecided.len().checked_sub(1) else { return };
+        let which = usize::try_from(self.dice.up_to(last as u64)).unwrap();
+        let Undecided { hits, grip, told, at } = node.undecided.swap_remove(which);
+        let is_admitted = self.dice.once_in(4);
+        if is_admitted {
+            return node.ledger.let_go(hits, grip);
+        }
         self.log[at].hits = 0;
-        if epoch == node.epoch || self.flaw == Flaw::PutBackAfterAMessage {
+        node.ledger.expire(now);
+        let before = node.ledger.balance(now);
+        let grip = match self.flaw {
+            Flaw::PutBackAfterAMessage | Flaw::PutBackThoughVoid => node.ledger.grip(),
+            _ => grip,
+        };
+        if self.flaw == Flaw::PutBackAfterAMessage {
+            node.ledger.hold(hits);
+        }
+        node.ledger.put_back(now, hits, grip);
+        if before < node.ledger.balance(now) {
             self.seen.put_back += 1;
-            node.ledger.put_back(now, hits);
-        } else {
+            self.seen.put_back_after_a_message += u64::from(told != node.last);
+        } else if hits != Hits(0) {
             self.seen.put_back_in_vain += 1;
         }
     }
@@ -377,7 +406,6 @@ impl World {
     }
 
     fn send(&mut self, node: usize, borrow: Borrow) {
-        self.nodes[node].epoch += 1;
         let is_careless = self.flaw == Flaw::UndoneThoughItLeft;
         if self.dice.once_in(if is_careless { 2 } else { 12 }) {
             self.nodes[node].unsent = Some(borrow);
@@ -415,7 +443,6 @@ impl World {
     fn give_up(&mut self, node: usize) {
         if let Some(borrow) = self.nodes[node].last {
             self.nodes[node].ledger.lost(borrow.number);
-            self.nodes[node].epoch += 1;
         }
     }
 
@@ -498,7 +525,6 @@ impl World {
         }
         let before = node.ledger.balance(now);
         node.ledger.settle(now, &answer);
-        node.epoch += 1;
         let credited = before < node.ledger.balance(now);
         if self.flaw == Flaw::CreditedToEachWaiter && credited {
             self.admit(answer.granted);
@@ -581,9 +607,9 @@ impl World {
             assert!(out <= budget.0, "{out} out of {budget}");
         }
         for node in &self.nodes {
-            let held = node.ledger.balance(node.clock(self.now));
+            let held = node.ledger.held(node.clock(self.now));
             let listed = self.store.book.held_by(node.member, self.now);
-            assert!(held <= listed, "a member holds {held}, listed are {listed}");
+            assert!(held <= listed, "a member may hold {held}, listed are {listed}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod plot;
 mod refunds;
 mod share;
 mod told;
+mod undecided;
 mod waiting;
 
 use std::pin::Pin;

@@ -1,7 +1,7 @@
 //! What this replica holds of one key, and who waits for more of it.
 //!
-//! Guarantees: what was spent for a question that is not admitted goes back only while no message of
-//! this key was written, settled or given up since, so that the store never lists less than is held.
+//! Guarantees: what a question took that is not admitted goes back to the ledger that it was taken from, and only while the
+//! store lists it, so that it never lists less than is held.
 //! Leaves out: which key; sending.
 
 use tokio::sync::watch;
@@ -29,8 +29,8 @@ pub(super) struct Held {
     pub(super) terms: Terms,
     /// The last question.
     asked: Nanos,
-    /// Rises with whatever changes what the store may list. Begins where no other ledger of the key was.
-    epoch: u64,
+    /// The first of the epochs of this ledger, which no other one of the key has.
+    first: u64,
     /// The message whose answer is awaited.
     awaits: Option<Number>,
     /// All is to be given back once that answer is there.
@@ -49,7 +49,7 @@ impl Held {
             charge: charge.clone(),
             terms,
             asked: now,
-            epoch: number.0 << EPOCHS,
+            first: number.0 << EPOCHS,
             awaits: None,
             leaves: false,
             settled: watch::Sender::default(),
@@ -88,14 +88,32 @@ impl Held {
         Some(Outcome::Stepped(step))
     }
 
-    pub(super) const fn epoch(&self) -> u64 {
-        self.epoch
+    /// The same; hits that pass are in hand until their question is decided: [`Held::put_back`], [`Held::let_go`].
+    pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
+        let outcome = self.look(now, hits)?;
+        if !outcome.denies() {
+            self.ledger.hold(hits);
+        }
+        Some(outcome)
     }
 
-    /// Puts back hits that were spent in `epoch`.
+    /// Until when what is in hand may be put back: while this stays.
+    pub(super) const fn epoch(&self) -> u64 {
+        self.first + self.ledger.grip()
+    }
+
+    /// Puts back hits that were taken in `epoch`.
     pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
-        if epoch == self.epoch {
-            self.ledger.put_back(now, hits);
+        self.expire(now);
+        if epoch == self.epoch() {
+            self.ledger.put_back(now, hits, self.ledger.grip());
+        }
+    }
+
+    /// Hits that were taken in `epoch` are spent.
+    pub(super) fn let_go(&mut self, hits: Hits, epoch: u64) {
+        if epoch == self.epoch() {
+            self.ledger.let_go(hits, self.ledger.grip());
         }
     }
 
@@ -200,7 +218,6 @@ impl Held {
                 cause
             }
         };
-        self.epoch += 1;
         // Those who wait for a newer message are not told of an older one's fate.
         if self.awaits.is_none_or(|awaited| awaited == number) {
             self.awaits = None;
@@ -223,7 +240,8 @@ impl Held {
 
     pub(super) fn is_idle(&self, now: Nanos) -> bool {
         let patience = Nanos(self.terms.term.min(sizer::LONGEST_SPAN).0.saturating_mul(IDLE_SPANS));
-        self.awaits.is_none() && self.balance(now) == Hits(0) && patience < now.since(self.asked)
+        let is_empty = self.ledger.held(now) == Hits(0);
+        self.awaits.is_none() && is_empty && patience < now.since(self.asked)
     }
 
     fn awaited(&mut self, message: Option<Borrow>) -> Option<Borrow> {
@@ -233,7 +251,6 @@ impl Held {
 
     fn wrote(&mut self, message: Option<Borrow>, awaits: Option<Number>) -> Option<Borrow> {
         if message.is_some() {
-            self.epoch += 1;
             self.awaits = awaits;
         }
         message

@@ -277,8 +277,8 @@ impl Leases {
 /// What a question has taken from balances; put back unless the question is admitted.
 struct Taken<'l> {
     leases: &'l Arc<Leases>,
-    /// Whether anything stays taken: of a question that is denied whatever is left, all is put back where it is looked for.
-    /// In the hands of one that waits, it would be nobody's when its ledger is written of meanwhile.
+    /// Whether anything stays taken: of a question that is denied whatever is left, all is put back where it is looked for,
+    /// so that others need not do without while it waits.
     is_spent: bool,
     parts: SmallVec<[Part; 2]>,
 }
@@ -301,7 +301,7 @@ impl<'l> Taken<'l> {
         let place = self.leases.place(&leased.charge.key);
         let mut shard = self.leases.shard(place);
         let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
-        let outcome = held.look(now, hits)?;
+        let outcome = held.take(now, hits)?;
         if outcome.denies() {
             return Some(outcome);
         }
@@ -327,6 +327,7 @@ impl<'l> Taken<'l> {
         }
         for part in std::mem::take(&mut self.parts) {
             if let Some(held) = self.leases.shard(part.place).get_mut(&part.place) {
+                held.let_go(part.hits, part.epoch);
                 self.leases.borrow_ahead(held, now);
             }
         }

@@ -5,6 +5,7 @@
 //!       ├─ Denied                             no call: denied before, and not yet time
 //!       └─ Ask ─ borrow ── a message          one call, then settle or lost
 //!                       └─ none: one is on its way. Look again when it is settled, or charge alone
+//! hold ─ put_back, or let_go                  what was spent by a question that other limits may deny
 //! ahead ─ a message                           in the background, before the balance runs out
 //! hand_back ─ a message                       everything, before a question that it would do for with the rest
 //! surplus, give_back ─ a message              what will not be needed; everything
@@ -12,7 +13,8 @@
 //!
 //! Guarantees: a grant is settled once, and only as the answer to the last message; what is spent
 //! was granted, before its deadline; what is given back or superseded is gone from here before the
-//! message leaves, and comes back only where it surely never left. A remembered denial answers only
+//! message leaves, and comes back only where it surely never left; what questions have in hand that are not decided is
+//! said to be held, and goes back while every message since said so and it is not void. A remembered denial answers only
 //! questions of as many hits or more.
 //! Leaves out: who waits for whom, and the numbers, which rise over all keys of a member.
 
@@ -42,7 +44,11 @@ pub struct Ledger {
     /// How the counter counts; nothing where that is not said, and then it has left what was last heard.
     strategy: Option<Strategy>,
     balance: Hits,
-    /// When the balance is void.
+    /// Of questions that are not decided: neither spent nor to be spent by others.
+    in_hand: Hits,
+    /// How often what was in hand was void.
+    grip: u64,
+    /// When the balance is void, and what is in hand.
     until: Nanos,
     /// It is so before a whole term is over, as with a window that ends: none that is asked for before is good for longer.
     is_cut_short: bool,
@@ -68,6 +74,8 @@ struct Flight {
     number: Number,
     sent: Nanos,
     hits: Hits,
+    /// What was in hand when it was written, and may be put back after its answer was made.
+    in_hand: Hits,
 }
 
 /// The last message that was written, and what it took out of the balance.
@@ -120,6 +128,8 @@ impl Ledger {
             sizer: Sizer::new(size, term, most),
             strategy: None,
             balance: Hits(0),
+            in_hand: Hits(0),
+            grip: 0,
             until: Nanos(0),
             is_cut_short: false,
             lease: Number(0),
@@ -143,6 +153,12 @@ impl Ledger {
     #[must_use]
     pub fn balance(&self, now: Nanos) -> Hits {
         if now < self.until { self.balance } else { Hits(0) }
+    }
+
+    /// Hits that may be spent now or put back: never more than the store lists.
+    #[must_use]
+    pub fn held(&self, now: Nanos) -> Hits {
+        if now < self.until { self.all() } else { Hits(0) }
     }
 
     /// Answers a question where that takes no call. Cost: O(1), no allocation.
@@ -174,12 +190,32 @@ impl Ledger {
         self.sizer.asked(now, hits);
     }
 
-    /// Puts back hits that were just spent, when their question is not admitted after all. Only while no
-    /// message was written, settled or given up since, so that this undoes the spending and nothing
-    /// else; void where the balance is.
-    pub fn put_back(&mut self, now: Nanos, hits: Hits) {
-        if now < self.until {
+    /// Takes hits that were just spent in hand for their question, which another limit may deny: the store is told that
+    /// they are held until it is decided, by [`Ledger::put_back`] or [`Ledger::let_go`].
+    pub fn hold(&mut self, hits: Hits) {
+        self.in_hand = self.in_hand.plus(hits);
+    }
+
+    /// Which hits are in hand: another number once those are void that were before.
+    #[must_use]
+    pub const fn grip(&self) -> u64 {
+        self.grip
+    }
+
+    /// Puts back hits that were taken in hand at `grip`, when their question is not admitted after all; void where those
+    /// are.
+    pub fn put_back(&mut self, now: Nanos, hits: Hits, grip: u64) {
+        self.expire(now);
+        if grip == self.grip {
+            self.in_hand = self.in_hand.less(hits);
             self.balance = self.balance.plus(hits);
+        }
+    }
+
+    /// Their question is admitted: hits that were taken in hand at `grip` are spent.
+    pub const fn let_go(&mut self, hits: Hits, grip: u64) {
+        if grip == self.grip {
+            self.in_hand = self.in_hand.less(hits);
         }
     }
 
@@ -308,6 +344,9 @@ impl Ledger {
         self.flight = None;
         self.expire(now);
         self.hear(now, flight, answer);
+        if answer.kept < self.all() {
+            self.void_in_hand();
+        }
         let kept = self.balance.min(answer.kept);
         self.sizer.stranded(now, self.balance.less(kept));
         self.balance = kept.plus(answer.granted);
@@ -315,7 +354,7 @@ impl Ledger {
             self.lease = answer.number;
             self.sizer.lent(now, answer.granted);
         }
-        if self.balance != Hits(0) {
+        if self.all() != Hits(0) {
             self.until = flight.sent.plus(early(answer.good_for));
             self.is_cut_short = answer.good_for < self.term;
             self.expire(now);
@@ -336,18 +375,32 @@ impl Ledger {
             let Written { taken, stranded, .. } =
                 std::mem::replace(&mut self.written, Written::NONE);
             self.sizer.not_stranded(now, stranded);
-            self.put_back(now, taken);
+            if now < self.until {
+                self.balance = self.balance.plus(taken);
+            }
         }
     }
 
-    /// Voids what is past its deadline: these hits.
+    /// Voids what is past its deadline: these hits of the balance, and what is in hand.
     pub fn expire(&mut self, now: Nanos) -> Hits {
-        if now < self.until || self.balance == Hits(0) {
+        if now < self.until || self.all() == Hits(0) {
             return Hits(0);
         }
+        self.void_in_hand();
         let void = std::mem::take(&mut self.balance);
         self.sizer.stranded(now, void);
         void
+    }
+
+    fn all(&self) -> Hits {
+        self.balance.plus(self.in_hand)
+    }
+
+    const fn void_in_hand(&mut self) {
+        if self.in_hand.0 != 0 {
+            self.in_hand = Hits(0);
+            self.grip = self.grip.wrapping_add(1);
+        }
     }
 
     /// Takes the whole balance, what is void left out.
@@ -371,9 +424,11 @@ impl Ledger {
         want: Hits,
         returned: Hits,
     ) -> Borrow {
-        self.flight = Some(Flight { number, sent: now, hits });
+        let held = self.held(now);
+        let in_hand = held.less(self.balance(now));
+        self.flight = Some(Flight { number, sent: now, hits, in_hand });
         self.written = Written { number, taken: returned, stranded: Hits(0) };
-        let (demand, held, lease) = (self.sizer.demand(now), self.balance(now), self.lease);
+        let (demand, lease) = (self.sizer.demand(now), self.lease);
         Borrow { number, hits, want, demand, held, returned, lease }
     }
 
@@ -416,6 +471,8 @@ impl Ledger {
         let before = self.denial.filter(|denial| flight.sent < denial.until);
         match answer.step {
             Step::Deny { .. } if self.refunded.is_some_and(|back| flight.sent <= back) => before,
+            // With what is put back since it may be enough.
+            Step::Deny { .. } if flight.in_hand != Hits(0) => before,
             Step::Deny { retry_after, room } if flight.hits != Hits(0) => {
                 let certain =
                     flight.sent.plus(stands(flight.hits, room, answer.parked, retry_after));

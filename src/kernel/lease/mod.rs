@@ -25,7 +25,8 @@
 //!    it comes before the store's, however slow the network and whoever's clock is wrong.
 //! 3. A member's messages are numbered and each supersedes those before it. The book takes a
 //!    message only if none later was taken; the ledger takes an answer only to its last message.
-//!    So what the ledger held when it wrote its report is the most it can hold until the answer,
+//!    So what the ledger held when it wrote its report is the most it can hold until the answer, what
+//!    undecided questions had in hand and may put back among it,
 //!    and a message that comes late, twice or never changes nothing that counts. One that surely never
 //!    left is undone as if it had not been written, unless another was written since.
 //!

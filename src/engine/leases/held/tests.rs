@@ -57,7 +57,7 @@ fn stocked() -> Held {
 
 /// Takes 18 hits, so that more is due to be borrowed; in which epoch.
 fn take(held: &mut Held) -> u64 {
-    assert!(matches!(held.look(NOW, Hits(18)), Some(Outcome::Stepped(Step::Admit(_)))));
+    assert!(matches!(held.take(NOW, Hits(18)), Some(Outcome::Stepped(Step::Admit(_)))));
     held.epoch()
 }
 
@@ -70,7 +70,7 @@ fn what_was_taken_goes_back_while_the_store_was_told_nothing() {
 }
 
 #[test]
-fn what_was_taken_does_not_go_back_once_a_message_was_written() {
+fn what_was_taken_is_said_to_be_held_and_goes_back_though_a_message_was_written() {
     type Write = fn(&mut Held) -> Option<Borrow>;
     let messages: [Write; 3] = [
         |held| held.ahead(NOW, || Number(3)),
@@ -80,26 +80,54 @@ fn what_was_taken_does_not_go_back_once_a_message_was_written() {
     for write in messages {
         let mut held = stocked();
         let epoch = take(&mut held);
-        assert!(write(&mut held).is_some());
-        let balance = held.balance(NOW);
+        let Borrow { held: said, returned, .. } = write(&mut held).unwrap();
+        assert_eq!((said.plus(returned), said), (Hits(20), held.balance(NOW).plus(Hits(18))));
         held.put_back(NOW, Hits(18), epoch);
-        assert_eq!(held.balance(NOW), balance);
+        assert_eq!(held.balance(NOW), said);
     }
 }
 
 #[test]
-fn what_was_taken_does_not_go_back_once_a_message_was_settled_or_lost() {
-    for is_lost in [false, true] {
+fn what_was_taken_goes_back_when_a_message_was_settled_or_lost() {
+    for (is_lost, borrowed) in [(false, 20), (true, 0)] {
         let mut held = stocked();
-        take(&mut held);
+        let epoch = take(&mut held);
         let ahead = held.ahead(NOW, || Number(3)).unwrap();
-        let epoch = held.epoch();
         let came = if is_lost { Err(Some(Cause::Late)) } else { Ok(answer(&ahead)) };
         held.settle(NOW, Number(3), came);
-        let balance = held.balance(NOW);
         held.put_back(NOW, Hits(18), epoch);
-        assert_eq!(held.balance(NOW), balance);
+        assert_eq!(held.balance(NOW), Hits(20 + borrowed));
     }
+}
+
+#[test]
+fn what_was_taken_does_not_go_back_where_the_store_lists_less() {
+    let mut held = stocked();
+    let epoch = take(&mut held);
+    let ahead = held.ahead(NOW, || Number(3)).unwrap();
+    held.settle(NOW, Number(3), Ok(Answer { kept: Hits(19), ..answer(&ahead) }));
+    assert_eq!(held.balance(NOW), Hits(2 + 20));
+    held.put_back(NOW, Hits(18), epoch);
+    assert_eq!(held.balance(NOW), Hits(2 + 20));
+}
+
+#[test]
+fn what_was_taken_does_not_go_back_once_its_lease_was_over() {
+    let (mut held, later) = (stocked(), NOW.plus(TERM));
+    let epoch = take(&mut held);
+    let borrow = held.borrow(later, Number(3), Hits(1)).unwrap();
+    assert_eq!((borrow.held, borrow.returned), (Hits(0), Hits(0)));
+    held.settle(later, Number(3), Ok(answer(&borrow)));
+    held.put_back(later, Hits(18), epoch);
+    assert_eq!(held.balance(later), Hits(20));
+}
+
+#[test]
+fn what_was_taken_for_a_question_that_is_admitted_is_not_held() {
+    let mut held = stocked();
+    let epoch = take(&mut held);
+    held.let_go(Hits(18), epoch);
+    assert_eq!(held.ahead(NOW, || Number(3)).unwrap().held, Hits(2));
 }
 
 #[test]
