@@ -95,6 +95,8 @@ pub struct Leases {
     secret: SipHasher13,
     /// Whether the limits in force have any that is leased.
     are_asked_for: AtomicBool,
+    /// All is given back for good: nothing is borrowed but for questions.
+    is_leaving: AtomicBool,
     /// Other leased limits came into force.
     changed: Notify,
     /// A message was settled that what is to be given back had to wait for.
@@ -140,6 +142,7 @@ impl Leases {
             shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
             secret,
             are_asked_for: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             changed: Notify::new(),
             awaited: Notify::new(),
         })
@@ -292,8 +295,10 @@ impl Leases {
         }
     }
 
-    /// Gives everything back: at a drain. Where an answer is awaited, once it is there or lost.
+    /// Gives everything back: at a drain. Where an answer is awaited, once it is there or lost; in the background no other
+    /// is asked for any more, which would be ignored.
     pub async fn give_back(self: &Arc<Self>) {
+        self.is_leaving.store(true, Relaxed);
         let mut awaited = Vec::new();
         self.part(|held, now, number| {
             let Some(settled) = held.last_wait() else {
@@ -413,6 +418,9 @@ impl Leases {
 
     /// Borrows in the background, where it is time to; and with it what others will soon need.
     fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
+        if self.is_leaving() {
+            return;
+        }
         if let Some(borrow) = held.ahead(now, || self.next()) {
             self.send_later(held, borrow, None);
             if self.may_look(now) {
@@ -420,6 +428,10 @@ impl Leases {
                 tokio::spawn(async move { all.look_around() });
             }
         }
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Relaxed)
     }
 
     /// Whether it is time to look at all ledgers; who is told so does.
@@ -444,7 +456,7 @@ impl Leases {
         let mut next = turn();
         for shard in &self.shards {
             for held in shard.0.lock().values_mut() {
-                if next.is_none() {
+                if next.is_none() || self.is_leaving() {
                     return;
                 }
                 if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {

@@ -470,6 +470,37 @@ async fn what_is_held_at_a_drain_when_more_is_on_its_way_goes_back_once_that_is_
 }
 
 #[tokio::test]
+async fn nothing_is_borrowed_at_leisure_while_a_drain_waits_for_what_is_on_its_way() {
+    const OTHER: &[(&str, &str)] = &[("k", "w")];
+    let (store, engine) = standing(TEN);
+    let first = asked(&engine, 1).await;
+    let slow = Arc::clone(&engine);
+    let slow = tokio::spawn(async move { ask(&slow, OTHER, 1).await });
+    // Somebody asks of late, so that the tending gives nothing back, and the lease ends within two seconds.
+    pass(&engine, Nanos::from_secs(28));
+    let second = asked(&engine, 4).await;
+    pass(&engine, Nanos::SECOND);
+    let leases = Arc::clone(engine.leases().unwrap());
+    let draining = tokio::spawn(async move { leases.give_back().await });
+    turns().await;
+    store.take(0);
+    store.answer(0);
+    for asking in [first, second] {
+        assert_eq!(verdict(asking).await, Verdict::Admit);
+    }
+    assert_eq!(held(&engine), 10 - 4);
+    engine.leases().unwrap().tend().await;
+    turns().await;
+    assert_eq!(store.calls(), 2, "it would be given back before it is there");
+    store.stands.store(false, Relaxed);
+    store.take(1);
+    store.answer(1);
+    assert_eq!(verdict(slow).await, Verdict::Admit);
+    tokio::time::timeout(PATIENCE, draining).await.expect("it waits for nothing").unwrap();
+    assert_eq!((held(&engine), left(&store, TEN).await), (0, 100 - 1 - 4));
+}
+
+#[tokio::test]
 async fn what_is_asked_under_other_limits_while_a_message_is_on_its_way_strands_nothing() {
     for charge in ["", "charge: all_or_nothing\n"] {
         let (store, engine) = standing(TEN);

@@ -250,7 +250,7 @@ impl Leases {
     fn stock(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
-        if awaits_another(&shard, place, leased) {
+        if self.is_leaving() || awaits_another(&shard, place, leased) {
             return;
         }
         if !shard.get(&place).is_some_and(|held| held.is_of(leased)) {
