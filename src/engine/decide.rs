@@ -9,6 +9,7 @@ use arc_swap::ArcSwapOption;
 
 use super::admit::Admission;
 use super::admit::fleet::Fleet;
+use super::again::{self, Missing};
 use super::ceilings::MAX_BUCKETS;
 use super::degrade::{self, Settled};
 use super::freezer::Freezer;
@@ -18,9 +19,9 @@ use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
 use super::plan::{Instants, Part, Plan, Planning, standing};
-use super::{Answer, Membership, Refusal, Status, Statuses, again, decisions, retry, tally};
+use super::{Answer, Membership, Refusal, Status, Statuses, decisions, retry, tally};
 use crate::backend::inside::Inside;
-use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
+use crate::backend::{self, Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
 use crate::config::{Config, Rule};
 use crate::kernel::concurrency::register;
@@ -395,10 +396,25 @@ impl Engine {
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
         // At this process's instant: the store goes by its own clock, but for the keys that name a
         // window of this one.
-        let answered = self.charge(asking.now, &missing.charges, asking.end).await;
+        let answered = self.charge_again(&later, &missing, asking).await;
         missing.put(answered, outcomes);
         plan.charges.list = later.charges.list;
         again::fail_stale(outcomes);
+    }
+
+    /// What is charged as one is so with what is held, of which all was put back. What is stale by itself is not: its lease
+    /// would be of another window than the next question asks for.
+    async fn charge_again(
+        &self,
+        later: &Plan<'_>,
+        missing: &Missing,
+        Asking { now, end, .. }: Asking<'_, '_>,
+    ) -> Outcomes {
+        if matches!(missing.charges.rule, backend::Rule::Each) || !self.leases_concern(later) {
+            return self.charge(now, &missing.charges, end).await;
+        }
+        // Boxed: a question of strict limits does not carry about what this takes.
+        Box::pin(self.charge_missing(later, missing, now, end)).await
     }
 
     /// The answer to what was planned and came of it; counted.

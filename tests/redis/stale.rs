@@ -93,6 +93,20 @@ async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stale_calendar_is_asked_again_beside_what_is_held_of_a_leased_limit() {
+    const LENT: &str = "- {key: lent, rate_limit: {unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 0, lease_hits: 10}}\n";
+    let on = connected(&format!("charge: all_or_nothing\n{RULES}{LENT}"));
+    for hits in [89, 1] {
+        assert_eq!(ask(&on, &["lent"], hits).await.0, Verdict::Admit);
+    }
+    let held = || on.engine.leases().map_or(Hits(0), |leases| leases.sum().hits);
+    let all = || if held() == Hits(10) { Ok(()) } else { Err(held().to_string()) };
+    until("all that is left is held here", all).unwrap();
+    let both = ask(&on, &["month", "lent"], 4).await;
+    assert_eq!(both, (Verdict::Admit, vec![Hits(6), Hits(6)]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn beside_a_limit_held_shut_a_stale_calendar_is_not_charged_when_it_is_asked_again() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let plain = ("d", &[("plain", "v")][..]);
