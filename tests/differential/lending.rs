@@ -64,6 +64,20 @@ impl Lender {
         messages.iter().zip(said).map(|(message, said)| read(message, &said).unwrap()).collect()
     }
 
+    /// One call answers all of these messages as the kernel has; what it says.
+    fn says_all(
+        &mut self,
+        all: impl Iterator<Item = (Message, Nanos, Lent)>,
+        now: Nanos,
+        whose: &str,
+    ) -> Vec<Lent> {
+        let (messages, lent): (Vec<_>, Vec<_>) =
+            all.map(|(message, _, lent)| (message, lent)).unzip();
+        let said = self.ask_all(&messages, Some(now));
+        assert_eq!(said, lent, "{whose}");
+        said
+    }
+
     fn lent(&mut self, message: &Message) -> Lent {
         match self.client.receive() {
             reply @ Value::Text(_) => read(message, &integers(&reply)).unwrap(),
@@ -251,20 +265,14 @@ fn messages_of_one_call_are_answered_as_one_after_the_other() {
             worlds[who].wait();
             let now = worlds[who].now;
             let most = dice.pick(&[11, 11, 40]);
-            let some: Vec<_> = (0..=dice.up_to(most))
-                .map(|_| {
-                    let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
-                    worlds[at].now = now;
-                    worlds[at].step_now(kinds[at], &format!("{number} {at}"))
-                })
-                .collect();
             for world in &mut worlds {
                 world.now = now;
             }
-            let messages: Vec<_> = some.iter().map(|(message, ..)| message.clone()).collect();
-            let lent: Vec<_> = some.iter().map(|(.., lent)| *lent).collect();
-            let said = lender.ask_all(&messages, Some(now));
-            assert_eq!(said, lent, "SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+            let some = (0..=dice.up_to(most)).map(|_| {
+                let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
+                worlds[at].step_now(kinds[at], &format!("{number} {at}"))
+            });
+            lender.says_all(some, now, &format!("SLUICEGATE_SEED={seed}, {number}, {step}"));
         }
     }
 }
@@ -281,20 +289,16 @@ fn messages_about_keys_of_one_limit_are_answered_as_each_alone() {
         for step in 0..STEPS {
             worlds[0].wait();
             let (now, limit) = (worlds[0].now, worlds[0].limit);
-            let some: Vec<_> = (0..=dice.up_to(11))
-                .map(|_| {
-                    let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
-                    (worlds[at].now, worlds[at].limit) = (now, limit);
-                    worlds[at].step_now(Kind::Gcra, &format!("{number} {at}"))
-                })
-                .collect();
             for world in &mut worlds {
                 world.now = now;
             }
-            let messages: Vec<_> = some.iter().map(|(message, ..)| message.clone()).collect();
-            let lent: Vec<_> = some.iter().map(|(.., lent)| *lent).collect();
-            let said = lender.ask_all(&messages, Some(now));
-            assert_eq!(said, lent, "SLUICEGATE_SEED={seed}, trace {number}, step {step}");
+            let some = (0..=dice.up_to(11)).map(|_| {
+                let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
+                worlds[at].limit = limit;
+                worlds[at].step_now(Kind::Gcra, &format!("{number} {at}"))
+            });
+            let whose = format!("SLUICEGATE_SEED={seed}, {number}, {step}");
+            let said = lender.says_all(some, now, &whose);
             let granted = |lent: &&Lent| matches!(lent, Lent::Answered(a) if a.granted != Hits(0));
             lent_to += said.iter().filter(granted).count();
         }
@@ -493,9 +497,9 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
             [&counter, &list].map(|key| lender.client.call(&[b"DUMP".to_vec(), key.clone()]))
         };
         let before = dumps(&mut lender);
-        let mut last = of("c", number, hits, want);
-        (last.borrow.returned, last.borrow.lease) = (Hits(returned), Number(1));
-        let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), last];
+        let mut asked = of("c", number, hits, want);
+        (asked.borrow.returned, asked.borrow.lease) = (Hits(returned), Number(1));
+        let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), asked];
         let said = lender.ask_all(&next, Some(START));
         assert_eq!(said[2], Lent::Failed(Cause::WrongType), "{number}, {hits}, {want}");
         assert!(matches!(said[1], Lent::Answered(_)));
