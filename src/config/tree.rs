@@ -149,6 +149,7 @@ impl Default for DescriptorTree {
 
 impl DescriptorTree {
     /// The rule of a descriptor, if it has one.
+    #[inline]
     pub fn lookup<'e, E>(&self, entries: E) -> Option<Match<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
@@ -217,6 +218,8 @@ impl DescriptorTree {
         node.marks.share_threshold.then(|| self.text(node.name))
     }
 
+    #[inline]
+    #[inline]
     fn step(&self, level: &Node, key: &str, value: &str) -> Option<(Goal, How)> {
         let subject = Composite::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
@@ -234,6 +237,7 @@ impl DescriptorTree {
     }
 
     /// What the name `subject` of a level leads to.
+    #[inline]
     fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<Goal> {
         self.table.find(&self.names, level, hash, subject)
     }
@@ -244,10 +248,14 @@ impl DescriptorTree {
         goal.rule().map_or_else(|| goal.node(), |rule| self.ruled.get(rule.index()).copied())
     }
 
+    #[inline]
+    #[inline]
     fn node_at(&self, goal: Goal) -> Option<&Node> {
         goal.node().map(|node| self.node(node))
     }
 
+    #[inline]
+    #[inline]
     fn rule_at(&self, goal: Goal) -> Option<&Rule> {
         match goal.rule() {
             Some(rule) => self.rules.get(rule.index()),

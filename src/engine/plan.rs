@@ -368,6 +368,7 @@ pub(super) const fn standing(rule: &Rule) -> Standing {
 
 /// Where the counter of `entries` lives: shared patterns stand in for what was asked, as in its key.
 /// A domain that is charged as a whole and says nothing else lives in one place, for one step.
+#[inline]
 fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Home {
     let Some(key) = &domain.colocate else {
         return match domain.charge {
@@ -379,6 +380,7 @@ fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str
     entry.map_or(Home::Itself, |(_, value)| Home::beside(&domain.name, value))
 }
 
+#[inline]
 fn name<'a>(
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)>,

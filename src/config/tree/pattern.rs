@@ -23,20 +23,27 @@ impl<'a> Composite<'a> {
         self.0.iter().map(|piece| piece.len()).sum()
     }
 
-    /// The last `N` bytes, after as many zeros as are missing.
+    /// The last eight bytes as one number, the last of them the lowest; zeros stand for those that are missing.
     #[inline]
-    pub(super) fn end<const N: usize>(self) -> [u8; N] {
+    pub(super) fn end(self) -> u64 {
         if let Some(end) = self.0[2].last_chunk() {
-            return *end;
+            return u64::from_be_bytes(*end);
         }
-        let mut end = [0; N];
-        let bytes = self.0.iter().rev().flat_map(|piece| piece.iter().rev());
-        end.iter_mut().rev().zip(bytes).for_each(|(place, byte)| *place = *byte);
+        let mut before = self.len().saturating_sub(size_of::<u64>());
+        let mut end = 0;
+        for piece in self.0 {
+            let from = before.min(piece.len());
+            before -= from;
+            end = piece[from..].iter().fold(end, |end, byte| end << 8 | u64::from(*byte));
+        }
         end
     }
 
     #[inline]
     pub(super) fn begins_with(self, mut literal: &[u8]) -> bool {
+        if literal.is_empty() {
+            return true;
+        }
         for piece in self.0 {
             if let Some(begin) = piece.get(..literal.len()) {
                 return begin == literal;

@@ -15,8 +15,8 @@ use hashbrown::HashTable;
 use super::pattern::Composite;
 use super::{Name, NodeId, RuleId, key_hasher};
 
-/// How many of a name's last bytes its place holds.
-pub(super) const END: usize = 8;
+/// How many of a name's last bytes its place holds: those of [`Composite::end`].
+const END: usize = size_of::<u64>();
 
 /// What a lookup can find, by its name.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Table {
 /// How a name ends, and what stands under it.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    end: [u8; END],
+    end: u64,
     /// Index of the stem.
     stem: u32,
     goal: Goal,
@@ -127,7 +127,7 @@ impl Place {
         let stem = stems[self.stem as usize];
         let missing = END.saturating_sub(stem.name.len as usize);
         let mut hasher = key_hasher(stem.parent, stem.text(names));
-        hasher.write(&self.end[missing..]);
+        hasher.write(&self.end.to_be_bytes()[missing..]);
         hasher.finish()
     }
 }
