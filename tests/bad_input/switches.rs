@@ -3,7 +3,9 @@
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
-use super::{LIMITS, Stage, hits, k, limited, of, refund};
+use super::{LIMITS, Stage, about, hits, k, limited, of, refund};
+use crate::support::redis::Redis;
+use crate::waiting::until;
 
 const DAY: i32 = 4;
 const HOUR: i32 = 3;
@@ -129,6 +131,49 @@ fn a_limit_in_a_request_that_takes_a_rules_place_is_counted_for_each_value() {
         assert_eq!(found(&stage.answer(vec![one()])), (Code::Ok, 0), "{value}");
         assert_eq!(found(&stage.answer(vec![one()])), (Code::OverLimit, 0), "{value}");
     }
+}
+
+/// Counts under the reference's keys in `redis`, and remembers which are over.
+fn remembering(redis: &Redis, limits: &str, overrides: &str) -> Stage {
+    let backend = format!("redis+unix://{}", redis.socket().display());
+    let store = ["--backend", &backend, "--backend-deadline", "20s"];
+    let keys = ["--counter-keys", "envoyproxy", "--local-deny-cache", "1048576"];
+    let stage = Stage::with(limits, &[&store[..], &keys, &["--overrides", overrides]].concat());
+    let peek = about(vec![hits(k("untouched"), 0)]);
+    until("the store answers", || stage.ask(&peek).map_err(|status| status.to_string())).unwrap();
+    stage
+}
+
+#[test]
+fn a_request_that_is_over_its_own_limit_denies_no_other_below_the_configured_one() {
+    let redis = Redis::start();
+    let limits = format!("{SHARED}- {{key: k, rate_limit: {{unit: day, requests_per_unit: 1}}}}\n");
+    let stage = remembering(&redis, &limits, "max");
+    let path = |number: u32| of("path", &format!("/x/{number}"));
+    let tight = |number| limited(path(number), 3, DAY);
+    let steps = [
+        ("half of ten", hits(path(1), 5), (Code::Ok, 5)),
+        ("the sixth, of three", tight(2), (Code::OverLimit, 0)),
+        ("the seventh, of ten", path(3), (Code::Ok, 3)),
+        ("known to be over three, and not counted", tight(4), (Code::OverLimit, 0)),
+        ("the eighth", path(5), (Code::Ok, 2)),
+        ("the eleventh", hits(path(6), 3), (Code::OverLimit, 0)),
+        ("known to be over ten", path(7), (Code::OverLimit, 0)),
+        ("and over three", tight(8), (Code::OverLimit, 0)),
+    ];
+    for (what, asked, expected) in steps {
+        assert_eq!(found(&stage.answer(vec![asked])), expected, "{what}");
+    }
+}
+
+/// As the reference: what it remembers is a key, whatever limit that is asked for under.
+#[test]
+fn a_limit_in_a_request_that_takes_a_rules_place_is_over_for_all_who_ask_for_its_key() {
+    let redis = Redis::start();
+    let stage = remembering(&redis, LIMITS, "allow");
+    assert_eq!(found(&stage.answer(vec![hits(k("v"), 5)])), (Code::Ok, 95));
+    assert_eq!(found(&stage.answer(vec![limited(k("v"), 3, DAY)])), (Code::OverLimit, 0));
+    assert_eq!(stage.answer(vec![k("v")]).overall_code(), Code::OverLimit);
 }
 
 #[test]

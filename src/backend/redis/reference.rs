@@ -48,6 +48,8 @@ pub struct Options {
     pub stop_when_over: bool,
     /// Every limit is in the quota group.
     pub quota_for_all: bool,
+    /// A key may be asked for under several limits, and what is over one of them need not be over a larger one.
+    pub several_limits: bool,
     /// Any number, another one in every process: where the drawing begins.
     pub seed: u64,
 }
@@ -126,6 +128,12 @@ impl Reference {
         let question =
             Question { reference: self, redis, now, charges, counters, decided, patience };
         question.answer().await
+    }
+
+    /// The limit that what is known of `counter` is for. Where each key has one limit it is the same for all, also for one that
+    /// was raised since, as in the reference.
+    const fn known_for(&self, counter: &Counter) -> u32 {
+        if self.options.several_limits { counter.window.limit() } else { 0 }
     }
 
     /// The slot of the key that `charge` has at `now`.

@@ -8,7 +8,9 @@ use std::time::Duration;
 use crate::backend::memory::Memory;
 use crate::backend::redis::{self, Redis, Stores, reference};
 use crate::clock::Clock;
-use crate::config::settings::{Address, Backend, CounterKeys, Place, RedisUrl, Secret, Settings};
+use crate::config::settings::{
+    Address, Backend, CounterKeys, Overrides, Place, RedisUrl, Secret, Settings,
+};
 use crate::engine::admit::fleet::{Fleet, Pace};
 use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
@@ -99,6 +101,7 @@ fn reference_of(settings: &Settings) -> reference::Options {
         denied_bytes: usize::try_from(settings.local_deny_cache).unwrap_or(usize::MAX),
         stop_when_over: settings.stop_when_over,
         quota_for_all: settings.quota_mode,
+        several_limits: settings.overrides == Overrides::Max,
         seed: random(),
     }
 }

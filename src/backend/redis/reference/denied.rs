@@ -1,8 +1,9 @@
-//! The counters that are known to be over their limit, so that nobody has to be asked.
+//! The counters that are known to be over a limit, so that nobody has to be asked.
 //!
 //! Guarantees: at most so many bytes, and 4 KiB beside them; a key is known until its window ends, which
 //! its own text names, until it was said to be at the longest, or until hits are given back to it here: what was asked before that and is answered
-//! after it is not remembered. Who forgets errs on the side of asking.
+//! after it is not remembered. It is known to be over the limit that it was found over and all smaller ones. Who forgets errs
+//! on the side of asking.
 //! Leaves out: taking part when the store was not asked; a changed limit, which the reference does
 //! not heed here either.
 
@@ -34,11 +35,20 @@ pub(super) struct Denied {
     most: usize,
 }
 
+/// Until when a key is over which limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Over {
+    pub(super) limit: u32,
+    pub(super) end: Nanos,
+}
+
 /// A key that is over.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     /// When its window ends.
     end: Nanos,
+    /// The limit that it is over, and all smaller ones.
+    limit: u32,
     /// When it was last put or found, in seconds. In so few bits that it costs no room.
     found_at: u32,
 }
@@ -70,19 +80,20 @@ impl Denied {
         Self { shards: Default::default(), random: RandomState::new(), most: bytes / SHARDS }
     }
 
-    /// What is known of `key` at `now`.
-    pub(super) fn look(&self, key: &[u8], now: Nanos) -> Look {
+    /// What is known of `key` at `now`, which is asked for under `limit`.
+    pub(super) fn look(&self, key: &[u8], limit: u32, now: Nanos) -> Look {
         if self.most == 0 {
             return Look::default();
         }
         let (shard, count) = self.place(key);
         let mut shard = shard.lock();
-        Look { is_over: shard.holds(key, now), given_back: shard.given_back[count] }
+        Look { is_over: shard.holds(key, limit, now), given_back: shard.given_back[count] }
     }
 
-    /// Remembers at `now` that `key` is over until `end`, at the cost of the oldest ones where there is no room;
+    /// Remembers at `now` what `key` is over, at the cost of the oldest ones where there is no room;
     /// `before` is the look at it before it was asked for.
-    pub(super) fn remember(&self, key: &[u8], end: Nanos, now: Nanos, before: Look) {
+    pub(super) fn remember(&self, key: &[u8], over: Over, now: Nanos, before: Look) {
+        let Over { limit, end } = over;
         if self.most < cost(key) {
             return;
         }
@@ -92,13 +103,15 @@ impl Denied {
             return;
         }
         if let Some(known) = shard.known.get_mut(key) {
-            known.end = end;
+            if known.limit <= limit || known.end <= now {
+                (known.limit, known.end) = (limit, end);
+            }
             let later = known.again(now);
             shard.counted.found_at += later;
             shard.counted.overwritten += 1;
         } else {
             let found_at = seconds(now);
-            shard.known.insert(key.into(), Known { end, found_at });
+            shard.known.insert(key.into(), Known { end, limit, found_at });
             shard.order.push_back(key.into());
             shard.bytes += cost(key);
             shard.counted.found_at += u64::from(found_at);
@@ -145,16 +158,17 @@ impl Denied {
 }
 
 impl Shard {
-    fn holds(&mut self, key: &[u8], now: Nanos) -> bool {
+    fn holds(&mut self, key: &[u8], limit: u32, now: Nanos) -> bool {
         let found = self.known.get_mut(key);
-        let was_found = found.is_some();
-        if let Some(found) = found.filter(|found| now < found.end) {
+        let was_over = found.as_ref().is_some_and(|found| found.end <= now);
+        let is_over = |found: &&mut Known| now < found.end && limit <= found.limit;
+        if let Some(found) = found.filter(is_over) {
             self.counted.hits += 1;
             self.counted.found_at += found.again(now);
             return true;
         }
         self.counted.misses += 1;
-        self.counted.expired += u64::from(was_found);
+        self.counted.expired += u64::from(was_over);
         false
     }
 }
@@ -178,21 +192,29 @@ const fn cost(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Denied, Look, Remembered, SHARDS, cost};
+    use super::{Denied, Look, Over, Remembered, SHARDS, cost};
     use crate::kernel::units::Nanos;
 
     const END: Nanos = Nanos(10);
 
     impl Denied {
         fn holds(&self, key: &[u8], now: Nanos) -> bool {
-            self.look(key, now).is_over
+            self.holds_under(0, key, now)
+        }
+
+        fn holds_under(&self, limit: u32, key: &[u8], now: Nanos) -> bool {
+            self.look(key, limit, now).is_over
         }
 
         /// Remembers what nobody gave hits back to meanwhile.
         fn put(&self, key: &[u8], end: Nanos, now: Nanos) {
+            self.put_over(Over { limit: 0, end }, key, now);
+        }
+
+        fn put_over(&self, over: Over, key: &[u8], now: Nanos) {
             let (shard, count) = self.place(key);
             let given_back = shard.lock().given_back[count];
-            self.remember(key, end, now, Look { is_over: false, given_back });
+            self.remember(key, over, now, Look { is_over: false, given_back });
         }
     }
 
@@ -209,14 +231,30 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_over_the_largest_limit_that_it_was_found_over_and_those_below() {
+        let denied = Denied::new(1_000_000);
+        let over = |limit, end| denied.put_over(Over { limit, end }, b"k", Nanos(0));
+        let holds = |limit, at| denied.holds_under(limit, b"k", Nanos(at));
+        over(10, END);
+        assert!(holds(9, 1) && holds(10, 1) && !holds(11, 1));
+        over(1_000, END);
+        over(10, Nanos(20));
+        assert!(holds(1_000, 1) && !holds(1_001, 1), "the smaller one takes nothing from it");
+        assert!(!holds(10, 10), "nor adds to how long it is so");
+        denied.put_over(Over { limit: 10, end: Nanos(20) }, b"k", END);
+        assert!(holds(10, 11) && !holds(11, 11), "what is over with is not known");
+    }
+
+    #[test]
     fn what_was_asked_before_hits_were_given_back_is_not_remembered_after() {
         let denied = Denied::new(1_000_000);
-        let before = denied.look(b"k", Nanos(0));
+        let over = Over { limit: 0, end: END };
+        let before = denied.look(b"k", 0, Nanos(0));
         denied.forget(b"k");
-        let after = denied.look(b"k", Nanos(0));
-        denied.remember(b"k", END, Nanos(0), before);
+        let after = denied.look(b"k", 0, Nanos(0));
+        denied.remember(b"k", over, Nanos(0), before);
         assert!(!denied.holds(b"k", Nanos(1)));
-        denied.remember(b"k", END, Nanos(0), after);
+        denied.remember(b"k", over, Nanos(0), after);
         assert!(denied.holds(b"k", Nanos(1)), "asked for since");
     }
 

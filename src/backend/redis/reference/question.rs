@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::denied::Look;
+use super::denied::{Look, Over};
 use super::send::Reply;
 use super::{Counter, Decided, Reference};
 use crate::backend::redis::Redis;
@@ -89,7 +89,7 @@ impl Question<'_> {
         if counter.is_refund {
             return Look::default();
         }
-        self.reference.denied.look(&counter.key, self.now)
+        self.reference.denied.look(&counter.key, self.reference.known_for(counter), self.now)
     }
 
     /// Forgets which of the counters that hits are given back to are over.
@@ -161,7 +161,9 @@ impl Question<'_> {
         if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
             && u64::from(counter.window.limit()) < held
         {
-            self.reference.denied.remember(&counter.key, self.is_over_until(counter), now, before);
+            let over =
+                Over { limit: self.reference.known_for(counter), end: self.is_over_until(counter) };
+            self.reference.denied.remember(&counter.key, over, now, before);
         }
         let asked = |held| Held { held, is_remembered: false };
         match reply {
