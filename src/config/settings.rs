@@ -80,6 +80,7 @@ macro_rules! settings {
                     settings.$name = <$type as Value>::read(texts)?;
                     Some(())
                 },
+                reset: |settings| settings.$name = $default,
                 show: |settings| settings.$name.show(),
             },
         )+ ]);
@@ -370,6 +371,7 @@ pub struct Setting {
     masked: fn(&str) -> String,
     why: fn(&str) -> Option<String>,
     set: fn(&mut Settings, &[&str]) -> Option<()>,
+    reset: fn(&mut Settings),
     show: fn(&Settings) -> String,
 }
 

@@ -1,5 +1,6 @@
 //! Started under the name `ratelimit`: envoyproxy/ratelimit's variables, files, ports and keys.
 
+mod beside;
 mod client;
 mod files;
 mod gateway;

@@ -147,6 +147,21 @@ fn a_store_that_our_own_word_names_may_stand_beside_memcached() {
     assert_eq!(ask(&service), 200);
 }
 
+#[test]
+fn what_our_own_words_leave_without_use_keeps_nothing_from_starting() {
+    let (_root, service) = start(&[
+        ("USE_STATSD", "true"),
+        ("SLUICEGATE_STATS_SINK", "none"),
+        ("SLUICEGATE_GRPC_MAX_AGE", "0s"),
+        ("BACKEND_TYPE", "memcache"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576"),
+        ("SLUICEGATE_BACKEND", "memory"),
+    ]);
+    assert_eq!(ask(&service), 200);
+    let log = service.log();
+    assert!(log.contains("warning: LOCAL_CACHE_SIZE_IN_BYTES: `local_deny_cache` is"), "{log}");
+}
+
 /// The process told by our own word where its limits are, and by `root` where the reference's would be.
 fn with_limits<'v>(root: &'v str, limits: &'v str) -> [(&'static str, &'v str); 4] {
     let ours = [("SLUICEGATE_LIMITS", limits), ("SLUICEGATE_BACKEND", "memory")];

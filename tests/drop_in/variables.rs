@@ -322,7 +322,7 @@ const CASES: &[Case] = &[
 ];
 
 /// The variables of a case, with a place for files that is always there.
-fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashMap<String, String> {
+pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashMap<String, String> {
     let places = [("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
     let all = places.into_iter().chain(others.iter().copied()).chain([(variable, text)]);
     all.map(|(name, text)| (name.to_owned(), text.to_owned())).collect()

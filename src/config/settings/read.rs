@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::together::{Clash, clashes};
+use super::together::{Clash, Theirs, clashes};
 use super::value::Shape;
 use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
@@ -234,11 +234,46 @@ impl Reader {
     }
 
     fn together(&mut self) {
-        for Clash { setting, message, help, is_forgiven } in clashes(&self.settings) {
-            let origin = self.origin(setting);
-            if !(is_forgiven && is_of_the_reference(&origin)) {
-                self.error(origin, message, Some(help.to_owned()));
+        loop {
+            let found = clashes(&self.settings).into_iter();
+            let (dropped, left): (Vec<_>, Vec<_>) = found.partition(|clash| self.is_dropped(clash));
+            if dropped.is_empty() {
+                return left.into_iter().for_each(|clash| self.refuse(clash));
             }
+            // Without these others may have nothing that heeds them, or nothing that they clash with.
+            for clash in dropped {
+                self.drop_theirs(clash);
+            }
+        }
+    }
+
+    fn is_dropped(&self, clash: &Clash) -> bool {
+        let is_theirs = |setting: &str| is_of_the_reference(&self.origin(setting));
+        let is_ours = |setting: &str| self.origins.contains_key(setting) && !is_theirs(setting);
+        match clash.of_theirs {
+            Theirs::Refused | Theirs::Taken => false,
+            Theirs::Dropped => is_theirs(clash.setting),
+            Theirs::DroppedBeside(other) => is_theirs(clash.setting) && is_ours(other),
+        }
+    }
+
+    fn refuse(&mut self, Clash { setting, message, help, of_theirs }: Clash) {
+        let origin = self.origin(setting);
+        if !(of_theirs == Theirs::Taken && is_of_the_reference(&origin)) {
+            self.error(origin, message, Some(help.to_owned()));
+        }
+    }
+
+    /// Takes back what one of the reference's variables said. Who set that hears of it, once.
+    fn drop_theirs(&mut self, Clash { setting, message, help, .. }: Clash) {
+        let Some(origin) = self.origins.remove(setting) else { return };
+        if let Some(row) = table().iter().find(|row| row.name == setting) {
+            (row.reset)(&mut self.settings);
+        }
+        let is_told = self.problems.iter().any(|problem| problem.origin == origin);
+        if matches!(origin, Origin::Environment(_)) && !is_told {
+            let (severity, help) = (Severity::Warning, Some(help.to_owned()));
+            self.problems.push(Problem { severity, origin, message, help });
         }
     }
 }

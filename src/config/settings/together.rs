@@ -1,7 +1,8 @@
 //! What settings have to do with each other.
 //!
 //! Guarantees: settings that contradict each other are an error, and so is each of those named below that nothing
-//! would heed because of what another one says; the error says the cure.
+//! would heed because of what another one says; the error says the cure. What envoyproxy/ratelimit's variables set and nothing
+//! would heed is dropped instead: of them a process takes what is left beside our own words.
 //! Leaves out: what one value alone is refused for ([`super::value`]); what is set to its default, which nobody can
 //! tell from what is not set; and what a file for several processes may say to those that do not heed it: `key_prefix`,
 //! `backend_deadline` and what is about fleets with counters in memory, what is about metrics without their port,
@@ -18,8 +19,20 @@ pub(super) struct Clash {
     pub(super) setting: &'static str,
     pub(super) message: String,
     pub(super) help: &'static str,
-    /// Whether it is none where one of envoyproxy/ratelimit's variables set this: there it is taken.
-    pub(super) is_forgiven: bool,
+    pub(super) of_theirs: Theirs,
+}
+
+/// What becomes of it where one of envoyproxy/ratelimit's variables set this.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Theirs {
+    /// It is an error all the same.
+    Refused,
+    /// The setting is as they say.
+    Taken,
+    /// The setting is as if they said nothing.
+    Dropped,
+    /// The same, beside this setting where it is our own word.
+    DroppedBeside(&'static str),
 }
 
 /// Everything that does not go together.
@@ -35,9 +48,8 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = found.chain(sentinels(settings)).chain(reference(settings));
     let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
     let found = found.chain(syslog(settings)).chain(otlp(settings));
-    let idle = [files(settings), waits(settings), statistics(settings)].into_iter().flatten();
-    let idle = idle.map(|idle| Clash { is_forgiven: true, ..idle });
-    found.chain(idle).chain(super::peers::clashes(settings)).collect()
+    let found = found.chain(files(settings)).chain(waits(settings)).chain(statistics(settings));
+    found.chain(super::peers::clashes(settings)).collect()
 }
 
 /// Each Redis that is named, and by which setting.
@@ -55,7 +67,12 @@ pub(super) fn clash(
     message: impl Into<String>,
     help: &'static str,
 ) -> Clash {
-    Clash { setting, message: message.into(), help, is_forgiven: false }
+    Clash { setting, message: message.into(), help, of_theirs: Theirs::Refused }
+}
+
+/// One that nothing would heed.
+fn idle(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
+    Clash { of_theirs: Theirs::Dropped, ..clash(setting, message, help) }
 }
 
 fn admin(settings: &Settings) -> Option<Clash> {
@@ -75,7 +92,7 @@ fn password(settings: &Settings) -> Option<Clash> {
     settings.backend_password_file.as_ref()?;
     let name = "backend_password_file";
     if stores(settings).next().is_none() {
-        return Some(clash(
+        return Some(idle(
             name,
             "`backend_password_file` is for a Redis, and `backend` names none",
             "leave it out: nothing would heed it",
@@ -83,7 +100,8 @@ fn password(settings: &Settings) -> Option<Clash> {
     }
     stores(settings).all(|(_, url)| url.password.is_some()).then(|| {
         let message = "`backend` has a password and `backend_password_file` names another";
-        clash(name, message, "keep one of them")
+        let of_theirs = Theirs::DroppedBeside("backend");
+        Clash { of_theirs, ..clash(name, message, "keep one of them") }
     })
 }
 
@@ -103,7 +121,7 @@ fn second(settings: &Settings) -> Option<Clash> {
     alone.then(|| {
         let message = "`backend_per_second` is a second Redis, and `backend` is not the first";
         let help = "name the store of all other limits as `backend`";
-        clash("backend_per_second", message, help)
+        idle("backend_per_second", message, help)
     })
 }
 
@@ -136,7 +154,7 @@ fn reference(settings: &Settings) -> Vec<Clash> {
         .map(|(name, _)| {
             let message =
                 format!("`{name}` is about the reference's keys in a Redis, and there are none");
-            clash(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
+            idle(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
         })
         .collect()
 }
@@ -152,7 +170,7 @@ fn syslog(settings: &Settings) -> Vec<Clash> {
     given
         .map(|(name, _)| {
             let message = format!("`{name}` is about releases by datagrams, and there is no port");
-            clash(name, message, "set syslog_port, or leave this out")
+            idle(name, message, "set syslog_port, or leave this out")
         })
         .collect()
 }
@@ -164,7 +182,8 @@ fn identity(settings: &Settings) -> Option<Clash> {
         _ => return None,
     };
     let message = format!("`{name}` is set and `{other}` is not");
-    Some(clash(name, message, "a client's certificate is good with its key only: name both"))
+    let help = "a client's certificate is good with its key only: name both";
+    Some(Clash { of_theirs: Theirs::DroppedBeside(other), ..clash(name, message, help) })
 }
 
 /// Settings of TLS that nothing would heed.
@@ -184,7 +203,7 @@ fn tls(settings: &Settings) -> Vec<Clash> {
     given
         .map(|(name, _)| {
             let message = format!("`{name}` is set, and `backend` does not speak TLS");
-            clash(name, message, "write rediss for redis in `backend`, or leave this out")
+            idle(name, message, "write rediss for redis in `backend`, or leave this out")
         })
         .collect()
 }
@@ -204,7 +223,7 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
         let given = given.into_iter().filter(|(_, given)| *given);
         let of = |name| {
             let message = format!("`{name}` is set, and `backend` names no sentinels");
-            clash(name, message, "write redis+sentinel:// in `backend`, or leave this out")
+            idle(name, message, "write redis+sentinel:// in `backend`, or leave this out")
         };
         return given.map(|(name, _)| of(name)).collect();
     }
@@ -229,7 +248,7 @@ pub(super) fn unheeded(
     help: &'static str,
 ) -> Vec<Clash> {
     let set = given.iter().filter(|(_, is_set)| *is_set);
-    set.map(|(name, _)| clash(name, format!("`{name}` is set, and {why}"), help)).collect()
+    set.map(|(name, _)| idle(name, format!("`{name}` is set, and {why}"), help)).collect()
 }
 
 /// Both of a pair of files, or none.
@@ -241,7 +260,8 @@ fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
         _ => return Vec::new(),
     };
     let message = format!("`{there}` is set and `{absent}` is not");
-    vec![clash(there, message, "a certificate is good with its key only: name both")]
+    let help = "a certificate is good with its key only: name both";
+    vec![Clash { of_theirs: Theirs::DroppedBeside(absent), ..clash(there, message, help) }]
 }
 
 const NO_SERVER: &str = "`xds_server` names no management server";
@@ -278,7 +298,8 @@ fn waits(settings: &Settings) -> Vec<Clash> {
     let is_moved = most != defaults.xds_backoff_max;
     let name = if is_moved { "xds_backoff_max" } else { "xds_backoff_min" };
     let message = format!("`xds_backoff_min` {least} is longer than `xds_backoff_max` {most}");
-    vec![clash(name, message, "shorten the one or lengthen the other")]
+    let clash = clash(name, message, "shorten the one or lengthen the other");
+    vec![Clash { of_theirs: Theirs::Taken, ..clash }]
 }
 
 /// Where limits come from.
