@@ -1,6 +1,6 @@
 //! Our own words beside the reference's variables: ours win, and of theirs what they leave counts.
 
-use sluicegate::cli::ratelimit::read;
+use sluicegate::cli::ratelimit::{Read, read};
 use sluicegate::config::settings::{Doors, Loaded, Settings, read as settle, table};
 
 use super::variables::environment;
@@ -25,17 +25,24 @@ const MAPPED: Pairs = &[
     ("PROMETHEUS_MAPPER_YAML", "/m.yaml"),
     ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "true"),
 ];
+const MOGRIFIED: Pairs = &[
+    ("USE_DOG_STATSD_MOGRIFIERS", "A"),
+    ("DOG_STATSD_MOGRIFIER_A_PATTERN", "a"),
+    ("DOG_STATSD_MOGRIFIER_A_NAME", "b"),
+    ("DOG_STATSD_MOGRIFIER_A_TAGS", "t:1"),
+];
 const PLAIN: &str = "redis://h:1";
 
 /// What both come to; panics with the sentences where it does not start.
-fn beside(ours: Pairs, theirs: Pairs) -> Loaded {
+fn beside(ours: Pairs, theirs: Pairs) -> (Read, Loaded) {
     let texts = |(name, text): &(&str, &str)| (format!("SLUICEGATE_{name}"), (*text).to_owned());
     let doors = Doors { environment: ours.iter().map(texts).collect(), ..Doors::default() };
     let theirs = environment("UNKNOWN_VARIABLE", "anything", theirs);
     let read = read(theirs, &doors.named_settings())
         .unwrap_or_else(|sentences| panic!("{ours:?}: {sentences:?}"));
-    settle(&Doors { named: read.named, ..doors })
-        .unwrap_or_else(|problems| panic!("{ours:?}: {problems:?}"))
+    let loaded = settle(&Doors { named: read.named.clone(), ..doors })
+        .unwrap_or_else(|problems| panic!("{ours:?}: {problems:?}"));
+    (read, loaded)
 }
 
 /// A word of ours, variables of theirs, settings that nothing then heeds, and which variables a person hears of.
@@ -56,6 +63,7 @@ const ABOUT_KEYS: &[&str] = &[KEYS[1].0, KEYS[2].0, KEYS[3].0, KEYS[4].0];
 const DROPPED: &[Dropped] = &[
     (&[("STATS_SINK", "none")], &[], &["stats_address"], &[]),
     (&[("STATS_SINK", "log")], &[("STATSD_HOST", "s")], &["stats_address"], &["STATSD_HOST"]),
+    (&[("STATS_SINK", "statsd")], MOGRIFIED, &["stats_mogrifiers"], &[MOGRIFIED[0].0]),
     (&[("GRPC_MAX_AGE", "0s")], &[], &["grpc_max_age_grace"], &[]),
     (
         &[("GRPC_TLS_CERT_FILE", "")],
@@ -82,6 +90,12 @@ const DROPPED: &[Dropped] = &[
         SENTINELS,
         &["backend_sentinel_user", "backend_sentinel_password"],
         &["REDIS_SENTINEL_AUTH"],
+    ),
+    (
+        &[("BACKEND", PLAIN)],
+        &[("REDIS_TLS_CACERT", "/ca"), ("REDIS_TLS_CLIENT_CERT", "/c")],
+        &["backend_tls_ca_file", "backend_tls_system_roots", "backend_tls_cert_file"],
+        &["REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT"],
     ),
     // What only the second of the two stores would heed goes with it.
     (
@@ -115,7 +129,7 @@ const DROPPED: &[Dropped] = &[
 fn what_nothing_would_heed_beside_our_own_word_is_dropped_and_who_set_it_hears_of_it_once() {
     let defaults = Settings::default();
     for (ours, theirs, settings, variables) in DROPPED {
-        let loaded = beside(ours, theirs);
+        let (_, loaded) = beside(ours, theirs);
         for name in *settings {
             let row = table().iter().find(|row| row.name == *name).unwrap();
             assert_eq!(row.show(&loaded.settings), row.show(&defaults), "{ours:?}: {name}");
@@ -127,4 +141,91 @@ fn what_nothing_would_heed_beside_our_own_word_is_dropped_and_who_set_it_hears_o
         variables.sort_unstable();
         assert_eq!(told, variables, "{ours:?}: {:?}", loaded.warnings);
     }
+}
+
+/// Words of ours, variables of theirs, and what a setting of these is shown as.
+type Taken = (Pairs, Pairs, &'static str, &'static str);
+
+const OUR_TLS: Pairs =
+    &[("GRPC_TLS_CERT_FILE", "/ours/tls.crt"), ("GRPC_TLS_KEY_FILE", "/ours/tls.key")];
+const CLIENTS: Pairs = &[("GRPC_CLIENT_TLS_CACERT", "/ca"), ("GRPC_CLIENT_TLS_SAN", "envoy.test")];
+
+const TAKEN: &[Taken] = &[
+    (OUR_TLS, CLIENTS, "grpc_tls_client_ca_file", "\"/ca\""),
+    (OUR_TLS, CLIENTS, "grpc_tls_client_name", "\"envoy.test\""),
+    (
+        &[("GRPC_TLS_CLIENT_CA_FILE", "/ours/ca")],
+        &[TLS[0], TLS[1], TLS[2], CLIENTS[1]],
+        "grpc_tls_client_name",
+        "\"envoy.test\"",
+    ),
+    (
+        &[("BACKEND", "rediss://h:1")],
+        &[("REDIS_TLS_CACERT", "/ca")],
+        "backend_tls_ca_file",
+        "\"/ca\"",
+    ),
+    (
+        &[("BACKEND", "rediss://h:1")],
+        &[("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true")],
+        "backend_tls_any_name",
+        "true",
+    ),
+    (
+        &[("BACKEND_PER_SECOND", "rediss://h:1")],
+        &[("REDIS_TLS_CACERT", "/ca")],
+        "backend_tls_ca_file",
+        "\"/ca\"",
+    ),
+    (
+        &[("BACKEND", "redis+sentinel://h:1/main")],
+        &[("REDIS_SENTINEL_AUTH", "u:p")],
+        "backend_sentinel_user",
+        "\"u\"",
+    ),
+    (
+        &[("BACKEND_PER_SECOND", "redis+sentinel://h:1/main")],
+        &[("REDIS_PERSECOND_SENTINEL_AUTH", "u:p")],
+        "backend_sentinel_password",
+        "\"(set, not shown)\"",
+    ),
+    (&[("XDS_TLS", "true")], &[XDS_TLS[0], XDS_TLS[2]], "xds_tls_ca_file", "\"/ca\""),
+    (
+        &[("GRPC_MAX_AGE", "1h")],
+        &[("GRPC_MAX_CONNECTION_AGE", "0"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s")],
+        "grpc_max_age_grace",
+        "5s",
+    ),
+    (
+        &[("STATS_SINK", "statsd")],
+        &[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true"), ("STATSD_HOST", "s")],
+        "stats_address",
+        "\"s:8125\"",
+    ),
+    (
+        &[("STATS_SINK", "dogstatsd")],
+        MOGRIFIED,
+        "stats_mogrifiers",
+        r#"[{"pattern":"a","name":"b","tags":[["t","1"]]}]"#,
+    ),
+];
+
+#[test]
+fn what_our_own_word_switches_on_takes_what_the_variables_say_of_it() {
+    for (ours, theirs, setting, shown) in TAKEN {
+        let (read, loaded) = beside(ours, theirs);
+        let row = table().iter().find(|row| row.name == *setting).unwrap();
+        assert_eq!(row.show(&loaded.settings), *shown, "{ours:?}: {setting}");
+        assert_eq!(read.notes, [], "{ours:?}");
+        assert_eq!(loaded.warnings, [], "{ours:?}");
+    }
+}
+
+#[test]
+fn of_memcached_nothing_is_said_of_what_names_it() {
+    let theirs = &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "m:11211")];
+    let (read, _) = beside(&[("BACKEND", "memory")], theirs);
+    let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };
+    assert_eq!(note.variable, "MEMCACHE_HOST_PORT");
+    assert!(note.line.contains("counters are where `backend` says"), "{}", note.line);
 }

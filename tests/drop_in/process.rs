@@ -204,7 +204,6 @@ fn limits_that_our_own_word_names_must_be_there_as_where_we_serve() {
 #[test]
 fn what_our_own_words_leave_to_the_variables_is_taken_from_them() {
     let ours = [
-        ("GRPC_SERVER_USE_TLS", "true"),
         ("SLUICEGATE_GRPC_TLS_CERT_FILE", "/ours/tls.crt"),
         ("SLUICEGATE_GRPC_TLS_KEY_FILE", "/theirs/tls.key"),
         ("GRPC_CLIENT_TLS_CACERT", "/ca"),

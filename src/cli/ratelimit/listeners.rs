@@ -17,7 +17,7 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put_port("DEBUG_PORT", "admin_port");
     reading.put_text("GRPC_UDS", "grpc_socket");
     reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
-    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 {
+    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reading.is_ours("grpc_max_age") {
         reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
     // What the reference does without being told.
@@ -33,14 +33,15 @@ pub(super) fn read(reading: &mut Reading<'_>) {
 fn tls(reading: &mut Reading<'_>) {
     let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
     let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
-    if !reading.flag("GRPC_SERVER_USE_TLS") {
+    let is_on = reading.flag("GRPC_SERVER_USE_TLS");
+    if !is_on && !reading.is_ours("grpc_tls_cert_file") {
         reading.unused(&pair, PLAINTEXT);
         reading.unused(&client, PLAINTEXT);
         return;
     }
     let is_missing =
         |variable: &&&str| reading.text(variable).is_empty() && !reading.is_overridden(variable);
-    if let Some(missing) = pair.iter().find(is_missing) {
+    if is_on && let Some(missing) = pair.iter().find(is_missing) {
         return reading.refuse(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
     }
     let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
@@ -51,7 +52,7 @@ fn tls(reading: &mut Reading<'_>) {
     }
     reading.put_text(pair[0], "grpc_tls_cert_file");
     reading.put_text(pair[1], "grpc_tls_key_file");
-    if reading.text(client[0]).is_empty() {
+    if reading.text(client[0]).is_empty() && !reading.is_ours("grpc_tls_client_ca_file") {
         return reading.unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",

@@ -237,6 +237,12 @@ fn escaped(text: &str, plain: &str) -> String {
     escaped
 }
 
+/// Those whose place our own word names: what it says there of TLS and sentinels is not known here.
+fn ours(reading: &Reading<'_>) -> impl Iterator<Item = &'static Names> {
+    let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
+    all.into_iter().filter(|(_, setting)| reading.is_ours(setting)).map(|(names, _)| names)
+}
+
 fn passwords(reading: &mut Reading<'_>, stores: &[&Names]) {
     if reading.flag("REDIS_AWS_IAM_AUTH") {
         let why = "is not to be had: let something write the token to a file and name that in REDIS_AUTH_FILE";
@@ -250,8 +256,12 @@ fn passwords(reading: &mut Reading<'_>, stores: &[&Names]) {
         }
     }
     let by_sentinels = |names: &&&Names| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
-    let auths: Vec<_> =
+    let mut auths: Vec<_> =
         stores.iter().filter(by_sentinels).map(|names| names.sentinel_auth).collect();
+    if auths.is_empty() {
+        let said = ours(reading).map(|names| names.sentinel_auth);
+        auths.extend(said.filter(|auth| !reading.text(auth).is_empty()).take(1));
+    }
     let Some(&first) = auths.first() else { return };
     let auth = reading.text(first).to_owned();
     if auths.iter().any(|other| reading.text(other) != auth) {
@@ -270,7 +280,7 @@ fn tls(reading: &mut Reading<'_>, stores: &[&Names]) {
         ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
         ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
     ];
-    if !stores.iter().any(|names| reading.flag(names.tls)) {
+    if ours(reading).next().is_none() && !stores.iter().any(|names| reading.flag(names.tls)) {
         let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
         return reading.unused(&files.map(|(variable, _)| variable), why);
     }

@@ -134,7 +134,7 @@ fn xds_tls(reading: &mut Reading<'_>) {
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
     ];
-    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") {
+    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_ours("xds_tls") {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
         return reading.unused(&files.map(|(variable, _)| variable), why);
     }

@@ -29,8 +29,11 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     if prometheus {
         metrics(reading);
     }
-    if sink != "none" {
-        sent(reading, sink);
+    if reading.is_ours("stats_sink") {
+        // Which it is is not known here: what it does not heed is dropped.
+        sent(reading, &["statsd", "dogstatsd"]);
+    } else if sink != "none" {
+        sent(reading, &[sink]);
     }
 }
 
@@ -56,6 +59,9 @@ fn metrics(reading: &mut Reading<'_>) {
     }
     reading.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
     reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
+    if reading.is_ours("stats_sink") {
+        return;
+    }
     let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
     reading.unused(&["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"], why);
     let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
@@ -63,7 +69,7 @@ fn metrics(reading: &mut Reading<'_>) {
     reading.unused(&["EXTRA_TAGS"], why);
 }
 
-fn sent(reading: &mut Reading<'_>, sink: &'static str) {
+fn sent(reading: &mut Reading<'_>, sinks: &[&str]) {
     let interval = reading.nanos("STATS_FLUSH_INTERVAL");
     if interval == 0 {
         reading.refuse("STATS_FLUSH_INTERVAL", "must be longer than nothing");
@@ -73,7 +79,7 @@ fn sent(reading: &mut Reading<'_>, sink: &'static str) {
     let tags: Vec<_> =
         tags.into_iter().filter(|(name, text)| !name.is_empty() && !text.is_empty()).collect();
     reading.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
-    if sink == "log" {
+    if sinks == ["log"] {
         return;
     }
     let host = reading.text("STATSD_HOST");
@@ -82,11 +88,12 @@ fn sent(reading: &mut Reading<'_>, sink: &'static str) {
         Ok(port @ 1..) => reading.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
         _ => reading.refuse("STATSD_PORT", "takes a port from 1 to 65535"),
     }
-    if sink == "statsd" {
+    if sinks.contains(&"statsd") {
         let is_udp = reading.text("STATSD_PROTOCOL") == "udp";
         let protocol = if is_udp { "udp" } else { "tcp" };
         reading.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
-    } else {
+    }
+    if sinks.contains(&"dogstatsd") {
         mogrifiers(reading);
     }
 }

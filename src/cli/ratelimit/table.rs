@@ -40,7 +40,7 @@ const ALWAYS_TOGETHER: &str =
     "questions that come while another is under way always travel together here";
 const PARALLEL: &str = "the slots of a Cluster are always asked at the same time here";
 const STARTS_ALL_THE_SAME: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
-const MEMCACHED: &str = "there is no memcached here, and BACKEND_TYPE does not name it";
+const MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
 
 /// Every variable.
 pub static TABLE: &[Row] = &[
