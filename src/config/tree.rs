@@ -219,7 +219,6 @@ impl DescriptorTree {
     }
 
     #[inline]
-    #[inline]
     fn step(&self, level: &Node, key: &str, value: &str) -> Option<(Goal, How)> {
         let subject = Composite::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
@@ -249,12 +248,10 @@ impl DescriptorTree {
     }
 
     #[inline]
-    #[inline]
     fn node_at(&self, goal: Goal) -> Option<&Node> {
         goal.node().map(|node| self.node(node))
     }
 
-    #[inline]
     #[inline]
     fn rule_at(&self, goal: Goal) -> Option<&Rule> {
         match goal.rule() {
