@@ -4,6 +4,7 @@
 
 mod denials;
 mod frozen;
+mod handed_back;
 mod path;
 mod plot;
 mod refunds;

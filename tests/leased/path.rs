@@ -13,9 +13,9 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use super::{Far, admits, ask, at_once, engine, held, pass, publish, question};
 
 /// A thousand a day, of which none may pass above a window; nobody comes to its end here.
-const COUPLED: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
+pub(super) const COUPLED: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
 /// As many, of which a tenth may be out.
-const GCRA: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
+pub(super) const GCRA: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
 /// Beside either, a limit of two a day that is strict.
 const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
 const K: &[(&str, &str)] = &[("k", "v")];

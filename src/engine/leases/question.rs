@@ -177,7 +177,9 @@ impl Leases {
                 short.push(at);
             }
         }
-        if !short.is_empty() && !passes_with(charges, &outcomes, &short) {
+        // What gives hits back does so each time that the question is put.
+        let may_be_put_again = || !gives_back(charges) && passes_with(charges, &outcomes, &short);
+        if !short.is_empty() && !may_be_put_again() {
             short.clear();
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
@@ -378,6 +380,10 @@ fn may_be_short(leased: Leased<'_>, outcome: Outcome, hits: Hits) -> bool {
 
 const fn counts_denied(leased: Leased<'_>) -> bool {
     matches!(leased.charge.strategy, Strategy::FixedWindow(_))
+}
+
+fn gives_back(charges: &Charges) -> bool {
+    charges.list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)))
 }
 
 /// Whether the question would pass if what stands at `places` did, and does not without.

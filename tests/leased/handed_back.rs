@@ -1,0 +1,52 @@
+//! What is held here of a question that is charged as one, where it does only with what the store has left.
+
+use std::sync::Arc;
+
+use sluicegate::engine::Engine;
+use sluicegate::kernel::decision::{Cost, Verdict};
+use sluicegate::kernel::units::Hits;
+
+use super::path::{COUPLED, GCRA};
+use super::waiting::{K, turns};
+use super::{Far, admits, ask, engine, held, publish, question};
+
+const AS_ONE: &str = "charge: all_or_nothing\n";
+
+/// An engine whose questions are charged as one.
+fn as_one(store: &Arc<Far>, limits: &str) -> Engine {
+    let engine = engine(store, limits);
+    publish(&engine, AS_ONE, limits);
+    engine
+}
+
+/// Asks `k` until as many hits are held as make a question that neither they nor what the store has left do for, but both
+/// do: so many were asked for, and so many it takes.
+async fn apart(engine: &Engine) -> (u64, u64) {
+    let (others, mut asked) = (held(engine), 0);
+    while asked < 800 || held(engine) - others < 51 {
+        assert!(admits(engine, K, 1).await);
+        asked += 1;
+    }
+    (asked, 1000 - asked - (held(engine) - others) + 50)
+}
+
+async fn remaining(engine: &Engine, key: &str) -> u64 {
+    ask(engine, &[(key, "v")], 0).await.unwrap().statuses[0].finding.room.remaining.0
+}
+
+/// Five hundred are counted there, of which five come back once.
+#[tokio::test]
+async fn what_a_question_gives_back_beside_it_comes_back_once() {
+    const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 1000}\n";
+    for limits in [COUPLED, GCRA] {
+        let engine = as_one(&Far::new(), &format!("{limits}{STRICT}"));
+        assert!(admits(&engine, &[("s", "v")], 500).await);
+        let (_, hits) = apart(&engine).await;
+        let before = held(&engine);
+        let mut both = question(&[("k", "v"), ("s", "v")], Cost::Charge(Hits(hits)));
+        both.descriptors[1].cost = Cost::Refund(Hits(5));
+        assert_eq!(engine.decide(&both).await.unwrap().verdict, Verdict::Deny);
+        turns().await;
+        assert_eq!((remaining(&engine, "s").await, held(&engine)), (505, before));
+    }
+}
