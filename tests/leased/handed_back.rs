@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
-use sluicegate::kernel::units::Hits;
+use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::path::{COUPLED, GCRA};
 use super::waiting::{K, turns};
-use super::{Far, admits, ask, engine, held, publish, question};
+use super::{Far, admits, ask, engine, held, pass, publish, question};
 
 const AS_ONE: &str = "charge: all_or_nothing\n";
 
@@ -48,5 +48,29 @@ async fn what_a_question_gives_back_beside_it_comes_back_once() {
         assert_eq!(engine.decide(&both).await.unwrap().verdict, Verdict::Deny);
         turns().await;
         assert_eq!((remaining(&engine, "s").await, held(&engine)), (505, before));
+    }
+}
+
+/// Ten are held from the second before, and the store has five left: of the ten none comes back to this second.
+#[tokio::test]
+async fn what_would_not_come_back_stays() {
+    const LEASED: &str = ", mode: leased, max_overshoot: 10%, lease_hits: 10";
+    for strategy in ["fixed_window", "sliding_window", "sliding_log"] {
+        let limits = format!(
+            "- key: k\n  rate_limit: {{unit: second, requests_per_unit: 100, strategy: {strategy}{LEASED}}}\n"
+        );
+        let store = Far::new();
+        let one = as_one(&store, &limits);
+        while held(&one) < 10 {
+            assert!(admits(&one, K, 1).await);
+        }
+        let other = engine(&store, &limits.replace(LEASED, ""));
+        pass(&one, Nanos::SECOND);
+        pass(&other, Nanos::SECOND);
+        let left = remaining(&other, "k").await;
+        assert!(admits(&other, K, left - 5).await);
+        assert!(!admits(&one, K, 11).await, "{strategy}");
+        assert_eq!(held(&one), 10, "{strategy}");
+        assert!(admits(&one, K, 10).await, "{strategy}");
     }
 }

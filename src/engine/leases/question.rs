@@ -20,7 +20,7 @@ use crate::backend::lease::Lent;
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
-use crate::kernel::lease::Terms;
+use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
@@ -173,7 +173,8 @@ impl Leases {
         let mut short = Places::new();
         for ((at, (leased, hits)), before) in asked().zip(before) {
             outcomes[at] = self.with_balance(leased, before, outcomes[at]);
-            if before != Hits(0) && may_be_short(leased, outcomes[at], hits) {
+            let is_of_use = before != Hits(0) && comes_back(leased);
+            if is_of_use && may_be_short(leased, outcomes[at], hits) {
                 short.push(at);
             }
         }
@@ -380,6 +381,16 @@ fn may_be_short(leased: Leased<'_>, outcome: Outcome, hits: Hits) -> bool {
 
 const fn counts_denied(leased: Leased<'_>) -> bool {
     matches!(leased.charge.strategy, Strategy::FixedWindow(_))
+}
+
+/// Whether all that is held may be charged again once it is handed back. A window or a log that moves on takes back only
+/// what was lent last, and that only while it counts it; leases that end with their window are of one window.
+const fn comes_back(leased: Leased<'_>) -> bool {
+    match leased.charge.strategy {
+        Strategy::Gcra(_) => true,
+        Strategy::FixedWindow(_) => matches!(leased.terms.overshoot, Overshoot::InWindow),
+        Strategy::SlidingWindow(_) | Strategy::SlidingLog(_) => false,
+    }
 }
 
 fn gives_back(charges: &Charges) -> bool {
