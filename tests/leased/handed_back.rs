@@ -1,13 +1,14 @@
 //! What is held here of a question that is charged as one, where it does only with what the store has left.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::path::{COUPLED, GCRA};
-use super::waiting::{K, turns};
+use super::waiting::{K, TEN, turns, verdict};
 use super::{Far, admits, ask, engine, held, pass, publish, question};
 
 const AS_ONE: &str = "charge: all_or_nothing\n";
@@ -73,4 +74,27 @@ async fn what_would_not_come_back_stays() {
         assert_eq!(held(&one), 10, "{strategy}");
         assert!(admits(&one, K, 10).await, "{strategy}");
     }
+}
+
+/// Two hits and a lease of ten were charged, and the question is for eight more.
+#[tokio::test]
+async fn what_is_void_when_a_calendar_is_asked_again_is_not_spent() {
+    const MONTH: &str = "- key: m\n  rate_limit: {unit: month, requests_per_unit: 10, calendar: {time_zone: Europe/Berlin}}\n";
+    let store = Far::new();
+    store.ahead.store(Nanos::from_secs(100 * 86_400).0, Relaxed);
+    let engine = Arc::new(as_one(&store, &format!("{TEN}{MONTH}")));
+    store.stands.store(true, Relaxed);
+    let asking = Arc::clone(&engine);
+    let asking = tokio::spawn(async move { ask(&asking, &[("k", "v"), ("m", "v")], 8).await });
+    turns().await;
+    store.stands.store(false, Relaxed);
+    assert!(admits(&engine, K, 1).await && admits(&engine, K, 1).await);
+    assert_eq!(held(&engine), 10);
+    pass(&engine, Nanos::from_secs(30));
+    assert_eq!(held(&engine), 0, "its lease is over");
+    store.take(0);
+    store.answer(0);
+    assert_eq!(verdict(asking).await, Verdict::Admit);
+    turns().await;
+    assert_eq!(remaining(&engine, "k").await, 100 - 2 - 10 - 8);
 }

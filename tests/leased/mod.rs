@@ -26,6 +26,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{Answer, Engine, Policy, Refusal};
 use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::rate::Step;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::sync::Semaphore;
 
@@ -44,6 +45,8 @@ pub struct Far {
     refuses: Mutex<Option<Cause>>,
     /// How long after it was sent a message is taken, in nanoseconds.
     pub way: AtomicU64,
+    /// How far its clock is ahead of the engines', in nanoseconds.
+    pub ahead: AtomicU64,
     /// How long a question may wait, in nanoseconds; 0 for ever.
     pub deadline: AtomicU64,
     /// Whether calls stand from now on until they are told to go on.
@@ -70,11 +73,17 @@ impl Far {
             is_cut_off: AtomicBool::new(false),
             refuses: Mutex::default(),
             way: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             deadline: AtomicU64::new(0),
             stands: AtomicBool::new(false),
             takes: AtomicBool::new(false),
             standing: Mutex::default(),
         })
+    }
+
+    /// What its clock shows at `now`.
+    fn time(&self, now: Nanos) -> Nanos {
+        now.plus(Nanos(self.ahead.load(Relaxed)))
     }
 
     fn calls(&self) -> u64 {
@@ -149,7 +158,13 @@ impl Backend for Far {
             if self.is_away() {
                 return charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
             }
-            at_hand(self.memory.charge(now, charges))
+            let at = self.time(now);
+            let mut outcomes = at_hand(self.memory.charge(at, charges));
+            // As a store tells it whose clock is another one.
+            for stale in outcomes.iter_mut().filter(|o| **o == Outcome::Stepped(Step::Stale)) {
+                *stale = Outcome::Stale(at);
+            }
+            outcomes
         })
     }
 
@@ -167,7 +182,7 @@ impl Backend for Far {
             if self.is_away() {
                 return Lent::Failed(Cause::Late);
             }
-            let taken = now.plus(Nanos(self.way.load(Relaxed)));
+            let taken = self.time(now).plus(Nanos(self.way.load(Relaxed)));
             at_hand(self.memory.borrow(taken, message))
         })
     }

@@ -128,6 +128,7 @@ impl Leases {
         if is_spent(charges.rule) {
             let leased =
                 charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, Some(terms)));
+            let now = self.clock.now();
             leased.for_each(|(leased, hits)| self.count(now, leased, hits));
         }
         let (outcomes, short) = self.put(now, charges, terms).await;
@@ -142,7 +143,8 @@ impl Leases {
     }
 
     /// Charges as one, once. Also the places of the charges that the store denied, and alone deny the question, though
-    /// it may have enough left with what is held here.
+    /// it may have enough left with what is held here. What is held is so by the clock: the question may have come at `now`
+    /// and waited since.
     async fn put(
         self: &Arc<Self>,
         now: Nanos,
@@ -154,7 +156,7 @@ impl Leases {
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
         {
-            if let Some(outcome) = taken.take(at, now, leased, hits) {
+            if let Some(outcome) = taken.take(at, self.clock.now(), leased, hits) {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
         }
@@ -163,7 +165,7 @@ impl Leases {
             places.filter_map(|at| Some((at, leased(at)?)))
         };
         let before: SmallVec<[Hits; 2]> =
-            asked().map(|(_, (leased, _))| self.held(now, leased)).collect();
+            asked().map(|(_, (leased, _))| self.held(self.clock.now(), leased)).collect();
         let rule = rest(charges, &outcomes, &is_known);
         let missing = Missing::of(charges, |at| !is_known[at], rule);
         if !missing.charges.list.is_empty() {
@@ -184,6 +186,7 @@ impl Leases {
             short.clear();
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
+            let now = self.clock.now();
             asked().for_each(|(_, (leased, hits))| self.stock(now, leased, hits));
         }
         (outcomes, short)
