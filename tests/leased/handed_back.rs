@@ -98,3 +98,43 @@ async fn what_is_void_when_a_calendar_is_asked_again_is_not_spent() {
     turns().await;
     assert_eq!(remaining(&engine, "k").await, 100 - 2 - 10 - 8);
 }
+
+/// Of `b` the store has nothing left; the question passes without it.
+#[tokio::test]
+async fn what_does_beside_a_limit_that_may_deny_is_handed_back() {
+    const QUOTA: &str = "  quota_mode: true\n";
+    for words in [["", "  shadow_mode: true\n"], [QUOTA, QUOTA]] {
+        let other = COUPLED.replace("key: k", "key: b");
+        let limits = format!("{GCRA}{}{other}{}", words[0], words[1]);
+        let store = Far::new();
+        let (one, other) = (as_one(&store, &limits), engine(&store, &limits));
+        let mut asked = 0;
+        while held(&one) < 5 {
+            assert!(admits(&one, &[("b", "v")], 1).await);
+            asked += 1;
+        }
+        assert!(admits(&other, &[("b", "v")], 1000 - asked - held(&one)).await);
+        let (asked, hits) = apart(&one).await;
+        let answer = ask(&one, &[("k", "v"), ("b", "v")], hits).await.unwrap();
+        assert_eq!(answer.verdict, Verdict::Admit, "{words:?}");
+        assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked - hits));
+    }
+}
+
+/// Neither is admitted without the other, and the store has too little left for one of them.
+#[tokio::test]
+async fn nothing_goes_back_for_a_question_that_another_limit_denies_all_the_same() {
+    let limits = format!("{GCRA}{}", COUPLED.replace("key: k", "key: b"));
+    let store = Far::new();
+    let (one, other) = (as_one(&store, &limits), engine(&store, &limits));
+    let mut asked = 0;
+    while held(&one) < 5 {
+        assert!(admits(&one, &[("b", "v")], 1).await);
+        asked += 1;
+    }
+    assert!(admits(&other, &[("b", "v")], 1000 - asked - held(&one)).await);
+    let (_, hits) = apart(&one).await;
+    let before = held(&one);
+    assert!(!admits(&one, &[("k", "v"), ("b", "v")], hits).await);
+    assert_eq!(held(&one), before);
+}

@@ -132,7 +132,7 @@ impl Leases {
             leased.for_each(|(leased, hits)| self.count(now, leased, hits));
         }
         let (outcomes, short) = self.put(now, charges, terms).await;
-        if short.is_empty() || !self.hand_back(charges, terms, &short, end).await {
+        if short.is_empty() || !self.hand_back(charges, terms, &outcomes, &short, end).await {
             return outcomes;
         }
         let again = self.within(end, self.put(self.clock.now(), charges, terms)).await;
@@ -175,7 +175,8 @@ impl Leases {
         let mut short = Places::new();
         for ((at, (leased, hits)), before) in asked().zip(before) {
             outcomes[at] = self.with_balance(leased, before, outcomes[at]);
-            let is_of_use = before != Hits(0) && comes_back(leased);
+            let counts = !charges.list[at].standing.shadow;
+            let is_of_use = counts && before != Hits(0) && comes_back(leased);
             if is_of_use && may_be_short(leased, outcomes[at], hits) {
                 short.push(at);
             }
@@ -192,23 +193,47 @@ impl Leases {
         (outcomes, short)
     }
 
-    /// Gives back what is held for the charges at `places`, where it does not do for them by now; whether the question
-    /// may be put again then.
+    /// Gives back what is held for the charges at `short`, of which `outcomes` came, where it does not do for them by now;
+    /// whether the question may pass then. Nothing goes back before all that it takes is known to do.
     async fn hand_back(
         self: &Arc<Self>,
         charges: &Charges,
         terms: &[Option<Terms>],
-        places: &[usize],
+        outcomes: &Outcomes,
+        short: &[usize],
         end: Option<Nanos>,
     ) -> bool {
-        for at in places {
-            let part = charges.list.get(*at).and_then(|charge| leased(charge, terms.get(*at)));
-            let Some((leased, hits)) = part else { return false };
-            if !self.hand_back_one(leased, hits, end).await {
-                return false;
+        let part = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let (mut coverable, mut back) = (Places::new(), Places::new());
+        for at in short.iter().copied() {
+            if let Some((leased, hits)) = part(at)
+                && self.is_coverable(leased, hits, end).await
+            {
+                coverable.push(at);
             }
         }
-        !self.is_over(end)
+        if !passes_with(charges, outcomes, &coverable) {
+            return false;
+        }
+        for at in coverable {
+            if let Some((leased, hits)) = part(at)
+                && self.hand_back_one(leased, hits, end).await
+            {
+                back.push(at);
+            }
+        }
+        !self.is_over(end) && passes_with(charges, outcomes, &back)
+    }
+
+    /// Whether what is held, once nothing more is on its way, does for `hits` with what the store has left.
+    async fn is_coverable(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
+        if let Some(mut settled) = self.awaited(leased)
+            && self.within(end, settled.changed()).await.is_none()
+        {
+            return false;
+        }
+        let rest = hits.less(self.held(self.clock.now(), leased));
+        rest == Hits(0) || !counts_denied(leased) || self.has_left(leased, rest, end).await
     }
 
     async fn hand_back_one(
@@ -217,19 +242,10 @@ impl Leases {
         hits: Hits,
         end: Option<Nanos>,
     ) -> bool {
-        if let Some(mut settled) = self.awaited(leased)
-            && self.within(end, settled.changed()).await.is_none()
-        {
-            return false;
-        }
-        let rest = hits.less(self.held(self.clock.now(), leased));
-        if rest == Hits(0) {
+        let now = self.clock.now();
+        if hits <= self.held(now, leased) {
             return true;
         }
-        if counts_denied(leased) && !self.has_left(leased, rest, end).await {
-            return false;
-        }
-        let now = self.clock.now();
         let all = self.with(leased, |held| held.hand_back(now, self.next())).flatten();
         let Some(all) = all else { return false };
         matches!(self.send_within(end, leased, all).await, Lent::Answered(_))
