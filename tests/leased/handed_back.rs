@@ -8,7 +8,7 @@ use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::path::{COUPLED, GCRA};
-use super::waiting::{K, TEN, turns, verdict};
+use super::waiting::{K, TEN, asked, turns, verdict};
 use super::{Far, admits, ask, engine, held, pass, publish, question};
 
 const AS_ONE: &str = "charge: all_or_nothing\n";
@@ -137,4 +137,26 @@ async fn nothing_goes_back_for_a_question_that_another_limit_denies_all_the_same
     let before = held(&one);
     assert!(!admits(&one, &[("k", "v"), ("b", "v")], hits).await);
     assert_eq!(held(&one), before);
+}
+
+#[tokio::test]
+async fn who_waits_for_what_another_handed_back_is_admitted_where_the_store_has_enough_then() {
+    let store = Far::new();
+    let engine = Arc::new(as_one(&store, COUPLED));
+    let (_, hits) = apart(&engine).await;
+    store.stands.store(true, Relaxed);
+    let given_up = asked(&engine, hits).await;
+    let waits = asked(&engine, hits).await;
+    // It is denied, and finds that the store has the rest. The other is denied while what is held is on its way.
+    for at in [0, 2, 1] {
+        store.take(at);
+        store.answer(at);
+        turns().await;
+    }
+    assert_eq!((store.standing.lock().len(), held(&engine)), (4, 0));
+    given_up.abort();
+    store.stands.store(false, Relaxed);
+    store.take(3);
+    store.answer(3);
+    assert_eq!(verdict(waits).await, Verdict::Admit);
 }

@@ -246,9 +246,11 @@ impl Leases {
         if hits <= self.held(now, leased) {
             return true;
         }
-        let all = self.with(leased, |held| held.hand_back(now, self.next())).flatten();
-        let Some(all) = all else { return false };
-        matches!(self.send_within(end, leased, all).await, Lent::Answered(_))
+        match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
+            Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
+            // Another question handed it back.
+            None => self.held(now, leased) == Hits(0),
+        }
     }
 
     /// Whether the store has so many hits left; it is only asked.
