@@ -160,3 +160,26 @@ async fn who_waits_for_what_another_handed_back_is_admitted_where_the_store_has_
     store.answer(3);
     assert_eq!(verdict(waits).await, Verdict::Admit);
 }
+
+/// Ten are held here of a hundred.
+#[tokio::test]
+async fn a_question_that_names_a_counter_twice_takes_the_sum_of_both() {
+    let cases = [
+        (86, [7, 7], Verdict::Admit),
+        (86, [8, 7], Verdict::Deny),
+        (86, [7, 8], Verdict::Deny),
+        (78, [11, 11], Verdict::Admit),
+        (78, [11, 12], Verdict::Deny),
+    ];
+    for (asked, hits, law) in cases {
+        let store = Far::new();
+        let engine = engine(&store, TEN);
+        assert!(admits(&engine, K, asked).await);
+        publish(&engine, AS_ONE, TEN);
+        assert_eq!(held(&engine), 10);
+        let mut twice = question(&[("k", "v"), ("k", "v")], Cost::Charge(Hits(hits[0])));
+        twice.descriptors[1].cost = Cost::Charge(Hits(hits[1]));
+        assert_eq!(engine.decide(&twice).await.unwrap().verdict, law, "{asked}, {hits:?}");
+        assert!(law == Verdict::Admit || held(&engine) == 10, "{asked}, {hits:?}");
+    }
+}

@@ -20,6 +20,7 @@ use crate::backend::lease::Lent;
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
+use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -173,7 +174,8 @@ impl Leases {
             missing.put(answered, &mut outcomes);
         }
         let mut short = Places::new();
-        for ((at, (leased, hits)), before) in asked().zip(before) {
+        for ((at, (leased, _)), before) in asked().zip(before) {
+            let hits = put_to(charges, &leased.charge.key, |at| !is_known[at]);
             outcomes[at] = self.with_balance(leased, before, outcomes[at]);
             let counts = !charges.list[at].standing.shadow;
             let is_of_use = counts && before != Hits(0) && comes_back(leased);
@@ -203,7 +205,10 @@ impl Leases {
         short: &[usize],
         end: Option<Nanos>,
     ) -> bool {
-        let part = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let part = |at: usize| {
+            let (leased, _) = leased(charges.list.get(at)?, terms.get(at))?;
+            Some((leased, put_to(charges, &leased.charge.key, |_| true)))
+        };
         let (mut coverable, mut back) = (Places::new(), Places::new());
         for at in short.iter().copied() {
             if let Some((leased, hits)) = part(at)
@@ -412,6 +417,16 @@ const fn comes_back(leased: Leased<'_>) -> bool {
         Strategy::FixedWindow(_) => matches!(leased.terms.overshoot, Overshoot::InWindow),
         Strategy::SlidingWindow(_) | Strategy::SlidingLog(_) => false,
     }
+}
+
+/// All that the question puts to one counter, in the charges that `counts`.
+fn put_to(charges: &Charges, key: &CounterKey, counts: impl Fn(usize) -> bool) -> Hits {
+    let these = charges.list.iter().enumerate().filter(|(at, c)| counts(*at) && c.key == *key);
+    let hits = these.map(|(_, charge)| match charge.cost {
+        Cost::Charge(hits) => hits,
+        Cost::Refund(_) => Hits(0),
+    });
+    hits.fold(Hits(0), Hits::plus)
 }
 
 fn gives_back(charges: &Charges) -> bool {
