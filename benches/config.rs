@@ -4,9 +4,8 @@
 //! among them costs at most 1.5 times one among 10. Both lookups go through as many different
 //! question texts in random order, so that what a question's own text costs is in both.
 //!
-//! `often` asks 1,000 of the descriptors, as traffic does, and is what the bound is about: the steps
-//! taken are the same for every size. `anywhere` asks all of them evenly, so that each lookup waits
-//! for main memory, once for the node at least: that price no table avoids.
+//! The bound is for both ways of asking: `often` asks 1,000 of the descriptors, as traffic does, and
+//! `anywhere` all of them evenly, so that each lookup waits for a place that is not at hand.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use divan::{AllocProfiler, Bencher, black_box};
