@@ -137,6 +137,11 @@ fn a_pair_that_does_not_fit_ends_the_start_with_2_and_a_sentence() {
     assert!(said.contains("tls.crt"), "{said}");
 }
 
+/// Served at the socket `path`, until it is told to go.
+fn leaving_at_once(path: &str) -> [(&str, &str); 3] {
+    [("GRPC_UDS", path), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")]
+}
+
 #[test]
 fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
     let directory = tempfile::tempdir().unwrap();
@@ -144,8 +149,7 @@ fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(socket.exists(), "left behind");
     let text = socket.display().to_string();
-    let variables =
-        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let variables = leaving_at_once(&text);
     let (_root, mut service) = process::start(&variables);
     let path = socket.clone();
     runtime()
@@ -197,8 +201,7 @@ fn a_socket_goes_before_its_listener_so_that_calls_that_end_late_take_no_success
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
-    let variables =
-        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let variables = leaving_at_once(&text);
     let (_root, mut old) = process::start(&variables);
     let runtime = beside();
     let call = call_under_way(&runtime, &socket);
@@ -221,8 +224,7 @@ fn a_socket_that_another_process_has_by_now_is_left_to_it() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
-    let variables =
-        [("GRPC_UDS", &*text), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")];
+    let variables = leaving_at_once(&text);
     let (_root, mut old) = process::start(&variables);
     fs::remove_file(&socket).unwrap();
     let (_root, _new) = process::start(&variables);

@@ -124,46 +124,43 @@ async fn settle() {
     }
 }
 
-#[tokio::test]
-async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_call_at_most() {
+/// Each of these fleets' minute at each of these loads, and what to call it.
+#[expect(clippy::print_stdout, reason = "the seed")]
+fn minutes() -> Vec<(usize, u64, Vec<Asked>, String)> {
     let seed = seed();
     let mut dice = Dice::new(seed);
     println!("SLUICEGATE_SEED={seed}");
-    for members in [1, 2, 8] {
-        for percent in [60, 100, 150] {
-            let trace = minute(members, percent, &mut dice);
-            let leased = run("", ", mode: leased, max_overshoot: 10%", members, &trace).await;
-            let strict = run("", "", members, &trace).await;
-            println!(
-                "| {members} | {percent} % | {} asked | leased {} | strict {} | {} calls for {} questions |",
-                leased.asked, leased.admitted, strict.admitted, leased.calls, leased.questions
-            );
-            let whose = format!("SLUICEGATE_SEED={seed}: {members} replicas, {percent} %");
-            assert!(strict.wrong.is_empty(), "{whose}, strict: {:?}", strict.wrong);
-            assert!(
-                leased.wrong.is_empty(),
-                "{whose}: {} of {:?}",
-                leased.wrong.len(),
-                leased.wrong.first()
-            );
-            assert!(leased.calls <= leased.questions, "{whose}: {} calls", leased.calls);
-            assert!(95 * strict.admitted <= 100 * leased.admitted, "{whose}: {leased:?}");
-        }
+    let fleets = [1, 2, 8].into_iter();
+    let each = fleets.flat_map(|members| [60, 100, 150].map(|percent| (members, percent)));
+    each.map(|(members, percent)| {
+        let whose = format!("SLUICEGATE_SEED={seed}: {members} replicas, {percent} %");
+        (members, percent, minute(members, percent, &mut dice), whose)
+    })
+    .collect()
+}
+
+#[tokio::test]
+async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_call_at_most() {
+    for (members, percent, trace, whose) in minutes() {
+        let leased = run("", ", mode: leased, max_overshoot: 10%", members, &trace).await;
+        let strict = run("", "", members, &trace).await;
+        println!(
+            "| {members} | {percent} % | {} asked | leased {} | strict {} | {} calls for {} questions |",
+            leased.asked, leased.admitted, strict.admitted, leased.calls, leased.questions
+        );
+        assert!(strict.wrong.is_empty(), "{whose}, strict: {:?}", strict.wrong);
+        let (wrong, first) = (leased.wrong.len(), leased.wrong.first());
+        assert!(leased.wrong.is_empty(), "{whose}: {wrong} of {first:?}");
+        assert!(leased.calls <= leased.questions, "{whose}: {} calls", leased.calls);
+        assert!(95 * strict.admitted <= 100 * leased.admitted, "{whose}: {leased:?}");
     }
 }
 
 #[tokio::test]
 async fn under_all_or_nothing_nobody_is_denied_while_the_law_has_enough_left() {
-    let seed = seed();
-    let mut dice = Dice::new(seed);
-    println!("SLUICEGATE_SEED={seed}");
-    for members in [1, 2, 8] {
-        for percent in [60, 100, 150] {
-            let trace = minute(members, percent, &mut dice);
-            let mode = ", mode: leased, max_overshoot: 10%";
-            let leased = run("charge: all_or_nothing\n", mode, members, &trace).await;
-            let whose = format!("SLUICEGATE_SEED={seed}: {members} replicas, {percent} %");
-            assert!(leased.wrong.is_empty(), "{whose}: {:?}", leased.wrong.first());
-        }
+    for (members, _, trace, whose) in minutes() {
+        let mode = ", mode: leased, max_overshoot: 10%";
+        let leased = run("charge: all_or_nothing\n", mode, members, &trace).await;
+        assert!(leased.wrong.is_empty(), "{whose}: {:?}", leased.wrong.first());
     }
 }

@@ -99,6 +99,16 @@ async fn what_is_void_when_a_calendar_is_asked_again_is_not_spent() {
     assert_eq!(remaining(&engine, "k").await, 100 - 2 - 10 - 8);
 }
 
+/// Leaves of `b` what `one` holds, and the store nothing.
+async fn only_held(one: &Engine, other: &Engine) {
+    let mut asked = 0;
+    while held(one) < 5 {
+        assert!(admits(one, &[("b", "v")], 1).await);
+        asked += 1;
+    }
+    assert!(admits(other, &[("b", "v")], 1000 - asked - held(one)).await);
+}
+
 /// Of `b` the store has nothing left; the question passes without it.
 #[tokio::test]
 async fn what_does_beside_a_limit_that_may_deny_is_handed_back() {
@@ -108,12 +118,7 @@ async fn what_does_beside_a_limit_that_may_deny_is_handed_back() {
         let limits = format!("{GCRA}{}{other}{}", words[0], words[1]);
         let store = Far::new();
         let (one, other) = (as_one(&store, &limits), engine(&store, &limits));
-        let mut asked = 0;
-        while held(&one) < 5 {
-            assert!(admits(&one, &[("b", "v")], 1).await);
-            asked += 1;
-        }
-        assert!(admits(&other, &[("b", "v")], 1000 - asked - held(&one)).await);
+        only_held(&one, &other).await;
         let (asked, hits) = apart(&one).await;
         let answer = ask(&one, &[("k", "v"), ("b", "v")], hits).await.unwrap();
         assert_eq!(answer.verdict, Verdict::Admit, "{words:?}");
@@ -127,12 +132,7 @@ async fn nothing_goes_back_for_a_question_that_another_limit_denies_all_the_same
     let limits = format!("{GCRA}{}", COUPLED.replace("key: k", "key: b"));
     let store = Far::new();
     let (one, other) = (as_one(&store, &limits), engine(&store, &limits));
-    let mut asked = 0;
-    while held(&one) < 5 {
-        assert!(admits(&one, &[("b", "v")], 1).await);
-        asked += 1;
-    }
-    assert!(admits(&other, &[("b", "v")], 1000 - asked - held(&one)).await);
+    only_held(&one, &other).await;
     let (_, hits) = apart(&one).await;
     let before = held(&one);
     assert!(!admits(&one, &[("k", "v"), ("b", "v")], hits).await);
