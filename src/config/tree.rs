@@ -154,8 +154,23 @@ impl DescriptorTree {
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
-        let (goal, shared) = self.walk(entries)?;
-        self.rule_at(goal).map(|rule| Match { rule, shared })
+        let mut shared = Shared::new();
+        let rule = self.find_rule(entries, &mut shared)?;
+        Some(Match { rule, shared })
+    }
+
+    /// The same, with what is shared put to the end of `shared`: a [`Match`] is large, and to move it about would cost
+    /// more than the search.
+    #[inline]
+    pub(crate) fn find_rule<'t, 'e, E>(
+        &'t self,
+        entries: E,
+        shared: &mut Shared<'t>,
+    ) -> Option<&'t Rule>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        self.rule_at(self.walk(entries, shared)?)
     }
 
     /// The ceiling of a descriptor, if it has one: of the same node as its rule would be.
@@ -166,7 +181,8 @@ impl DescriptorTree {
         if self.ceilings.is_empty() {
             return None;
         }
-        let (goal, shared) = self.walk(entries)?;
+        let mut shared = Shared::new();
+        let goal = self.walk(entries, &mut shared)?;
         self.ceiling_of(goal.node()?).map(|ceiling| Covered { ceiling, shared })
     }
 
@@ -178,12 +194,11 @@ impl DescriptorTree {
 
     /// Where a descriptor ends.
     #[inline]
-    fn walk<'e, E>(&self, entries: E) -> Option<(Goal, Shared<'_>)>
+    fn walk<'t, 'e, E>(&'t self, entries: E, shared: &mut Shared<'t>) -> Option<Goal>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
         let mut entries = entries.into_iter().enumerate().peekable();
-        let mut shared = Shared::new();
         let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
             let (goal, how) = self.step(level, key, value)?;
@@ -191,7 +206,7 @@ impl DescriptorTree {
                 shared.push((position, substitute(pattern, key)));
             }
             if entries.peek().is_none() {
-                return Some((goal, shared));
+                return Some(goal);
             }
             level = self.node_at(goal).filter(|node| node.has_children())?;
         }

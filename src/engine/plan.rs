@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::leases::AllTerms;
 use super::tally::Counted;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
-use crate::config::tree::Match;
+use crate::config::tree::Shared;
 use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
 use crate::kernel::decision::{
     Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict, combine,
@@ -196,29 +196,31 @@ impl<'c> Plan<'c> {
             (None, _) | (Some(_), Overrides::Deny) => None,
             (ours, Overrides::Allow | Overrides::Max) => ours,
         };
-        let found = domain.tree.lookup(descriptor.entries.iter().copied());
-        let configured = found.as_ref().and_then(|matched| matched.rule.limit.as_ref());
+        let mut shared = Shared::new();
+        let found = domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared);
+        let configured = found.and_then(|rule| rule.limit.as_ref());
         let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, ours) {
             (found, Some(limit)) if planning.overrides == Overrides::Allow || found.is_none() => {
                 self.charge_override(domain, descriptor, &[], (limit, failing), planning)
             }
             (None, _) => Part::Nothing,
-            (Some(matched), ours) => match &matched.rule.limit {
-                None => Part::Unlimited(matched.rule),
+            (Some(rule), ours) => match &rule.limit {
+                None => Part::Unlimited(rule),
                 Some(limit) => {
                     // Hits are given back all the same: they are of the counter, not of the answer.
                     if let (Some(verdict), Cost::Charge(_)) =
-                        (matched.rule.frozen_at(at.held), descriptor.cost)
+                        (rule.frozen_at(at.held), descriptor.cost)
                     {
-                        return Part::Frozen(matched.rule, limit, verdict);
+                        return Part::Frozen(rule, limit, verdict);
                     }
                     if let Some(tighter) = ours.filter(|ours| tightens(*ours, limit)) {
-                        let (shared, tighter) = (&matched.shared, (tighter, failing));
-                        return self.charge_override(domain, descriptor, shared, tighter, planning);
+                        let tighter = (tighter, failing);
+                        return self.charge_override(domain, descriptor, &shared, tighter, planning);
                     }
-                    self.charge_rule(domain, descriptor, &matched, limit, planning, at.windows);
-                    Part::Charged(matched.rule, limit)
+                    let matched = (rule, limit, &*shared);
+                    self.charge_rule(domain, descriptor, matched, planning, at.windows);
+                    Part::Charged(rule, limit)
                 }
             },
         }
@@ -266,12 +268,10 @@ impl<'c> Plan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        matched: &Match<'_>,
-        limit: &Limit,
+        (rule, limit, shared): (&Rule, &Limit, &[(usize, &str)]),
         planning: Planning,
         now: Nanos,
     ) {
-        let Match { rule, shared } = matched;
         let entries = || counted_under(descriptor, shared);
         // The reference's spelling is for what the reference knows: its seven units.
         let keys = match limit.window {
@@ -279,11 +279,13 @@ impl<'c> Plan<'c> {
             Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
         };
         let home = home(domain, entries());
-        let key = name(domain, entries(), limit.counting(), keys);
-        let standing = standing(rule);
+        let (key, standing) = (CounterKey::EMPTY, standing(rule));
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
         self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
+        if let Some(charge) = self.charges.list.last_mut() {
+            write_name(&mut charge.key, domain, entries(), limit.counting(), keys);
+        }
     }
 
     fn charge_override(
@@ -300,7 +302,8 @@ impl<'c> Plan<'c> {
             return Part::Nothing;
         };
         let entries = || counted_under(descriptor, shared);
-        let key = name(domain, entries(), Counting::FixedWindow(period), planning.keys);
+        let mut key = CounterKey::EMPTY;
+        write_name(&mut key, domain, entries(), Counting::FixedWindow(period), planning.keys);
         let (home, cost) = (home(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
         let per_second = period == Nanos::SECOND;
@@ -381,16 +384,17 @@ fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str
 }
 
 #[inline]
-fn name<'a>(
+fn write_name<'a>(
+    key: &mut CounterKey,
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)>,
     counting: Counting,
     keys: CounterKeys,
-) -> CounterKey {
+) {
     match (keys, counting) {
         (CounterKeys::Envoyproxy, Counting::FixedWindow(_)) => {
-            CounterKey::joined(&domain.name, entries, counting)
+            key.write_joined(&domain.name, entries, counting);
         }
-        _ => CounterKey::injective(&domain.name, entries, counting),
+        _ => key.write_injective(&domain.name, entries, counting),
     }
 }

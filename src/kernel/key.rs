@@ -61,6 +61,9 @@ const HEAD: usize = 10;
 const CEILING: Head = [b'b', 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl CounterKey {
+    /// No counter's key: what one is written into.
+    pub const EMPTY: Self = Self(Bytes::Short { len: 0, bytes: [0; SHORT] });
+
     /// A key no other domain, entries or counting can have.
     ///
     /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; the engine refuses
@@ -70,12 +73,26 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
-        Self::lengths(head(b'i', counting), domain, entries)
+        let mut key = Self::EMPTY;
+        key.write_injective(domain, entries, counting);
+        key
+    }
+
+    /// Writes the same to the end of this one. In place: a key is large, and what was written in pieces is slow to move.
+    pub fn write_injective<'a>(
+        &mut self,
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        counting: Counting,
+    ) {
+        self.write_lengths(&head(b'i', counting), domain, entries);
     }
 
     /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
     pub fn ceiling<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
-        Self::lengths(CEILING, domain, entries)
+        let mut key = Self::EMPTY;
+        key.write_lengths(&CEILING, domain, entries);
+        key
     }
 
     /// The domain and the entries of a ceiling's bucket, as they were written into its name; `None`
@@ -99,22 +116,24 @@ impl CounterKey {
         Some((std::str::from_utf8(domain).ok()?, entries))
     }
 
-    fn lengths<'a>(
-        head: Head,
+    fn write_lengths<'a>(
+        &mut self,
+        head: &Head,
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)>,
-    ) -> Self {
+    ) {
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let mut key = Self::begun(head);
-        key.0.put(&length);
-        key.0.put(domain.as_bytes());
-        for piece in entries.flat_map(|(name, value)| [name, value]) {
-            key.0.put(&short(piece));
-            key.0.put(piece.as_bytes());
+        self.0.put(head);
+        self.0.put(&length);
+        self.0.put(domain.as_bytes());
+        for (name, value) in entries {
+            for piece in [name, value] {
+                self.0.put(&short(piece));
+                self.0.put(piece.as_bytes());
+            }
         }
-        key
     }
 
     /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
@@ -125,13 +144,24 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) -> Self {
-        let mut key = Self::begun(head(b'j', counting));
+        let mut key = Self::EMPTY;
+        key.write_joined(domain, entries, counting);
+        key
+    }
+
+    /// Writes the same to the end of this one.
+    pub fn write_joined<'a>(
+        &mut self,
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        counting: Counting,
+    ) {
+        self.0.put(&head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
-            key.0.put(piece.as_bytes());
-            key.0.put(b"_");
+            self.0.put(piece.as_bytes());
+            self.0.put(b"_");
         }
-        key
     }
 
     /// The words that a key of [`CounterKey::injective`] or [`CounterKey::ceiling`] was made of, for those
@@ -149,12 +179,6 @@ impl CounterKey {
         let domain = take(&mut rest, 4);
         let entries = std::iter::from_fn(|| take(&mut rest, 2));
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
-    }
-
-    fn begun(head: Head) -> Self {
-        let mut key = Self(Bytes::Short { len: 0, bytes: [0; SHORT] });
-        key.0.put(&head);
-        key
     }
 
     /// The bytes.
