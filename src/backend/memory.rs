@@ -150,15 +150,13 @@ impl Memory {
         self.shards[index].0.lock()
     }
 
-    fn each(&self, now: Nanos, charges: &[Charge]) -> Outcomes {
-        let mut outcomes = Outcomes::new();
+    fn each(&self, now: Nanos, charges: &[Charge], outcomes: &mut Outcomes) {
         for charge in charges {
             let hash = self.hash(&charge.key);
             let mut shard = self.lock(Self::shard_of(hash));
             shard.sweep_if_full(now, &self.counters);
             outcomes.push(self.put(&mut shard, hash, now, charge, &self.counters));
         }
-        outcomes
     }
 
     fn put(
@@ -328,7 +326,11 @@ impl Backend for Memory {
             Rule::AllOrNothing { quota_for_all, rescued } => {
                 self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued))
             }
-            Rule::Each => self.each(now, list),
+            Rule::Each => {
+                let mut outcomes = Outcomes::new();
+                self.each(now, list, &mut outcomes);
+                outcomes
+            }
             Rule::Ask => self.together(now, list, |_asked| false),
         })
     }

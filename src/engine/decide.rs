@@ -23,11 +23,9 @@ use super::{Answer, Membership, Refusal, Status, Statuses, decisions, retry, tal
 use crate::backend::inside::Inside;
 use crate::backend::{self, Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
-use crate::config::{Config, Rule};
+use crate::config::Config;
 use crate::kernel::concurrency::register;
-use crate::kernel::decision::{
-    Finding, Group, Question, Reason, Shown, Standing, Verdict, binding, combine,
-};
+use crate::kernel::decision::{Finding, Group, Question, Reason, Verdict, binding, combine};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::Decided;
@@ -439,9 +437,10 @@ impl Engine {
                 most = charge.strategy.most();
                 Some((charge, settled))
             };
-            let status = status(part, next);
+            statuses.push(Status::UNLIMITED);
+            let Some(status) = statuses.last_mut() else { continue };
+            tell(status, part, next);
             near += u64::from(self.is_near(&status.finding, most));
-            statuses.push(status);
         }
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
@@ -526,66 +525,60 @@ pub(super) fn near_from(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
-/// The status of one descriptor; `next` is its charge and what became of that.
-fn status<'p>(part: &Part<'_>, next: impl FnOnce() -> Option<(&'p Charge, Settled)>) -> Status {
-    let none = |reason, group| Status { finding: Finding::settled(reason, group), metadata: None };
-    let metadata = match part {
-        Part::Nothing => return none(Reason::NoLimit, Group::Enforced),
-        Part::Unlimited(_) => return none(Reason::Unlimited, Group::Aside),
-        Part::Replaced => return none(Reason::Replaced, Group::Enforced),
-        Part::Frozen(rule, _, verdict) => return frozen(rule, part.shown(), *verdict),
-        Part::Charged(rule, _) => rule.metadata.clone(),
-        Part::Override(..) => None,
-    };
-    let (Some(shown), Some((charge, settled))) = (part.shown(), next()) else {
-        return Status { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata };
-    };
-    let finding = match settled {
-        Settled::Answered(outcome) => finding(outcome, shown, charge.standing),
-        Settled::Ruled(verdict, reason) => ruled(verdict, reason, shown, charge.standing),
-        Settled::NotAsked => Finding::settled(Reason::NotAsked, charge.standing.group),
-        Settled::Local(outcome) => {
-            let finding = finding(outcome, shown, charge.standing);
-            Finding { reason: Reason::BackendDownLocal, ..finding }
+/// Writes the status of one descriptor; `next` is its charge and what became of that.
+fn tell<'p>(
+    status: &mut Status,
+    part: &Part<'_>,
+    next: impl FnOnce() -> Option<(&'p Charge, Settled)>,
+) {
+    let Status { finding, metadata } = status;
+    match part {
+        Part::Nothing => {}
+        Part::Unlimited(_) => *finding = Finding::settled(Reason::Unlimited, Group::Aside),
+        Part::Replaced => finding.reason = Reason::Replaced,
+        Part::Frozen(rule, _, verdict) => {
+            metadata.clone_from(&rule.metadata);
+            (finding.limit, finding.standing) = (part.shown(), standing(rule));
+            finding.rule(*verdict, Reason::Frozen);
         }
-    };
-    Status { finding, metadata }
-}
-
-/// What an operator holds a rule at.
-fn frozen(rule: &Rule, shown: Option<Shown>, verdict: Verdict) -> Status {
-    let standing = standing(rule);
-    let finding = match shown {
-        Some(shown) => ruled(verdict, Reason::Frozen, shown, standing),
-        None => Finding::settled(Reason::Frozen, standing.group),
-    };
-    Status { finding, metadata: rule.metadata.clone() }
-}
-
-/// What a counter's outcome means.
-fn finding(outcome: Outcome, shown: Shown, standing: Standing) -> Finding {
-    match outcome {
-        Outcome::Stepped(step) | Outcome::Counted(step, _) => {
-            Finding::of_step(step, shown, standing)
-        }
-        Outcome::Refunded(step) => {
-            let step = Step::Admit(room(step));
-            Finding { reason: Reason::Refunded, ..Finding::of_step(step, shown, standing) }
-        }
-        Outcome::Full(verdict) => ruled(verdict, Reason::StoreFull, shown, standing),
-        // Both are settled before (`degrade::settle`); what got here all the same is denied.
-        Outcome::Stale(_) | Outcome::Failed(_) => {
-            ruled(Verdict::Deny, Reason::BackendDownDenied, shown, standing)
+        Part::Charged(..) | Part::Override(..) => {
+            *metadata = part.rule().and_then(|rule| rule.metadata.clone());
+            let Some((charge, settled)) = next() else { return };
+            (finding.limit, finding.standing) = (part.shown(), charge.standing);
+            settle(finding, settled);
         }
     }
 }
 
-/// A verdict that no counter gave.
-fn ruled(verdict: Verdict, reason: Reason, shown: Shown, standing: Standing) -> Finding {
-    Finding {
-        verdict: standing.verdict(verdict == Verdict::Deny),
-        reason,
-        ..Finding::of_step(Step::Never(Room::default()), shown, standing)
+/// Writes what was settled of a charge, under the limit and the standing that `finding` has.
+fn settle(finding: &mut Finding, settled: Settled) {
+    match settled {
+        Settled::Answered(outcome) => learn(finding, outcome),
+        Settled::Ruled(verdict, reason) => finding.rule(verdict, reason),
+        Settled::NotAsked => {
+            *finding = Finding::settled(Reason::NotAsked, finding.standing.group);
+        }
+        Settled::Local(outcome) => {
+            learn(finding, outcome);
+            finding.reason = Reason::BackendDownLocal;
+        }
+    }
+}
+
+/// Writes what a counter's outcome means.
+#[inline]
+fn learn(finding: &mut Finding, outcome: Outcome) {
+    match outcome {
+        Outcome::Stepped(step) | Outcome::Counted(step, _) => finding.learn(step),
+        Outcome::Refunded(step) => {
+            finding.learn(Step::Admit(room(step)));
+            finding.reason = Reason::Refunded;
+        }
+        Outcome::Full(verdict) => finding.rule(verdict, Reason::StoreFull),
+        // Both are settled before (`degrade::settle`); what got here all the same is denied.
+        Outcome::Stale(_) | Outcome::Failed(_) => {
+            finding.rule(Verdict::Deny, Reason::BackendDownDenied);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{Cause, Finding, Verdict};
+use crate::kernel::decision::{Cause, Finding, Group, Reason, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
 pub use ceilings::{Admitted, Permits, Rejection};
@@ -68,6 +68,13 @@ pub struct Status {
     pub finding: Finding,
     /// The rule's metadata.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+}
+
+impl Status {
+    /// That of a descriptor without a limit.
+    // A constant: it is copied whole, while what a function puts together piece by piece is slow to move.
+    const UNLIMITED: Self =
+        Self { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata: None };
 }
 
 /// Why a question cannot be answered. No counter has moved, except where a store did not answer.

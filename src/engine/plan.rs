@@ -178,20 +178,20 @@ impl<'c> Plan<'c> {
             return self.parts.extend(question.descriptors.iter().map(|_| Part::Nothing));
         };
         for descriptor in &question.descriptors {
-            let part = self.plan(domain, descriptor, planning, at);
-            self.parts.push(part);
+            self.plan(domain, descriptor, planning, at);
         }
         self.spare_replaced();
         self.charges.rule = self.rule(domain.charge, planning.quota_for_all);
     }
 
+    /// Adds the part of `descriptor`.
     fn plan(
         &mut self,
         domain: &'c Domain,
         descriptor: &Descriptor<'_>,
         planning: Planning,
         at: Instants,
-    ) -> Part<'c> {
+    ) {
         let ours = match (descriptor.limit, planning.overrides) {
             (None, _) | (Some(_), Overrides::Deny) => None,
             (ours, Overrides::Allow | Overrides::Max) => ours,
@@ -202,25 +202,25 @@ impl<'c> Plan<'c> {
         let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, ours) {
             (found, Some(limit)) if planning.overrides == Overrides::Allow || found.is_none() => {
-                self.charge_override(domain, descriptor, &[], (limit, failing), planning)
+                self.charge_override(domain, descriptor, &[], (limit, failing), planning);
             }
-            (None, _) => Part::Nothing,
+            (None, _) => self.parts.push(Part::Nothing),
             (Some(rule), ours) => match &rule.limit {
-                None => Part::Unlimited(rule),
+                None => self.parts.push(Part::Unlimited(rule)),
                 Some(limit) => {
                     // Hits are given back all the same: they are of the counter, not of the answer.
                     if let (Some(verdict), Cost::Charge(_)) =
                         (rule.frozen_at(at.held), descriptor.cost)
                     {
-                        return Part::Frozen(rule, limit, verdict);
+                        return self.parts.push(Part::Frozen(rule, limit, verdict));
                     }
                     if let Some(tighter) = ours.filter(|ours| tightens(*ours, limit)) {
                         let tighter = (tighter, failing);
-                        return self.charge_override(domain, descriptor, &shared, tighter, planning);
+                        return self
+                            .charge_override(domain, descriptor, &shared, tighter, planning);
                     }
                     let matched = (rule, limit, &*shared);
                     self.charge_rule(domain, descriptor, matched, planning, at.windows);
-                    Part::Charged(rule, limit)
                 }
             },
         }
@@ -264,11 +264,13 @@ fn is_replaced(rule: &Rule, parts: &[Part<'_>]) -> bool {
 }
 
 impl<'c> Plan<'c> {
+    /// Adds a charge under the rule's limit, and its part.
+    // In place, and whole but for the key: what was written in pieces is slow to move.
     fn charge_rule(
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        (rule, limit, shared): (&Rule, &Limit, &[(usize, &str)]),
+        (rule, limit, shared): (&'c Rule, &'c Limit, &[(usize, &str)]),
         planning: Planning,
         now: Nanos,
     ) {
@@ -286,8 +288,10 @@ impl<'c> Plan<'c> {
         if let Some(charge) = self.charges.list.last_mut() {
             write_name(&mut charge.key, domain, entries(), limit.counting(), keys);
         }
+        self.parts.push(Part::Charged(rule, limit));
     }
 
+    /// The same under a limit that the question brought.
     fn charge_override(
         &mut self,
         domain: &Domain,
@@ -295,11 +299,11 @@ impl<'c> Plan<'c> {
         shared: &[(usize, &str)],
         (limit, failing): (Override, OnBackendFailure),
         planning: Planning,
-    ) -> Part<'c> {
+    ) {
         let period = limit.unit.length();
         // The seven units all make windows; a limit that did not would be no limit.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
-            return Part::Nothing;
+            return self.parts.push(Part::Nothing);
         };
         let entries = || counted_under(descriptor, shared);
         let mut key = CounterKey::EMPTY;
@@ -308,7 +312,7 @@ impl<'c> Plan<'c> {
         let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
         let per_second = period == Nanos::SECOND;
         self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
-        Part::Override(limit, failing)
+        self.parts.push(Part::Override(limit, failing));
     }
 
     /// What each descriptor says, where `charged` stands for those that a counter answers.

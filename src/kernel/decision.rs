@@ -310,14 +310,28 @@ impl Finding {
     /// `Stale` cannot be answered and is denied; the engine asks again before it comes to this.
     #[must_use]
     pub fn of_step(step: Step, limit: Shown, standing: Standing) -> Self {
-        let (reason, room, retry_after) = match step {
+        let mut finding = Self::settled(Reason::NoLimit, standing.group);
+        (finding.standing, finding.limit) = (standing, Some(limit));
+        finding.learn(step);
+        finding
+    }
+
+    /// Becomes what a counter's step means under its limit and standing.
+    #[inline]
+    pub fn learn(&mut self, step: Step) {
+        (self.reason, self.room, self.retry_after) = match step {
             Step::Admit(room) => (Reason::WithinLimit, room, None),
             Step::Deny { retry_after, room } => (Reason::OverLimit, room, Some(retry_after)),
             Step::Never(room) => (Reason::LargerThanLimit, room, None),
             Step::Stale => (Reason::OverLimit, Room::default(), None),
         };
-        let verdict = standing.verdict(reason != Reason::WithinLimit);
-        Self { verdict, reason, standing, limit: Some(limit), room, retry_after }
+        self.verdict = self.standing.verdict(self.reason != Reason::WithinLimit);
+    }
+
+    /// Becomes a verdict that no counter gave, under its limit and standing.
+    pub fn rule(&mut self, verdict: Verdict, reason: Reason) {
+        (self.reason, self.room, self.retry_after) = (reason, Room::default(), None);
+        self.verdict = self.standing.verdict(verdict == Verdict::Deny);
     }
 
     /// The wait after which this passes, as its counter said when it answered; `None` when none helps.

@@ -85,13 +85,15 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) {
-        self.write_lengths(&head(b'i', counting), domain, entries);
+        self.write_head(b'i', counting);
+        self.write_lengths(domain, entries);
     }
 
     /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
     pub fn ceiling<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let mut key = Self::EMPTY;
-        key.write_lengths(&CEILING, domain, entries);
+        key.0.put(&CEILING);
+        key.write_lengths(domain, entries);
         key
     }
 
@@ -118,14 +120,12 @@ impl CounterKey {
 
     fn write_lengths<'a>(
         &mut self,
-        head: &Head,
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)>,
     ) {
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        self.0.put(head);
         self.0.put(&length);
         self.0.put(domain.as_bytes());
         for (name, value) in entries {
@@ -156,7 +156,7 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
         counting: Counting,
     ) {
-        self.0.put(&head(b'j', counting));
+        self.write_head(b'j', counting);
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
             self.0.put(piece.as_bytes());
@@ -179,6 +179,13 @@ impl CounterKey {
         let domain = take(&mut rest, 4);
         let entries = std::iter::from_fn(|| take(&mut rest, 2));
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
+    }
+
+    // Form and length each by themselves: what is put together first is slow to copy at once.
+    fn write_head(&mut self, form: u8, counting: Counting) {
+        let (code, length) = counting.code();
+        self.0.put(&[form, code]);
+        self.0.put(&length.to_le_bytes());
     }
 
     /// The bytes.
@@ -234,13 +241,4 @@ fn piece(bytes: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (piece, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
     Some((std::str::from_utf8(piece).ok()?, rest))
-}
-
-fn head(form: u8, counting: Counting) -> Head {
-    let (code, length) = counting.code();
-    let mut head = [form, code, 0, 0, 0, 0, 0, 0, 0, 0];
-    if let Some(place) = head.get_mut(2..) {
-        place.copy_from_slice(&length.to_le_bytes());
-    }
-    head
 }
