@@ -150,13 +150,17 @@ impl Memory {
         self.shards[index].0.lock()
     }
 
-    fn each(&self, now: Nanos, charges: &[Charge], outcomes: &mut Outcomes) {
+    fn each(&self, now: Nanos, charges: &[Charge]) -> Reply<'_, Outcomes> {
+        // In the reply already: to move them there would cost half as much as a step.
+        let mut reply = Reply::Now(Outcomes::new());
+        let Reply::Now(outcomes) = &mut reply else { return reply };
         for charge in charges {
             let hash = self.hash(&charge.key);
             let mut shard = self.lock(Self::shard_of(hash));
             shard.sweep_if_full(now, &self.counters);
             outcomes.push(self.put(&mut shard, hash, now, charge, &self.counters));
         }
+        reply
     }
 
     fn put(
@@ -322,17 +326,13 @@ impl Backend for Memory {
 
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         let list = &charges.list;
-        Reply::Now(match charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => {
-                self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued))
-            }
-            Rule::Each => {
-                let mut outcomes = Outcomes::new();
-                self.each(now, list, &mut outcomes);
-                outcomes
-            }
-            Rule::Ask => self.together(now, list, |_asked| false),
-        })
+        match charges.rule {
+            Rule::AllOrNothing { quota_for_all, rescued } => Reply::Now(
+                self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued)),
+            ),
+            Rule::Each => self.each(now, list),
+            Rule::Ask => Reply::Now(self.together(now, list, |_asked| false)),
+        }
     }
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {

@@ -19,7 +19,7 @@ use super::ledgers::{Call, Ledgers, Spent};
 use super::local::Local;
 use super::peers::Peers;
 use super::plan::{Instants, Part, Plan, Planning, standing};
-use super::{Answer, Membership, Refusal, Status, Statuses, decisions, retry, tally};
+use super::{Answer, Membership, Refusal, Status, decisions, retry, tally};
 use crate::backend::inside::Inside;
 use crate::backend::{self, Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply};
 use crate::clock::Clock;
@@ -424,7 +424,9 @@ impl Engine {
         now: Nanos,
     ) -> Answer {
         let quota_for_all = self.policy.planning.quota_for_all;
-        let mut statuses = Statuses::new();
+        // Statuses are written where they stay: an answer is large, and moving it about costs more than making it.
+        let mut answer = Answer::to_nothing(revision, now);
+        let statuses = &mut answer.statuses;
         let mut charged = plan.charges.list.iter().zip(settled);
         let (mut tally, mut near) = (plan.tally.iter(), 0);
         for part in &plan.parts {
@@ -445,17 +447,17 @@ impl Engine {
         let findings = || statuses.iter().map(|status| &status.finding);
         let decided = combine(findings().map(|f| (f.standing.group, f.verdict)), quota_for_all);
         let denied = decided == Verdict::Deny;
-        let shadowed = self.policy.shadow && denied;
-        let wait = || retry::wait(plan, &statuses, self.local.as_ref(), quota_for_all);
-        let retry_after = if denied && !shadowed { wait() } else { None };
-        let verdict = if shadowed { Verdict::Admit } else { decided };
-        let binding = binding(findings(), quota_for_all);
-        let reasons = findings().map(|f| f.reason);
-        Decided { verdict, shadowed, reasons, near }.emit();
+        answer.shadowed = self.policy.shadow && denied;
+        if denied && !answer.shadowed {
+            answer.verdict = Verdict::Deny;
+            answer.retry_after = retry::wait(plan, statuses, self.local.as_ref(), quota_for_all);
+        }
+        answer.binding = binding(findings(), quota_for_all);
+        let (verdict, shadowed) = (answer.verdict, answer.shadowed);
+        Decided { verdict, shadowed, reasons: findings().map(|f| f.reason), near }.emit();
         if let (true, Some(stats)) = (shadowed, &self.stats) {
             stats.add(Stat::GlobalShadowMode, 1);
         }
-        let answer = Answer { verdict, statuses, binding, retry_after, shadowed, revision, now };
         decisions::log(plan, &answer, &self.clock);
         answer
     }

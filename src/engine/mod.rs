@@ -58,6 +58,15 @@ pub struct Answer {
     pub now: Nanos,
 }
 
+impl Answer {
+    /// Admits, and says nothing of any descriptor yet.
+    fn to_nothing(revision: Revision, now: Nanos) -> Self {
+        let (verdict, statuses) = (Verdict::Admit, Statuses::new());
+        let (binding, retry_after, shadowed) = (None, None, false);
+        Self { verdict, statuses, binding, retry_after, shadowed, revision, now }
+    }
+}
+
 /// One per descriptor.
 pub type Statuses = SmallVec<[Status; 2]>;
 
