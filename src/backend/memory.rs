@@ -327,9 +327,11 @@ impl Backend for Memory {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         let list = &charges.list;
         match charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => Reply::Now(
-                self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued)),
-            ),
+            Rule::AllOrNothing { quota_for_all, rescued } => {
+                Reply::Now(
+                    self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued)),
+                )
+            }
             Rule::Each => self.each(now, list),
             Rule::Ask => Reply::Now(self.together(now, list, |_asked| false)),
         }

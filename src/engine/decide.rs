@@ -235,22 +235,30 @@ impl Engine {
         Deciding { engine: self, question, patience, later: None }
     }
 
-    /// Answers `question`, asked at `now`, where nothing need be waited for.
+    /// Answers `question`, asked at `now`, where nothing need be waited for: `answer`, which is
+    /// [`Answer::to_nothing`], becomes the answer.
     ///
     /// # Errors
     /// As [`Engine::decide`].
+    // In place: an answer is large, and to move it from function to function costs more than to make it.
     pub fn decide_at_hand(
         &self,
         question: &Question<'_>,
         now: Nanos,
-    ) -> Option<Result<Answer, Refusal>> {
+        answer: &mut Answer,
+    ) -> Option<Result<(), Refusal>> {
         if self.backend.is_at_hand() {
-            return Some(self.decide_at_once(question, now));
+            return Some(self.decide_at_once(question, now, answer));
         }
-        self.decide_from_balances(question, now)
+        self.decide_from_balances(question, now, answer)
     }
 
-    fn decide_at_once(&self, question: &Question<'_>, now: Nanos) -> Result<Answer, Refusal> {
+    fn decide_at_once(
+        &self,
+        question: &Question<'_>,
+        now: Nanos,
+        answer: &mut Answer,
+    ) -> Result<(), Refusal> {
         check(question)?;
         let config = self.config.load();
         let config = config.as_deref().ok_or(Refusal::NoConfig)?;
@@ -259,11 +267,10 @@ impl Engine {
         plan.fill(config, question, self.policy.planning, now);
         drop(planning);
         self.count_hits(config, question, &mut plan);
+        (answer.revision, answer.now) = (config.revision, now);
         match &self.backend.charge(now, &plan.charges) {
-            Reply::Now(outcomes) => self.finish(&plan, outcomes, config.revision, now),
-            Reply::Later(_) => {
-                self.finish(&plan, &failed(&plan.charges, Cause::Late), config.revision, now)
-            }
+            Reply::Now(outcomes) => self.finish(&plan, outcomes, answer),
+            Reply::Later(_) => self.finish(&plan, &failed(&plan.charges, Cause::Late), answer),
         }
     }
 
@@ -289,7 +296,7 @@ impl Engine {
         }
         let mut outcomes = self.charge(now, &plan.charges, end).await;
         self.ask_stale_again(&mut plan, &mut outcomes, asking).await;
-        self.finish(&plan, &outcomes, config.revision, now)
+        self.finished(&plan, &outcomes, config.revision, now)
     }
 
     /// Counts what is about to be asked, and finds where it is counted what comes of it.
@@ -313,7 +320,9 @@ impl Engine {
         let Asking { config: &Config { revision, .. }, now, end, .. } = asking;
         let mut rest = match self.ledgers.spend(&plan, revision, now) {
             Spent::All(settled) => {
-                return Ok(self.answer(&plan, &mut settled.into_iter(), revision, now));
+                let mut answer = Answer::to_nothing(revision, now);
+                self.answer(&plan, &mut settled.into_iter(), &mut answer);
+                return Ok(answer);
             }
             Spent::Rest(rest) => rest,
         };
@@ -327,7 +336,7 @@ impl Engine {
             self.ledgers.settle(&plan, &rest.missing, &rest.outcomes, call, held_for);
             self.forget_denials(&plan);
         }
-        self.finish(&plan, &rest.outcomes, revision, now)
+        self.finished(&plan, &rest.outcomes, revision, now)
     }
 
     /// Asks the backend, until `end` if there is one.
@@ -348,22 +357,33 @@ impl Engine {
         }
     }
 
-    /// From outcomes to the answer, and what is told of it.
-    pub(super) fn finish(
+    fn finished(
         &self,
         plan: &Plan<'_>,
         outcomes: &[Outcome],
         revision: Revision,
         now: Nanos,
     ) -> Result<Answer, Refusal> {
+        let mut answer = Answer::to_nothing(revision, now);
+        self.finish(plan, outcomes, &mut answer).map(|()| answer)
+    }
+
+    /// From outcomes to the answer, and what is told of it.
+    pub(super) fn finish(
+        &self,
+        plan: &Plan<'_>,
+        outcomes: &[Outcome],
+        answer: &mut Answer,
+    ) -> Result<(), Refusal> {
         if degrade::is_needed(outcomes) {
-            let quota_for_all = self.policy.planning.quota_for_all;
-            let local = self.local.as_ref();
-            let settled = degrade::settle(plan, outcomes, local, now, quota_for_all)?;
-            return Ok(self.answer(plan, &mut settled.into_iter(), revision, now));
+            let (quota_for_all, local) = (self.policy.planning.quota_for_all, self.local.as_ref());
+            let settled = degrade::settle(plan, outcomes, local, answer.now, quota_for_all)?;
+            self.answer(plan, &mut settled.into_iter(), answer);
+        } else {
+            let mut settled = outcomes.iter().copied().map(Settled::Answered);
+            self.answer(plan, &mut settled, answer);
         }
-        let mut settled = outcomes.iter().copied().map(Settled::Answered);
-        Ok(self.answer(plan, &mut settled, revision, now))
+        Ok(())
     }
 
     /// The reply, or failures when it has not come by `end`. A caller in a hurry is no fault of the
@@ -420,12 +440,9 @@ impl Engine {
         &self,
         plan: &Plan<'_>,
         settled: &mut dyn Iterator<Item = Settled>,
-        revision: Revision,
-        now: Nanos,
-    ) -> Answer {
+        answer: &mut Answer,
+    ) {
         let quota_for_all = self.policy.planning.quota_for_all;
-        // Statuses are written where they stay: an answer is large, and moving it about costs more than making it.
-        let mut answer = Answer::to_nothing(revision, now);
         let statuses = &mut answer.statuses;
         let mut charged = plan.charges.list.iter().zip(settled);
         let (mut tally, mut near) = (plan.tally.iter(), 0);
@@ -458,8 +475,7 @@ impl Engine {
         if let (true, Some(stats)) = (shadowed, &self.stats) {
             stats.add(Stat::GlobalShadowMode, 1);
         }
-        decisions::log(plan, &answer, &self.clock);
-        answer
+        decisions::log(plan, answer, &self.clock);
     }
 
     /// Whether a limit admitted, of which a counter at rest admits `most` at once, and is nearly used up.
@@ -493,8 +509,9 @@ impl Future for Deciding<'_, '_> {
             return later.as_mut().poll(cx);
         }
         let now = engine.clock.now();
-        if let Some(answer) = engine.decide_at_hand(question, now) {
-            return Poll::Ready(answer);
+        let mut answer = Answer::to_nothing(Revision::default(), now);
+        if let Some(decided) = engine.decide_at_hand(question, now, &mut answer) {
+            return Poll::Ready(decided.map(|()| answer));
         }
         later.insert(Box::pin(engine.decide_later(question, now, *patience))).as_mut().poll(cx)
     }

@@ -29,7 +29,8 @@ impl Engine {
         &self,
         question: &Question<'_>,
         now: Nanos,
-    ) -> Option<Result<Answer, Refusal>> {
+        answer: &mut Answer,
+    ) -> Option<Result<(), Refusal>> {
         let leases = self.leases.as_ref().filter(|leases| leases.are_asked_for())?;
         check(question).ok()?;
         let config = self.config.load();
@@ -38,7 +39,8 @@ impl Engine {
         plan.fill(config, question, self.policy.planning, now);
         let outcomes = leases.at_once(now, &plan.charges, &plan.terms())?;
         self.count_hits(config, question, &mut plan);
-        Some(self.finish(&plan, &outcomes, config.revision, now))
+        (answer.revision, answer.now) = (config.revision, now);
+        Some(self.finish(&plan, &outcomes, answer))
     }
 
     /// Whether `plan` has anything to do with leases. What gives hits back has under any limit: a leased one may count on

@@ -60,7 +60,8 @@ pub struct Answer {
 
 impl Answer {
     /// Admits, and says nothing of any descriptor yet.
-    fn to_nothing(revision: Revision, now: Nanos) -> Self {
+    #[must_use]
+    pub fn to_nothing(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Admit, Statuses::new());
         let (binding, retry_after, shadowed) = (None, None, false);
         Self { verdict, statuses, binding, retry_after, shadowed, revision, now }

@@ -18,7 +18,7 @@ use crate::engine::admit::with_wait;
 use crate::engine::peers::Told;
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
-use crate::kernel::units::Nanos;
+use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 use crate::telemetry::stats::Method;
 use crate::telemetry::trace;
@@ -91,8 +91,9 @@ impl RateLimits {
             Ok(question) => question,
             Err(refusal) => return Some(Err(refusal)),
         };
-        let answer = self.engine.decide_at_hand(&question, now)?;
-        Some(answer.map(|answer| self.shown(request, &answer)))
+        let mut answer = Answer::to_nothing(Revision::default(), now);
+        let decided = self.engine.decide_at_hand(&question, now, &mut answer)?;
+        Some(decided.map(|()| self.shown(request, &answer)))
     }
 
     /// A reply, and what telemetry calls it.
