@@ -369,6 +369,7 @@ impl Engine {
     }
 
     /// From outcomes to the answer, and what is told of it.
+    #[inline]
     pub(super) fn finish(
         &self,
         plan: &Plan<'_>,

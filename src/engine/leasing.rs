@@ -37,10 +37,11 @@ impl Engine {
         let config = config.as_deref()?;
         let mut plan = Plan::default();
         plan.fill(config, question, self.policy.planning, now);
-        let outcomes = leases.at_once(now, &plan.charges, &plan.terms())?;
+        let outcomes = leases.at_once(now, &plan.charges, &plan.terms());
+        let outcomes = outcomes.as_ref()?;
         self.count_hits(config, question, &mut plan);
         (answer.revision, answer.now) = (config.revision, now);
-        Some(self.finish(&plan, &outcomes, answer))
+        Some(self.finish(&plan, outcomes, answer))
     }
 
     /// Whether `plan` has anything to do with leases. What gives hits back has under any limit: a leased one may count on

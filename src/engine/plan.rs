@@ -15,6 +15,7 @@ use crate::kernel::decision::{
     Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict, combine,
 };
 use crate::kernel::key::{CounterKey, Counting};
+use crate::kernel::lease::Terms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
@@ -92,7 +93,7 @@ pub(super) enum Part<'c> {
     Override(Override, OnBackendFailure),
 }
 
-impl Part<'_> {
+impl<'c> Part<'c> {
     /// The limit that a charge is made under, as answers show it.
     pub(super) fn shown(&self) -> Option<Shown> {
         match self {
@@ -133,6 +134,14 @@ impl Part<'_> {
         }
     }
 
+    /// What leases of its limit are granted under, if any are.
+    fn terms(&self) -> Option<&'c Terms> {
+        match self {
+            Self::Charged(_, Limit { mode: Mode::Leased(terms), .. }) => Some(terms),
+            _ => None,
+        }
+    }
+
     /// The rule that it is by, unless another took its place.
     pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
@@ -145,11 +154,10 @@ impl Part<'_> {
 impl<'c> Plan<'c> {
     /// What leases of each charge are granted under; nothing for one that is not leased. A counter
     /// that the reference shares never is.
-    pub(super) fn terms(&self) -> AllTerms {
+    pub(super) fn terms(&self) -> AllTerms<'c> {
         let charged = self.parts.iter().filter(|part| part.is_charged());
-        let terms = |(part, charge): (&Part<'_>, &Charge)| match part.mode() {
-            Mode::Leased(terms) if charge.key.spelling().is_none() => Some(terms),
-            _ => None,
+        let terms = |(part, charge): (&Part<'c>, &Charge)| {
+            part.terms().filter(|_| charge.key.spelling().is_none())
         };
         charged.zip(&self.charges.list).map(terms).collect()
     }

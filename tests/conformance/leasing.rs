@@ -56,8 +56,9 @@ fn terms(charge: &Charge) -> Option<Terms> {
 impl Backend for Leasing {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         Reply::Later(Box::pin(async move {
-            let (now, terms): (_, AllTerms) =
+            let (now, terms): (_, Vec<_>) =
                 (self.at(now), charges.list.iter().map(terms).collect());
+            let terms: AllTerms<'_> = terms.iter().map(Option::as_ref).collect();
             match self.leases.at_once(now, charges, &terms) {
                 Some(outcomes) => outcomes,
                 None => self.leases.charge(now, charges, &terms).await,

@@ -26,7 +26,7 @@ use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// What leases of each charge are granted under; nothing for one that is not leased.
-pub type AllTerms = SmallVec<[Option<Terms>; 2]>;
+pub type AllTerms<'t> = SmallVec<[Option<&'t Terms>; 2]>;
 
 /// Where charges stand in a question.
 type Places = SmallVec<[usize; 2]>;
@@ -40,12 +40,14 @@ impl Leases {
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
     ) -> Option<Outcomes> {
         let is_spent = is_spent(charges.rule);
         if let (true, [charge]) = (is_spent, &charges.list[..]) {
             let (leased, hits) = leased(charge, terms.first())?;
-            return Some(SmallVec::from_iter([self.spend(now, leased, hits)?]));
+            let mut outcomes = Outcomes::new();
+            outcomes.push(self.spend(now, leased, hits)?);
+            return Some(outcomes);
         }
         let all: Option<SmallVec<[(Leased<'_>, Hits); 2]>> = charges
             .list
@@ -69,7 +71,7 @@ impl Leases {
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
     ) -> Outcomes {
         match charges.rule {
             Rule::Each => self.each(now, charges, terms).await,
@@ -95,7 +97,7 @@ impl Leases {
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
     ) -> Outcomes {
         let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
         let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
@@ -123,7 +125,7 @@ impl Leases {
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
     ) -> Outcomes {
         let end = self.end();
         if is_spent(charges.rule) {
@@ -150,7 +152,7 @@ impl Leases {
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
     ) -> (Outcomes, Places) {
         let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
@@ -200,7 +202,7 @@ impl Leases {
     async fn hand_back(
         self: &Arc<Self>,
         charges: &Charges,
-        terms: &[Option<Terms>],
+        terms: &[Option<&Terms>],
         outcomes: &Outcomes,
         short: &[usize],
         end: Option<Nanos>,
@@ -391,9 +393,9 @@ const fn is_spent(rule: Rule) -> bool {
 }
 
 /// The counter of a charge and its hits, where it is leased.
-fn leased<'c>(charge: &'c Charge, terms: Option<&Option<Terms>>) -> Option<(Leased<'c>, Hits)> {
+fn leased<'c>(charge: &'c Charge, terms: Option<&Option<&Terms>>) -> Option<(Leased<'c>, Hits)> {
     match (charge.cost, terms) {
-        (Cost::Charge(hits), Some(Some(terms))) => Some((Leased { charge, terms: *terms }, hits)),
+        (Cost::Charge(hits), Some(Some(terms))) => Some((Leased { charge, terms: **terms }, hits)),
         _ => None,
     }
 }
