@@ -369,8 +369,7 @@ impl Engine {
     }
 
     /// From outcomes to the answer, and what is told of it.
-    #[inline]
-    pub(super) fn finish(
+    fn finish(
         &self,
         plan: &Plan<'_>,
         outcomes: &[Outcome],
@@ -437,7 +436,7 @@ impl Engine {
     }
 
     /// The answer to what was planned and came of it; counted.
-    fn answer(
+    pub(super) fn answer(
         &self,
         plan: &Plan<'_>,
         settled: &mut dyn Iterator<Item = Settled>,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::again::Missing;
 use super::decide::{Engine, check};
+use super::degrade::Settled;
 use super::leases::Leases;
 use super::plan::{Part, Plan};
 use super::{Answer, Refusal};
@@ -37,11 +38,12 @@ impl Engine {
         let config = config.as_deref()?;
         let mut plan = Plan::default();
         plan.fill(config, question, self.policy.planning, now);
-        let outcomes = leases.at_once(now, &plan.charges, &plan.terms());
-        let outcomes = outcomes.as_ref()?;
+        let mut outcomes = Outcomes::new();
+        leases.at_once(now, &plan.charges, &plan.terms(), &mut outcomes)?;
         self.count_hits(config, question, &mut plan);
         (answer.revision, answer.now) = (config.revision, now);
-        Some(self.finish(&plan, outcomes, answer))
+        self.answer(&plan, &mut outcomes.into_iter().map(Settled::Answered), answer);
+        Some(Ok(()))
     }
 
     /// Whether `plan` has anything to do with leases. What gives hits back has under any limit: a leased one may count on

@@ -154,12 +154,15 @@ impl<'c> Part<'c> {
 impl<'c> Plan<'c> {
     /// What leases of each charge are granted under; nothing for one that is not leased. A counter
     /// that the reference shares never is.
+    #[inline]
     pub(super) fn terms(&self) -> AllTerms<'c> {
-        let charged = self.parts.iter().filter(|part| part.is_charged());
-        let terms = |(part, charge): (&Part<'c>, &Charge)| {
-            part.terms().filter(|_| charge.key.spelling().is_none())
-        };
-        charged.zip(&self.charges.list).map(terms).collect()
+        let mut all = AllTerms::new();
+        let mut charges = self.charges.list.iter();
+        for part in self.parts.iter().filter(|part| part.is_charged()) {
+            let Some(charge) = charges.next() else { break };
+            all.push(part.terms().filter(|_| charge.key.spelling().is_none()));
+        }
+        all
     }
 
     /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about

@@ -59,8 +59,9 @@ impl Backend for Leasing {
             let (now, terms): (_, Vec<_>) =
                 (self.at(now), charges.list.iter().map(terms).collect());
             let terms: AllTerms<'_> = terms.iter().map(Option::as_ref).collect();
-            match self.leases.at_once(now, charges, &terms) {
-                Some(outcomes) => outcomes,
+            let mut outcomes = Outcomes::new();
+            match self.leases.at_once(now, charges, &terms, &mut outcomes) {
+                Some(()) => outcomes,
                 None => self.leases.charge(now, charges, &terms).await,
             }
         }))

@@ -32,8 +32,8 @@ pub type AllTerms<'t> = SmallVec<[Option<&'t Terms>; 2]>;
 type Places = SmallVec<[usize; 2]>;
 
 impl Leases {
-    /// The outcomes where every charge is leased and can be answered here: no call, no wait. Otherwise
-    /// nothing, and nothing was spent.
+    /// Puts the outcomes into `outcomes`, which is empty, where every charge is leased and can be answered here: no call,
+    /// no wait. Otherwise nothing, and nothing was spent.
     ///
     /// Must be called within a runtime.
     pub fn at_once(
@@ -41,13 +41,13 @@ impl Leases {
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
-    ) -> Option<Outcomes> {
+        outcomes: &mut Outcomes,
+    ) -> Option<()> {
         let is_spent = is_spent(charges.rule);
         if let (true, [charge]) = (is_spent, &charges.list[..]) {
             let (leased, hits) = leased(charge, terms.first())?;
-            let mut outcomes = Outcomes::new();
             outcomes.push(self.spend(now, leased, hits)?);
-            return Some(outcomes);
+            return Some(());
         }
         let all: Option<SmallVec<[(Leased<'_>, Hits); 2]>> = charges
             .list
@@ -55,15 +55,15 @@ impl Leases {
             .zip(terms)
             .map(|(charge, terms)| leased(charge, Some(terms)))
             .collect();
-        let (all, mut taken, mut outcomes) = (all?, Taken::of(self, charges), Outcomes::new());
+        let (all, mut taken) = (all?, Taken::of(self, charges));
         for (at, (leased, hits)) in all.iter().enumerate() {
             outcomes.push(taken.take(at, now, *leased, *hits)?);
         }
         for (leased, hits) in all.into_iter().filter(|_| is_spent) {
             self.count(now, leased, hits);
         }
-        taken.settle(charges, &mut outcomes);
-        Some(outcomes)
+        taken.settle(charges, outcomes);
+        Some(())
     }
 
     /// Charges what `at_once` does not answer.
