@@ -371,7 +371,7 @@ impl<'c> Plan<'c> {
 fn counted_under<'a>(
     descriptor: &'a Descriptor<'_>,
     shared: &'a [(usize, &str)],
-) -> impl Iterator<Item = (&'a str, &'a str)> {
+) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
     descriptor.entries.iter().enumerate().map(|(position, &(key, value))| {
         let pattern = shared.iter().find(|(at, _)| *at == position);
         (key, pattern.map_or(value, |(_, pattern)| *pattern))
@@ -402,7 +402,7 @@ fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str
 fn write_name<'a>(
     key: &mut CounterKey,
     domain: &Domain,
-    entries: impl Iterator<Item = (&'a str, &'a str)>,
+    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     counting: Counting,
     keys: CounterKeys,
 ) {

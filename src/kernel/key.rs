@@ -52,13 +52,13 @@ enum Bytes {
 const SHORT: usize = 62;
 
 /// What stands before every key: its form, and how it counts.
-type Head = [u8; HEAD];
+type Head = ([u8; 2], u64);
 
 /// The bytes of a head.
 const HEAD: usize = 10;
 
 /// The head of a ceiling's bucket.
-const CEILING: Head = [b'b', 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CEILING: Head = ([b'b', 0], 0);
 
 impl CounterKey {
     /// No counter's key: what one is written into.
@@ -70,7 +70,7 @@ impl CounterKey {
     /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
         let mut key = Self::EMPTY;
@@ -78,22 +78,23 @@ impl CounterKey {
         key
     }
 
-    /// Writes the same to the end of this one. In place: a key is large, and what was written in pieces is slow to move.
+    /// Becomes the same. In place: a key is large, and what was written in pieces is slow to move.
     pub fn write_injective<'a>(
         &mut self,
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) {
-        self.write_head(b'i', counting);
-        self.write_lengths(domain, entries);
+        self.write_lengths(head(b'i', counting), domain, entries);
     }
 
     /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
-    pub fn ceiling<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+    pub fn ceiling<'a>(
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Self {
         let mut key = Self::EMPTY;
-        key.0.put(&CEILING);
-        key.write_lengths(domain, entries);
+        key.write_lengths(CEILING, domain, entries);
         key
     }
 
@@ -101,8 +102,9 @@ impl CounterKey {
     /// for bytes that are no such name.
     #[must_use]
     pub fn read_ceiling(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
-        let (head, rest) = name.split_first_chunk::<HEAD>()?;
-        if *head != CEILING {
+        let (form, rest) = name.split_first_chunk::<2>()?;
+        let (length, rest) = rest.split_first_chunk::<8>()?;
+        if (*form, u64::from_le_bytes(*length)) != CEILING {
             return None;
         }
         let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -120,18 +122,22 @@ impl CounterKey {
 
     fn write_lengths<'a>(
         &mut self,
+        head: Head,
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) {
+        let each = entries.clone().map(|(name, value)| 2 + name.len() + 2 + value.len());
+        let mut rest = self.0.of(HEAD + 4 + domain.len() + each.sum::<usize>());
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        self.0.put(&length);
-        self.0.put(domain.as_bytes());
+        put_head(&mut rest, head);
+        put(&mut rest, &length);
+        put(&mut rest, domain.as_bytes());
         for (name, value) in entries {
             for piece in [name, value] {
-                self.0.put(&short(piece));
-                self.0.put(piece.as_bytes());
+                put(&mut rest, &short(piece));
+                put(&mut rest, piece.as_bytes());
             }
         }
     }
@@ -141,7 +147,7 @@ impl CounterKey {
     /// The start of the window, which ends the reference's key, is the counter's state here.
     pub fn joined<'a>(
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) -> Self {
         let mut key = Self::EMPTY;
@@ -149,18 +155,20 @@ impl CounterKey {
         key
     }
 
-    /// Writes the same to the end of this one.
+    /// Becomes the same.
     pub fn write_joined<'a>(
         &mut self,
         domain: &str,
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) {
-        self.write_head(b'j', counting);
+        let each = entries.clone().map(|(name, value)| name.len() + 1 + value.len() + 1);
+        let mut rest = self.0.of(HEAD + domain.len() + 1 + each.sum::<usize>());
+        put_head(&mut rest, head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
-            self.0.put(piece.as_bytes());
-            self.0.put(b"_");
+            put(&mut rest, piece.as_bytes());
+            put(&mut rest, b"_");
         }
     }
 
@@ -179,13 +187,6 @@ impl CounterKey {
         let domain = take(&mut rest, 4);
         let entries = std::iter::from_fn(|| take(&mut rest, 2));
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
-    }
-
-    // Form and length each by themselves: what is put together first is slow to copy at once.
-    fn write_head(&mut self, form: u8, counting: Counting) {
-        let (code, length) = counting.code();
-        self.0.put(&[form, code]);
-        self.0.put(&length.to_le_bytes());
     }
 
     /// The bytes.
@@ -207,33 +208,33 @@ impl CounterKey {
 }
 
 impl Bytes {
-    /// Puts `piece` to the end: a key is short until it is too long for that.
-    fn put(&mut self, piece: &[u8]) {
+    /// Becomes so many zeros, to be written into.
+    fn of(&mut self, len: usize) -> &mut [u8] {
+        *self = match u8::try_from(len) {
+            Ok(len) if usize::from(len) <= SHORT => Self::Short { len, bytes: [0; SHORT] },
+            _ => Self::Long(vec![0; len]),
+        };
         match self {
-            Self::Short { len, bytes } => {
-                let end = usize::from(*len).saturating_add(piece.len());
-                match (bytes.get_mut(usize::from(*len)..end), u8::try_from(end)) {
-                    (Some(place), Ok(end)) => {
-                        place.copy_from_slice(piece);
-                        *len = end;
-                    }
-                    _ => self.put_long(piece),
-                }
-            }
-            Self::Long(_) => self.put_long(piece),
+            Self::Short { bytes, .. } => bytes.get_mut(..len).unwrap_or_default(),
+            Self::Long(bytes) => bytes,
         }
     }
+}
 
-    #[cold]
-    fn put_long(&mut self, piece: &[u8]) {
-        match self {
-            Self::Short { len, bytes } => {
-                let begun = bytes.get(..usize::from(*len)).unwrap_or_default();
-                *self = Self::Long([begun, piece].concat());
-            }
-            Self::Long(bytes) => bytes.extend_from_slice(piece),
-        }
+/// Writes `piece` to the beginning of `rest`, which is then what comes behind.
+#[inline]
+fn put(rest: &mut &mut [u8], piece: &[u8]) {
+    if let Some((place, behind)) = std::mem::take(rest).split_at_mut_checked(piece.len()) {
+        place.copy_from_slice(piece);
+        *rest = behind;
     }
+}
+
+/// The same in two pieces, because `head` was just written in two, and what was is slow to copy as one.
+#[inline]
+fn put_head(rest: &mut &mut [u8], (form, length): Head) {
+    put(rest, &form);
+    put(rest, &length.to_le_bytes());
 }
 
 /// The first key or value of an injective key's rest, and what comes after it.
@@ -241,4 +242,9 @@ fn piece(bytes: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (piece, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
     Some((std::str::from_utf8(piece).ok()?, rest))
+}
+
+const fn head(form: u8, counting: Counting) -> Head {
+    let (code, length) = counting.code();
+    ([form, code], length)
 }

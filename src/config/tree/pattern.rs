@@ -26,8 +26,17 @@ impl<'a> Composite<'a> {
     /// The last eight bytes as one number, the last of them the lowest; zeros stand for those that are missing.
     #[inline]
     pub(super) fn end(self) -> u64 {
-        if let Some(end) = self.0[2].last_chunk() {
+        let last = self.0[2];
+        if let Some(end) = last.last_chunk() {
             return u64::from_be_bytes(*end);
+        }
+        if let ([b"", b"", _], Some(first), Some(end)) =
+            (self.0, last.first_chunk(), last.last_chunk())
+        {
+            // Four to seven bytes: where the two halves overlap they are the same.
+            let behind = 8 * (last.len() - 4);
+            return u64::from(u32::from_be_bytes(*first)) << behind
+                | u64::from(u32::from_be_bytes(*end));
         }
         let mut before = self.len().saturating_sub(size_of::<u64>());
         let mut end = 0;
