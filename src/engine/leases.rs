@@ -149,17 +149,24 @@ impl Leases {
     }
 
     /// Answers a question where that takes no call, and borrows ahead in the background where it is
-    /// time to. Nothing where the store has to be asked, and then nothing is counted: [`Leases::ask`].
+    /// time to: its outcome comes to `outcomes`. Nothing where the store has to be asked, and then nothing is counted:
+    /// [`Leases::ask`].
     ///
     /// Must be called within a runtime.
-    pub fn spend(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
+    pub fn spend(
+        self: &Arc<Self>,
+        now: Nanos,
+        leased: Leased<'_>,
+        hits: Hits,
+        outcomes: &mut Outcomes,
+    ) -> Option<()> {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
         let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
-        let spent = held.look(now, hits)?;
+        outcomes.push(held.look(now, hits)?);
         held.count(now, hits);
         self.borrow_ahead(held, now);
-        Some(spent)
+        Some(())
     }
 
     /// Answers a question: from the balance; by the store, which is asked for the question's own hits

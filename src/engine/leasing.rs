@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::again::Missing;
 use super::decide::{Engine, check};
 use super::degrade::Settled;
-use super::leases::Leases;
+use super::leases::{AllTerms, Leases};
 use super::plan::{Part, Plan};
 use super::{Answer, Refusal};
 use crate::backend::Outcomes;
@@ -39,7 +39,7 @@ impl Engine {
         let mut plan = Plan::default();
         plan.fill(config, question, self.policy.planning, now);
         let mut outcomes = Outcomes::new();
-        leases.at_once(now, &plan.charges, &plan.terms(), &mut outcomes)?;
+        leases.at_once(now, &plan.charges, plan.terms(), &mut outcomes)?;
         self.count_hits(config, question, &mut plan);
         (answer.revision, answer.now) = (config.revision, now);
         self.answer(&plan, &mut outcomes.into_iter().map(Settled::Answered), answer);
@@ -70,7 +70,8 @@ impl Engine {
         now: Nanos,
         end: Option<Nanos>,
     ) -> Outcomes {
-        let (charges, terms) = (&missing.charges, missing.pick(&plan.terms()));
+        let all: AllTerms<'_> = plan.terms().collect();
+        let (charges, terms) = (&missing.charges, missing.pick(&all));
         match &self.leases {
             Some(leases) if terms.iter().any(Option::is_some) => {
                 self.wait(leases.charge(now, charges, &terms), charges, end).await

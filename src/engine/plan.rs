@@ -6,7 +6,6 @@
 
 use smallvec::SmallVec;
 
-use super::leases::AllTerms;
 use super::tally::Counted;
 use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
 use crate::config::tree::Shared;
@@ -155,14 +154,10 @@ impl<'c> Plan<'c> {
     /// What leases of each charge are granted under; nothing for one that is not leased. A counter
     /// that the reference shares never is.
     #[inline]
-    pub(super) fn terms(&self) -> AllTerms<'c> {
-        let mut all = AllTerms::new();
-        let mut charges = self.charges.list.iter();
-        for part in self.parts.iter().filter(|part| part.is_charged()) {
-            let Some(charge) = charges.next() else { break };
-            all.push(part.terms().filter(|_| charge.key.spelling().is_none()));
-        }
-        all
+    pub(super) fn terms(&self) -> impl Iterator<Item = Option<&'c Terms>> {
+        let charged = self.parts.iter().filter(|part| part.is_charged());
+        let charged = charged.zip(&self.charges.list);
+        charged.map(|(part, charge)| part.terms().filter(|_| charge.key.spelling().is_none()))
     }
 
     /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about

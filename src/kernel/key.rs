@@ -126,18 +126,17 @@ impl CounterKey {
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) {
-        let each = entries.clone().map(|(name, value)| 2 + name.len() + 2 + value.len());
-        let mut rest = self.0.of(HEAD + 4 + domain.len() + each.sum::<usize>());
+        let mut rest = self.of(length(&[HEAD, 4, domain.len()], entries.clone(), 2));
         // The longest length stands for all that are longer, and only what is refused is.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
-        put_head(&mut rest, head);
-        put(&mut rest, &length);
-        put(&mut rest, domain.as_bytes());
+        rest.put_head(head);
+        rest.put(&length);
+        rest.put(domain.as_bytes());
         for (name, value) in entries {
             for piece in [name, value] {
-                put(&mut rest, &short(piece));
-                put(&mut rest, piece.as_bytes());
+                rest.put(&short(piece));
+                rest.put(piece.as_bytes());
             }
         }
     }
@@ -162,13 +161,12 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: Counting,
     ) {
-        let each = entries.clone().map(|(name, value)| name.len() + 1 + value.len() + 1);
-        let mut rest = self.0.of(HEAD + domain.len() + 1 + each.sum::<usize>());
-        put_head(&mut rest, head(b'j', counting));
+        let mut rest = self.of(length(&[HEAD, domain.len(), 1], entries.clone(), 1));
+        rest.put_head(head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
-            put(&mut rest, piece.as_bytes());
-            put(&mut rest, b"_");
+            rest.put(piece.as_bytes());
+            rest.put(b"_");
         }
     }
 
@@ -189,6 +187,18 @@ impl CounterKey {
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
     }
 
+    /// Becomes so many zeros, to be written into.
+    fn of(&mut self, len: usize) -> Rest<'_> {
+        self.0 = match u8::try_from(len) {
+            Ok(len) if usize::from(len) <= SHORT => Bytes::Short { len, bytes: [0; SHORT] },
+            _ => Bytes::Long(vec![0; len]),
+        };
+        Rest(match &mut self.0 {
+            Bytes::Short { bytes, .. } => bytes.get_mut(..len).unwrap_or_default(),
+            Bytes::Long(bytes) => bytes,
+        })
+    }
+
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -207,34 +217,36 @@ impl CounterKey {
     }
 }
 
-impl Bytes {
-    /// Becomes so many zeros, to be written into.
-    fn of(&mut self, len: usize) -> &mut [u8] {
-        *self = match u8::try_from(len) {
-            Ok(len) if usize::from(len) <= SHORT => Self::Short { len, bytes: [0; SHORT] },
-            _ => Self::Long(vec![0; len]),
-        };
-        match self {
-            Self::Short { bytes, .. } => bytes.get_mut(..len).unwrap_or_default(),
-            Self::Long(bytes) => bytes,
+/// What is still to be written of a key.
+struct Rest<'k>(&'k mut [u8]);
+
+impl Rest<'_> {
+    #[inline]
+    fn put(&mut self, piece: &[u8]) {
+        if let Some((place, behind)) = std::mem::take(&mut self.0).split_at_mut_checked(piece.len())
+        {
+            place.copy_from_slice(piece);
+            self.0 = behind;
         }
     }
-}
 
-/// Writes `piece` to the beginning of `rest`, which is then what comes behind.
-#[inline]
-fn put(rest: &mut &mut [u8], piece: &[u8]) {
-    if let Some((place, behind)) = std::mem::take(rest).split_at_mut_checked(piece.len()) {
-        place.copy_from_slice(piece);
-        *rest = behind;
+    // In two pieces, because `head` was just made of two, and what was is slow to copy as one.
+    #[inline]
+    fn put_head(&mut self, (form, length): Head) {
+        self.put(&form);
+        self.put(&length.to_le_bytes());
     }
 }
 
-/// The same in two pieces, because `head` was just written in two, and what was is slow to copy as one.
-#[inline]
-fn put_head(rest: &mut &mut [u8], (form, length): Head) {
-    put(rest, &form);
-    put(rest, &length.to_le_bytes());
+/// The length of a key that begins with pieces of `begin`, where each name and value takes so many bytes `besides` itself.
+fn length<'a>(
+    begin: &[usize],
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+    besides: usize,
+) -> usize {
+    let begin = begin.iter().copied().fold(0, usize::saturating_add);
+    let pieces = entries.flat_map(|(name, value)| [name, value]);
+    pieces.fold(begin, |len, piece| len.saturating_add(besides).saturating_add(piece.len()))
 }
 
 /// The first key or value of an injective key's rest, and what comes after it.

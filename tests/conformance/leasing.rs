@@ -60,7 +60,7 @@ impl Backend for Leasing {
                 (self.at(now), charges.list.iter().map(terms).collect());
             let terms: AllTerms<'_> = terms.iter().map(Option::as_ref).collect();
             let mut outcomes = Outcomes::new();
-            match self.leases.at_once(now, charges, &terms, &mut outcomes) {
+            match self.leases.at_once(now, charges, terms.iter().copied(), &mut outcomes) {
                 Some(()) => outcomes,
                 None => self.leases.charge(now, charges, &terms).await,
             }

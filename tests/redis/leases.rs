@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::backend::redis::{self, Redis};
-use sluicegate::backend::{Backend as _, Charge, Home, Outcome};
+use sluicegate::backend::{Backend as _, Charge, Home, Outcome, Outcomes};
 use sluicegate::clock::Clock;
 use sluicegate::engine::leases::{Leased, Leases};
 use sluicegate::kernel::decision::{Cost, Standing};
@@ -52,8 +52,9 @@ impl Counter {
     }
 
     async fn ask(&self, member: &Arc<Leases>) -> Outcome {
-        match member.spend(Clock::system().now(), self.leased(), Hits(1)) {
-            Some(outcome) => outcome,
+        let mut spent = Outcomes::new();
+        match member.spend(Clock::system().now(), self.leased(), Hits(1), &mut spent) {
+            Some(()) => spent[0],
             None => member.ask(self.leased(), Hits(1)).await,
         }
     }

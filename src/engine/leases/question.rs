@@ -36,25 +36,20 @@ impl Leases {
     /// no wait. Otherwise nothing, and nothing was spent.
     ///
     /// Must be called within a runtime.
-    pub fn at_once(
+    pub fn at_once<'t>(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<&Terms>],
+        mut terms: impl Iterator<Item = Option<&'t Terms>>,
         outcomes: &mut Outcomes,
     ) -> Option<()> {
         let is_spent = is_spent(charges.rule);
         if let (true, [charge]) = (is_spent, &charges.list[..]) {
-            let (leased, hits) = leased(charge, terms.first())?;
-            outcomes.push(self.spend(now, leased, hits)?);
-            return Some(());
+            let (leased, hits) = leased(charge, terms.next().flatten())?;
+            return self.spend(now, leased, hits, outcomes);
         }
-        let all: Option<SmallVec<[(Leased<'_>, Hits); 2]>> = charges
-            .list
-            .iter()
-            .zip(terms)
-            .map(|(charge, terms)| leased(charge, Some(terms)))
-            .collect();
+        let all: Option<SmallVec<[(Leased<'_>, Hits); 2]>> =
+            charges.list.iter().zip(terms).map(|(charge, terms)| leased(charge, terms)).collect();
         let (all, mut taken) = (all?, Taken::of(self, charges));
         for (at, (leased, hits)) in all.iter().enumerate() {
             outcomes.push(taken.take(at, now, *leased, *hits)?);
@@ -99,7 +94,7 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<&Terms>],
     ) -> Outcomes {
-        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at).copied().flatten());
         let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
         let asked = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
         let asks =
@@ -129,8 +124,7 @@ impl Leases {
     ) -> Outcomes {
         let end = self.end();
         if is_spent(charges.rule) {
-            let leased =
-                charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, Some(terms)));
+            let leased = charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, *terms));
             let now = self.clock.now();
             leased.for_each(|(leased, hits)| self.count(now, leased, hits));
         }
@@ -154,7 +148,7 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<&Terms>],
     ) -> (Outcomes, Places) {
-        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at));
+        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at).copied().flatten());
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
@@ -208,7 +202,7 @@ impl Leases {
         end: Option<Nanos>,
     ) -> bool {
         let part = |at: usize| {
-            let (leased, _) = leased(charges.list.get(at)?, terms.get(at))?;
+            let (leased, _) = leased(charges.list.get(at)?, terms.get(at).copied().flatten())?;
             Some((leased, put_to(charges, &leased.charge.key, |_| true)))
         };
         let (mut coverable, mut back) = (Places::new(), Places::new());
@@ -393,9 +387,9 @@ const fn is_spent(rule: Rule) -> bool {
 }
 
 /// The counter of a charge and its hits, where it is leased.
-fn leased<'c>(charge: &'c Charge, terms: Option<&Option<&Terms>>) -> Option<(Leased<'c>, Hits)> {
+fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
     match (charge.cost, terms) {
-        (Cost::Charge(hits), Some(Some(terms))) => Some((Leased { charge, terms: **terms }, hits)),
+        (Cost::Charge(hits), Some(terms)) => Some((Leased { charge, terms: *terms }, hits)),
         _ => None,
     }
 }
