@@ -78,13 +78,15 @@ pub const CHARGE: &str = concat!(
 /// Apart from [`CHARGE`], so that the one that is run most does not grow.
 pub const BORROW: &str = concat!(
     include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
+    include_str!("lua/borrow.lua"),
     include_str!("lua/step.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),
     include_str!("lua/sliding_log.lua"),
     include_str!("lua/counter.lua"),
-    include_str!("lua/borrow.lua"),
+    include_str!("lua/lend.lua"),
 );
 
 /// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
@@ -100,6 +102,7 @@ pub const TELL: &str = concat!(include_str!("lua/permits.lua"), include_str!("lu
 /// gives them back; its protocol stands in `hold.lua`.
 pub const HOLD: &str = concat!(
     include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
     include_str!("lua/step.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),

@@ -6,7 +6,7 @@ end
 local function min(a, b) if b < a then return b end return a end
 
 -- kernel/lease/counter.rs, `mark`.
-local function mark()
+function mark()
   if strategy == 1 then return 0 end
   if strategy == 5 then return now end
   local value = call('GET', KEYS[1])
@@ -54,7 +54,7 @@ local function refund_at(instant, hits)
 end
 
 -- kernel/lease/counter.rs, `refund`.
-local function refund(charged_at, hits)
+function refund(charged_at, hits)
   -- Brings the counter to its current window, so that marks compare.
   step(CHARGE, 0)
   if strategy == 5 then
