@@ -41,6 +41,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// was not asked, and that the message never comes there.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent>;
 
+    /// Runs `begin`, which polls answers to messages for the first time: what they say travels together where it can, because
+    /// none of it is sent before `begin` is over.
+    fn together(&self, begin: &mut dyn FnMut()) {
+        begin();
+    }
+
     /// For how long a denial of `charge`, whose domain is charged as one, may be due to hits that are given back then: a
     /// question that several places decide holds its hits in each until all have answered. Nothing where one place
     /// decides all of the domain's: such a denial stands until a question gives hits back.

@@ -16,6 +16,7 @@ mod question;
 mod shard;
 
 use std::hash::{BuildHasher as _, RandomState};
+use std::mem::take;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -37,7 +38,7 @@ use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms, with_here};
 use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
-use flight::{Flight, Sending};
+use flight::{Flight, Sending, together};
 use held::Held;
 pub use question::AllTerms;
 use shard::{Ledgers, Place};
@@ -59,6 +60,9 @@ const LEISURE: Nanos = Nanos::from_secs(2);
 
 /// Who borrows ahead for one key looks at the others too, but no sooner than this after the last look.
 const LOOKED_EVERY: Nanos = Nanos(100_000_000);
+
+/// What goes at once waits no longer than this for what a look finds.
+const LOOKED_FOR: Nanos = Nanos(200_000);
 
 /// Looking takes no more than one part in so many of the time.
 const LOOKING_PART: u64 = 100;
@@ -116,6 +120,9 @@ pub struct Sum {
     /// Hits that may be spent without asking.
     pub hits: Hits,
 }
+
+/// A message to be sent, and the turn that it takes, which is over when it is settled.
+type Going = (Message, Option<OwnedSemaphorePermit>);
 
 /// What a question that the balance does not answer does.
 enum Turn {
@@ -295,7 +302,7 @@ impl Leases {
     /// Borrows what will soon be asked for, gives back what will not be, and forgets keys that nobody asks for.
     pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
-        self.borrow_at_leisure(now);
+        self.borrow_at_leisure(now, Vec::new());
         self.part(Held::surplus).await;
         for shard in &self.shards {
             shard.0.lock().retain(|held| !held.is_idle(now));
@@ -359,7 +366,8 @@ impl Leases {
     /// What does not arrive is void at the end of its term.
     async fn tell_all(&self, partings: &mut Vec<Message>) {
         for some in partings.chunks(MOST_PARTINGS) {
-            join_all(some.iter().map(|parting| self.tell(parting))).await;
+            let tells = join_all(some.iter().map(|parting| self.tell(parting)));
+            together(&*self.backend, tells).await;
         }
         partings.clear();
     }
@@ -429,10 +437,12 @@ impl Leases {
             return;
         }
         if let Some(borrow) = held.ahead(now, || self.next()) {
-            self.send_later(held, borrow, None);
+            let message = self.message(held.leased(), borrow);
             if self.may_look(now) {
                 let all = Arc::clone(self);
-                tokio::spawn(async move { all.look_around() });
+                tokio::spawn(async move { all.look_around(message) });
+            } else {
+                self.send_together(vec![(message, None)]);
             }
         }
     }
@@ -448,43 +458,53 @@ impl Leases {
         next <= now.0 && self.next_look.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
-    fn look_around(self: &Arc<Self>) {
+    /// Sends `first`, and takes along what others will soon need.
+    fn look_around(self: &Arc<Self>, first: Message) {
         let began = self.clock.now();
-        self.borrow_at_leisure(began);
+        self.borrow_at_leisure(began, vec![(first, None)]);
         let took = self.clock.now().since(began);
         let patience = Nanos(took.0.saturating_mul(LOOKING_PART)).max(LOOKED_EVERY);
         self.next_look.store(began.plus(patience).0, Relaxed);
     }
 
     /// Borrows in the background for keys that it will soon be time for, of which those that find no turn now are found
-    /// again.
-    fn borrow_at_leisure(self: &Arc<Self>, now: Nanos) {
+    /// again. What is found travels with what `goes` at once anyway, which does not wait for long.
+    fn borrow_at_leisure(self: &Arc<Self>, now: Nanos, mut goes: Vec<Going>) {
         let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
-        let mut next = turn();
-        for shard in &self.shards {
+        let (late, mut next) = (now.plus(LOOKED_FOR), turn());
+        'all: for shard in &self.shards {
             for held in shard.0.lock().values_mut() {
                 if next.is_none() || self.is_leaving() {
-                    return;
+                    break 'all;
                 }
                 if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
-                    self.send_later(held, borrow, next);
+                    goes.push((self.message(held.leased(), borrow), next));
                     next = turn();
                 }
             }
+            if late <= self.clock.now() {
+                self.send_together(take(&mut goes));
+            }
         }
+        self.send_together(goes);
     }
 
-    /// Sends a message in the background; a turn that it takes is over when it is settled.
-    fn send_later(
-        self: &Arc<Self>,
-        held: &Held,
-        borrow: Borrow,
-        turn: Option<OwnedSemaphorePermit>,
-    ) {
-        let (all, message) = (Arc::clone(self), self.message(held.leased(), borrow));
+    /// Sends messages in the background.
+    fn send_together(self: &Arc<Self>, goes: Vec<Going>) {
+        if goes.is_empty() {
+            return;
+        }
+        let all = Arc::clone(self);
         tokio::spawn(async move {
-            all.send(&message).await;
-            drop(turn);
+            if let [(message, _)] = &*goes {
+                all.send(message).await;
+                return;
+            }
+            let send = async |(message, turn): Going| {
+                all.send(&message).await;
+                drop(turn);
+            };
+            together(&*all.backend, join_all(goes.into_iter().map(send))).await;
         });
     }
 

@@ -38,6 +38,8 @@ const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
 pub struct Far {
     memory: Memory,
     pub calls: AtomicU64,
+    /// Of these, how many began together with others.
+    together: AtomicU64,
     pub is_away: AtomicBool,
     /// Whether it is known to be away, so that nothing is sent there.
     pub is_cut_off: AtomicBool,
@@ -69,6 +71,7 @@ impl Far {
         Arc::new(Self {
             memory: Memory::new(1_000_000, WhenFull::Deny, [7; 16]),
             calls: AtomicU64::new(0),
+            together: AtomicU64::new(0),
             is_away: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             refuses: Mutex::default(),
@@ -185,6 +188,12 @@ impl Backend for Far {
             let taken = self.time(now).plus(Nanos(self.way.load(Relaxed)));
             at_hand(self.memory.borrow(taken, message))
         })
+    }
+
+    fn together(&self, begin: &mut dyn FnMut()) {
+        let before = self.calls();
+        begin();
+        self.together.fetch_add(self.calls() - before, Relaxed);
     }
 
     fn deadline(&self) -> Option<Nanos> {

@@ -327,10 +327,12 @@ async fn who_borrows_ahead_takes_along_what_others_will_soon_need_but_not_all_th
         pass(&engine, Nanos(passes * 1_000_000));
         until("a", &|held| held <= 20).await;
         until("b", &|held| held <= 2).await;
-        let calls = store.calls();
+        let (calls, together) = (store.calls(), store.together.load(Relaxed));
         assert!(admits(&engine, &[("k", "b")], 1).await);
         turns().await;
         assert_eq!(store.calls(), calls + messages, "{passes} ms later");
+        let with_another = if messages == 2 { 2 } else { 0 };
+        assert_eq!(store.together.load(Relaxed), together + with_another, "{passes} ms later");
         assert!(20 < balance("b") && (20 < balance("a")) == (messages == 2));
     }
 }
@@ -355,7 +357,7 @@ async fn so_many_keys_are_borrowed_for_at_leisure_at_one_time_and_the_others_at_
     for sent in [MOST_AT_LEISURE as u64, KEYS] {
         engine.leases().unwrap().tend().await;
         turns().await;
-        assert_eq!(store.calls(), KEYS + sent);
+        assert_eq!((store.calls(), store.together.load(Relaxed)), (KEYS + sent, sent));
         store.go_on();
         turns().await;
     }

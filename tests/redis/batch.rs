@@ -238,6 +238,56 @@ fn messages_about_many_keys_travel_together() {
     assert!((0..60).all(|key| left(&redis, &key.to_string()) == u64::from(LIMIT) - 10));
 }
 
+/// Sends all, which are begun together; to how many anything was lent.
+fn lend_together(redis: &Redis, messages: &[Message]) -> usize {
+    here().block_on(async {
+        let mut all = std::pin::pin!(join_all(messages.iter().map(|message| lend(redis, message))));
+        redis.together(&mut || {
+            assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        });
+        let is_lent =
+            |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
+        all.await.iter().filter(is_lent).count()
+    })
+}
+
+#[test]
+fn messages_that_are_begun_together_go_in_one_call_and_more_than_fill_it_in_two() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    for (round, (many, takes)) in [(60, 1), (1, 1), (120, 2), (60, 1)].into_iter().enumerate() {
+        let messages: Vec<_> = (0..many).map(|key| message(&format!("{round} {key}"), 1)).collect();
+        let before = calls(&store);
+        assert_eq!(lend_together(&redis, &messages), many);
+        assert_eq!(calls(&store) - before, takes, "{many}");
+    }
+    // Who comes then goes at once.
+    let (lone, before) = (message("lone", 1), calls(&store));
+    assert!(matches!(here().block_on(lend(&redis, &lone)), Lent::Answered(_)));
+    assert_eq!(calls(&store) - before, 1);
+}
+
+/// What was begun and given up is not sent, and what came meanwhile is.
+#[test]
+fn what_is_begun_together_and_given_up_keeps_nobody_waiting() {
+    let store = Store::running();
+    let redis = connected(&store, Batching::On);
+    let messages = ["a", "b"].map(|key| message(key, 1));
+    here().block_on(async {
+        let mut stays = lend(&redis, &messages[1]);
+        redis.together(&mut || {
+            let mut begun = lend(&redis, &messages[0]);
+            let context = &mut Context::from_waker(Waker::noop());
+            assert!(begun.as_mut().poll(context).is_pending());
+            redis.together(&mut || assert!(stays.as_mut().poll(context).is_pending()));
+            assert_eq!(calls(&store), 0, "not before all have begun");
+        });
+        assert!(matches!(stays.await, Lent::Answered(_)));
+    });
+    assert_eq!(calls(&store), 1);
+    assert_eq!(left(&redis, "a"), u64::from(LIMIT));
+}
+
 #[test]
 fn messages_about_keys_that_many_hold_are_answered_in_as_many_calls_as_keep_each_short() {
     let store = Store::running();

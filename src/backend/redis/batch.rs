@@ -2,7 +2,8 @@
 //!
 //! Guarantees: a question that comes while no call is under way goes at once, in its caller's own
 //! task. One that comes while a call is under way waits until that call ends, or lingers for
-//! [`LINGER`], or enough wait to fill a call; then all that wait go together. A call is bounded, and so
+//! [`LINGER`], or enough wait to fill a call; then all that wait go together. So do those of one Redis that are begun
+//! together, and what comes while they are. A call is bounded, and so
 //! are the calls under way and the questions that wait. What was given up before it was sent is not
 //! sent. Who waits is answered whoever else goes away.
 //! Leaves out: deadlines of those who wait, which are theirs; what a question means.
@@ -84,6 +85,8 @@ struct Lane<Q: Asked> {
     calls: u64,
     /// The number of the call that keeps the others waiting.
     held_by: Option<u64>,
+    /// How many begin questions together just now.
+    gathering: usize,
 }
 
 #[derive(Debug)]
@@ -100,6 +103,9 @@ struct Turn<Q: Asked> {
     number: Option<u64>,
 }
 
+/// Questions are begun together, until it is dropped.
+struct Gathering<'c, Q: Asked>(&'c Arc<Calls<Q>>);
+
 /// What goes together, and the number of its call.
 type Batch<Q> = (Vec<Waiting<Q>>, u64);
 
@@ -114,7 +120,7 @@ enum Arrival<Q: Asked> {
 impl<Q: Asked> Default for Lane<Q> {
     fn default() -> Self {
         let (waiting, held_by) = (VecDeque::new(), None);
-        Self { waiting, micros: 0, given_up: 0, under_way: 0, calls: 0, held_by }
+        Self { waiting, micros: 0, given_up: 0, under_way: 0, calls: 0, held_by, gathering: 0 }
     }
 }
 
@@ -151,6 +157,18 @@ impl<Q: Asked> Calls<Q> {
         }
     }
 
+    /// Runs `begin`, which polls questions for the first time: none goes before it is over. In a Cluster they go as ever,
+    /// since each key is in a slot of its own.
+    pub(super) fn together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
+        if self.route.is_clustered() {
+            return begin();
+        }
+        self.lane(0).lock().gathering += 1;
+        let gathering = Gathering(self);
+        begin();
+        drop(gathering);
+    }
+
     fn arrive(self: &Arc<Self>, slot: u16, question: Q) -> Result<Arrival<Q>, Cause> {
         let turn = |number| Turn { calls: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
@@ -173,13 +191,23 @@ impl<Q: Asked> Calls<Q> {
     fn lane(&self, slot: u16) -> &Mutex<Lane<Q>> {
         &self.lanes[usize::from(slot) % self.lanes.len()]
     }
+
+    fn start(self: &Arc<Self>, slot: u16, next: Option<Batch<Q>>) {
+        let Some((batch, number)) = next else { return };
+        let turn = Turn { calls: Arc::clone(self), slot, number: Some(number) };
+        // Without a runtime nobody is left who waits.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(turn.drive(batch));
+        }
+    }
 }
 
 impl<Q: Asked> Lane<Q> {
     /// Whether a call may begin.
     fn may_go(&self) -> bool {
         let is_full = LONGEST_SCRIPT <= self.micros;
-        self.under_way < MOST_UNDER_WAY && (self.held_by.is_none() || is_full)
+        let is_held = self.held_by.is_some() && !is_full;
+        self.gathering == 0 && self.under_way < MOST_UNDER_WAY && !is_held
     }
 
     fn begin(&mut self) -> u64 {
@@ -250,7 +278,7 @@ impl<Q: Asked> Turn<Q> {
             lane.let_go(self.number);
             lane.next()
         };
-        self.start(next);
+        self.calls.start(self.slot, next);
     }
 
     /// Runs `batch`, and then what has come meanwhile.
@@ -296,21 +324,23 @@ impl<Q: Asked> Turn<Q> {
         lane.end(number);
         lane.next()
     }
-
-    fn start(&self, next: Option<Batch<Q>>) {
-        let Some((batch, number)) = next else { return };
-        let turn = Self { calls: Arc::clone(&self.calls), slot: self.slot, number: Some(number) };
-        // Without a runtime nobody is left who waits.
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(turn.drive(batch));
-        }
-    }
 }
 
 impl<Q: Asked> Drop for Turn<Q> {
     fn drop(&mut self) {
         let next = self.end();
-        self.start(next);
+        self.calls.start(self.slot, next);
+    }
+}
+
+impl<Q: Asked> Drop for Gathering<'_, Q> {
+    fn drop(&mut self) {
+        let next = {
+            let mut lane = self.0.lane(0).lock();
+            lane.gathering -= 1;
+            lane.next()
+        };
+        self.0.start(0, next);
     }
 }
 

@@ -373,6 +373,10 @@ impl Backend for Redis {
         }
     }
 
+    fn together(&self, begin: &mut dyn FnMut()) {
+        self.messages.together(begin);
+    }
+
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
             Ok(live) => Reply::Later(Box::pin(self.speak(live, beat))),

@@ -307,6 +307,13 @@ impl Backend for Stores {
         self.store(place).borrow(now, message)
     }
 
+    fn together(&self, begin: &mut dyn FnMut()) {
+        match &self.per_second {
+            Some(store) => self.main.together(&mut || store.together(begin)),
+            None => self.main.together(begin),
+        }
+    }
+
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         self.main.beat(beat)
     }

@@ -4,14 +4,16 @@
 //! spent by nobody. Whatever becomes of it, those who wait are told.
 //! Leaves out: what it says; its deadline, which is the backend's.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use futures_util::future::JoinAll;
 use tokio::runtime::Handle;
 
 use super::{Leases, Place};
-use crate::backend::Cause;
 use crate::backend::lease::{Lent, Message};
+use crate::backend::{Backend, Cause};
 use crate::kernel::lease::{Answer, Number};
 
 /// What a message comes to. Dropped before that, it goes on in the background.
@@ -44,6 +46,24 @@ impl Drop for Sending {
             runtime.spawn(sending);
         }
     }
+}
+
+/// What `sends` come to, which travel together.
+pub(super) async fn together<F: Future>(
+    backend: &dyn Backend,
+    sends: JoinAll<F>,
+) -> Vec<F::Output> {
+    let (mut sends, mut is_begun) = (pin!(sends), false);
+    poll_fn(|context| {
+        if is_begun {
+            return sends.as_mut().poll(context);
+        }
+        let mut begun = Poll::Pending;
+        backend.together(&mut || begun = sends.as_mut().poll(context));
+        is_begun = true;
+        begun
+    })
+    .await
 }
 
 /// What is told when a message is settled, or dropped.

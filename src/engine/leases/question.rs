@@ -288,7 +288,7 @@ impl Leases {
             && held.balance(now) < hits
             && let Some(borrow) = held.borrow(now, self.next(), Hits(0))
         {
-            self.send_later(held, borrow, None);
+            self.send_together(vec![(self.message(held.leased(), borrow), None)]);
         }
     }
 
