@@ -347,13 +347,27 @@ fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> 
 }
 
 #[test]
-fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
+fn the_list_lives_until_its_last_lease_is_forgotten_and_as_long_again_at_most() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    // Alone, then beside others, whose records stay as they are; each for a second longer than the one before.
-    for (number, member) in [0, 1, 2, 3, 0, 1, 2, 3].into_iter().enumerate() {
-        let term = Nanos::from_secs(60 + number as u64);
+    // Alone; then beside others, whose records stay as they are; some for longer than it lives by then, and some for less.
+    let each = [
+        (0, 60),
+        (0, 61),
+        (0, 200),
+        (0, 60),
+        (1, 70),
+        (2, 500),
+        (2, 80),
+        (1, 1_000),
+        (3, 70),
+        (0, 3_000),
+        (3, 60),
+    ];
+    let (mut longest, mut forgotten) = (0, [0; MEMBERS.len()]);
+    for (number, (member, seconds)) in each.into_iter().enumerate() {
+        let term = Nanos::from_secs(seconds);
         let message = borrows(limit, Terms { term, ..terms }, number as u64 + 1, 1, 10);
         let message = Message { member: MEMBERS[member], ..message };
         let list = pack(&message, PREFIX, None).keys[1].clone();
@@ -361,16 +375,22 @@ fn the_list_is_forgotten_when_its_last_lease_is_and_at_most_3_ms_later() {
         lender.queue(&message, None);
         lender.client.queue(&[b"PEXPIRETIME".to_vec(), list.clone()]);
         lender.client.queue(&["TIME"]);
-        lender.client.queue(&[b"STRLEN".to_vec(), list]);
+        lender.client.queue(&[b"GET".to_vec(), list]);
         lender.client.flush();
         let before = micros(&lender.client.receive());
         assert!(matches!(lender.lent(&message), Lent::Answered(_)));
         let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
         let after = micros(&lender.client.receive());
-        let term = term.0 / 1_000;
-        assert!(before + term <= expires && expires <= after + term + 3_000, "{number}");
-        let records = i64::try_from((number + 1).min(MEMBERS.len())).unwrap();
-        assert_eq!(lender.client.receive().int(), 1 + 65 * records, "{number}");
+        let term = seconds * 1_000_000;
+        (forgotten[member], longest) = (before + term, longest.max(term));
+        let until = forgotten.into_iter().max().unwrap();
+        assert!(until <= expires && expires <= after + 2 * longest + 3_000, "{number}");
+        let Value::Text(list) = lender.client.receive() else { panic!("no list") };
+        let said = integers(&Value::Text(list[1..9].to_vec()))[0];
+        let said = u64::try_from(said).unwrap();
+        assert!(before <= said && said <= expires, "it says of itself how long it lives");
+        let records = forgotten.into_iter().filter(|its| *its != 0).count();
+        assert_eq!(list.len(), 9 + 65 * records, "{number}");
     }
 }
 
@@ -403,6 +423,80 @@ fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
     }
 }
 
+/// Of each member the term in seconds, and when it speaks; how many are listed then.
+#[test]
+fn who_is_to_be_forgotten_goes_when_another_speaks() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let spoken = [(0, 10, 0, 1), (1, 60, 0, 2), (1, 60, 20, 1), (2, 90, 21, 2), (3, 90, 85, 2)];
+    for (number, (member, term, at, listed)) in spoken.into_iter().enumerate() {
+        let terms = Terms { term: Nanos::from_secs(term), ..terms };
+        let message = borrows(limit, terms, number as u64 + 1, 1, 1);
+        let message = Message { member: MEMBERS[member], ..message };
+        lender.ask(&message, Some(START.plus(Nanos::from_secs(at))));
+        let list = pack(&message, PREFIX, None).keys[1].clone();
+        let length = lender.client.call(&[b"STRLEN".to_vec(), list]).int();
+        assert_eq!(length, 9 + 65 * listed, "{number}");
+    }
+}
+
+/// As long as a debt, and under this limit; alone, and behind another.
+#[test]
+fn a_debt_that_nobody_can_have_written_is_said_and_left_as_it_is() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (_, terms) = hour(Kind::Gcra);
+    // Seven are earned in a million ticks, so that 2^53 owed long ago are nearly none by now.
+    let limit = Gcra::new(7, Nanos::SECOND, 700).map(Strategy::Gcra).unwrap();
+    let asked = borrows(limit, terms, 1, 1, 10);
+    let other = Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
+    let [counter, _] = pack(&asked, PREFIX, None).keys;
+    lender.ask(&asked, Some(START));
+    let get = [b"GET".to_vec(), counter.clone()];
+    let Value::Text(right) = lender.client.call(&get) else { panic!("no debt") };
+    let since = f64::from_le_bytes(right[1..9].try_into().unwrap());
+    let exact = 2.0_f64.powi(53);
+    let strange = [
+        (b'h', since, 1.0),
+        (b'g', -1.0, 1.0),
+        (b'g', f64::NAN, 1.0),
+        (b'g', exact, 1.0),
+        (b'g', since, 0.0),
+        (b'g', since, -1.0),
+        (b'g', since, f64::NAN),
+        (b'g', since - (exact / 7.0).floor(), exact),
+    ];
+    for (mark, since, owed) in strange {
+        let numbers = [since, owed].map(f64::to_le_bytes).concat();
+        let strange = [vec![mark], numbers, right[17..].to_vec()].concat();
+        for others in [0, 1] {
+            lender.client.call(&["FLUSHALL"]);
+            lender.client.call(&[b"SET".to_vec(), counter.clone(), strange.clone()]);
+            let all = [other.clone(), asked.clone()];
+            let said = lender.ask_all(&all[1 - others..], Some(START)).pop().unwrap();
+            assert_eq!(said, Lent::Failed(Cause::WrongType), "{mark}, {since}, {owed}, {others}");
+            assert_eq!(lender.client.call(&get), Value::Text(strange.clone()));
+        }
+    }
+}
+
+#[test]
+fn a_debt_that_rests_goes_with_a_message_that_puts_nothing_to_it() {
+    let redis = Redis::start();
+    let mut lender = Lender::new(&redis);
+    let (limit, terms) = hour(Kind::Gcra);
+    let [counter, _] = pack(&borrows(limit, terms, 1, 1, 0), PREFIX, None).keys;
+    lender.ask(&borrows(limit, terms, 1, 1, 0), Some(START));
+    // A hit in 36 seconds.
+    for (number, seconds, is_there) in [(2, 35, 1), (3, 37, 0)] {
+        let at = START.plus(Nanos::from_secs(seconds));
+        lender.ask(&borrows(limit, terms, number, 0, 0), Some(at));
+        let there = lender.client.call(&[b"EXISTS".to_vec(), counter.clone()]).int();
+        assert_eq!(there, is_there, "after {seconds} s");
+    }
+}
+
 #[test]
 fn each_list_of_one_call_is_kept_for_its_own_term() {
     let redis = Redis::start();
@@ -418,7 +512,7 @@ fn each_list_of_one_call_is_kept_for_its_own_term() {
         let list = pack(message, PREFIX, None).keys[1].clone();
         lender.client.call(&[b"PEXPIRETIME".to_vec(), list]).int()
     };
-    assert_eq!(expires(&both[1]) - expires(&both[0]), 30_000);
+    assert_eq!(expires(&both[1]) - expires(&both[0]), 2 * 30_000);
 }
 
 #[test]
@@ -426,7 +520,7 @@ fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (long, empty) = ("x".repeat(130), "");
-    let texts = [(0, "x"), (1, "x"), (1, long.as_str()), (1, &long[..66]), (1, empty)];
+    let texts = [(0, "x"), (1, "x"), (1, long.as_str()), (1, &long[..74]), (1, empty)];
     let texts = texts.map(|(place, text)| (place, ["SET", text]));
     for (place, words) in texts.into_iter().chain([(1, ["SADD", "x"])]) {
         for kind in [Kind::Gcra, Kind::Log] {
@@ -568,14 +662,14 @@ fn beside_as_many_members_as_are_listed_one_is_charged_its_own_hits_and_lent_not
     let of = |member| Message { member: Member(member), ..borrows(limit, terms, 1, 1, 10) };
     let [_, list] = pack(&of(0), PREFIX, None).keys;
     let others = (1..MOST_MEMBERS as u64).flat_map(idle);
-    let all = [b'l'].into_iter().chain(others).collect();
+    let all = [b'l'].into_iter().chain([0; 8]).chain(others).collect();
     lender.client.call(&[b"SET".to_vec(), list.clone(), all]);
     for (member, left, granted) in [(1 << 50, 100 - 1 - 10, 10), (1 << 51, 89 - 1, 0)] {
         let Lent::Answered(answer) = lender.ask(&of(member), None) else { panic!("no answer") };
         let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
         assert_eq!((room.remaining, answer.granted), (Hits(left), Hits(granted)));
         let listed = lender.client.call(&[b"STRLEN".to_vec(), list.clone()]).int();
-        assert_eq!(listed, 1 + 2_048 * i64::try_from(idle(0).len()).unwrap());
+        assert_eq!(listed, 9 + 2_048 * i64::try_from(idle(0).len()).unwrap());
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Answer, DENY, LOG, NotUnderstood, TAG, answer, double, key, record};
 use crate::backend::lease::{Lent, Message};
 use crate::backend::{Cause, Charge, Outcome};
 use crate::kernel::decision::{Cost, Standing};
-use crate::kernel::lease::{self, Overshoot};
+use crate::kernel::lease::{self, Borrow, Overshoot};
 use crate::kernel::rate::Step;
 use crate::kernel::rate::limit::{EXACT, Tick};
 use crate::kernel::units::{Hits, Nanos};
@@ -30,7 +30,7 @@ pub type Said = [i64; FIELDS];
 pub struct Packed {
     /// KEYS: the counter, and the list of those who hold leases of it, or of its holds.
     pub keys: [Vec<u8>; 2],
-    /// The instant, the message, and the record of the limit or the charge.
+    /// The instant, the message, and the record of the limit, its terms and the member, or of the charge.
     pub args: [Vec<u8>; 3],
 }
 
@@ -43,7 +43,8 @@ pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
     let mut list = counter.clone();
     list.insert(prefix.len() + TAG, LIST);
     let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
-    Packed { keys: [counter, list], args: [now, said(message), record(&peek).into_vec()] }
+    let record = [record(&peek).into_vec(), lends(message)].concat();
+    Packed { keys: [counter, list], args: [now, said(message), record] }
 }
 
 /// KEYS and ARGV of one call for all of `messages`, at the instant of the first. They are one text, and a record that
@@ -143,16 +144,17 @@ fn peek(message: &Message) -> Charge {
 
 /// The message as the script unpacks it.
 fn said(message: &Message) -> Vec<u8> {
-    let Message { borrow, terms, member, .. } = message;
+    let Borrow { number, hits, want, demand, held, returned, lease } = message.borrow;
+    let all = [number.0, hits.0, want.0, demand.0, held.0, returned.0, lease.0];
+    all.into_iter().flat_map(double).collect()
+}
+
+/// What stands behind the record of a limit: under which terms it lends, and to whom.
+fn lends(message: &Message) -> Vec<u8> {
+    let Message { terms, member, .. } = message;
     let budget = match terms.overshoot {
         Overshoot::AtMost(hits) => double(hits.0.min(u32::MAX.into())),
         Overshoot::InWindow => (-1.0_f64).to_le_bytes(),
     };
-    let own = [borrow.number.0, borrow.hits.0, borrow.want.0, borrow.demand.0];
-    let rest = [borrow.held.0, borrow.returned.0, borrow.lease.0];
-    let mut bytes: Vec<u8> = own.into_iter().chain(rest).flat_map(double).collect();
-    bytes.extend(budget);
-    bytes.extend(double(Tick::Micro.floor(terms.term)));
-    bytes.extend(member.0.to_le_bytes());
-    bytes
+    [budget, double(Tick::Micro.floor(terms.term)), member.0.to_le_bytes()].concat()
 }

@@ -2,6 +2,7 @@
 
     -- `step`: a debt that was written under another limit is converted whatever becomes of the message.
     if not is_plain then
+      KEYS[1] = its_counter
       code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there or nil)
       if code == STALE or code == NOT_UNDERSTOOD then
         remaining, reset, its_granted, out = 0, 0, 0, 0
@@ -22,7 +23,7 @@
         code, retry = ADMIT, 0
       elseif code == ADMIT then
         code, remaining, retry, reset = step(CHARGE, own)
-        put(others, forgotten, its_kept_until, pack(KNOWN, LIST, low, high, its_kept_until, its_till, its_held,
+        put(its_list, member, others, forgotten, its_kept_until, pack(KNOWN, its_kept_until, its_till, its_held,
           its_demand, number, its_lease, its_mark, its_fresh, its_granted, 1))
       end
       if its_till <= now then its_granted = 0 end
@@ -46,7 +47,7 @@
     if kept < its_fresh then its_fresh = kept end
     if demand < 1 then its_demand = 1 elseif MOST_DEMAND < demand then its_demand = MOST_DEMAND end
     if returned ~= 0 then
-      put(others, forgotten, its_kept_until, pack(KNOWN, LIST, low, high, its_kept_until, its_till, its_held,
+      put(its_list, member, others, forgotten, its_kept_until, pack(KNOWN, its_kept_until, its_till, its_held,
         its_demand, number, its_lease, its_mark, its_fresh, its_granted, its_passed))
       refund(its_mark, returned)
     end
@@ -110,9 +111,11 @@
       local ends, state = at + reset, pack('<Bddc20', 103, at, debt, under)
       -- An end that stays where it is would save the store less than it costs to write both where it does not.
       ends = expiry_at((ends + -ends % tenth) * tick / 1000)
-      if not call('SET', KEYS[1], state, 'PXAT', ends, lives_there and 'XX' or 'NX') then code = NOT_UNDERSTOOD end
-    elseif not lives_there and try('GET', KEYS[1]) then
-      code = NOT_UNDERSTOOD
+      if not call('SET', its_counter, state, 'PXAT', ends, lives_there and 'XX' or 'NX') then code = NOT_UNDERSTOOD end
+    elseif not lives_there then
+      if try('GET', its_counter) then code = NOT_UNDERSTOOD end
+    elseif debt == 0 then
+      call('DEL', its_counter)
     end
     if code == NOT_UNDERSTOOD then
       remaining, retry, reset, its_granted, kept, out = 0, 0, 0, 0, 0, 0
@@ -122,11 +125,11 @@
     -- `length`.
     good_for = term
     if coupled and has_windows and reset < term then good_for = reset end
-    put(others, forgotten, now + term, pack(KNOWN, LIST, low, high, now + term, now + good_for, its_held,
+    put(its_list, member, others, forgotten, now + term, pack(KNOWN, now + term, now + good_for, its_held,
       its_demand, number, its_lease, its_mark, its_fresh, its_granted, its_passed))
   until true
 
-  written[KEYS[2]] = true
+  written[its_list] = true
   lent[m] = pack('<dddddddd', code, remaining, retry, reset, its_granted, kept, out, good_for)
 end
 return table.concat(lent)
