@@ -428,16 +428,19 @@ fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
 fn who_is_to_be_forgotten_goes_when_another_speaks() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
-    let (limit, terms) = hour(Kind::Gcra);
     let spoken = [(0, 10, 0, 1), (1, 60, 0, 2), (1, 60, 20, 1), (2, 90, 21, 2), (3, 90, 85, 2)];
-    for (number, (member, term, at, listed)) in spoken.into_iter().enumerate() {
-        let terms = Terms { term: Nanos::from_secs(term), ..terms };
-        let message = borrows(limit, terms, number as u64 + 1, 1, 1);
-        let message = Message { member: MEMBERS[member], ..message };
-        lender.ask(&message, Some(START.plus(Nanos::from_secs(at))));
-        let list = pack(&message, PREFIX, None).keys[1].clone();
-        let length = lender.client.call(&[b"STRLEN".to_vec(), list]).int();
-        assert_eq!(length, 9 + 65 * listed, "{number}");
+    for kind in [Kind::Gcra, Kind::Log] {
+        lender.client.call(&["FLUSHALL"]);
+        let (limit, terms) = hour(kind);
+        for (number, (member, term, at, listed)) in spoken.into_iter().enumerate() {
+            let terms = Terms { term: Nanos::from_secs(term), ..terms };
+            let message = borrows(limit, terms, number as u64 + 1, 1, 1);
+            let message = Message { member: MEMBERS[member], ..message };
+            lender.ask(&message, Some(START.plus(Nanos::from_secs(at))));
+            let list = pack(&message, PREFIX, None).keys[1].clone();
+            let length = lender.client.call(&[b"STRLEN".to_vec(), list]).int();
+            assert_eq!(length, 9 + 65 * listed, "{kind:?}, {number}");
+        }
     }
 }
 

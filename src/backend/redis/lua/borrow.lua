@@ -54,32 +54,11 @@ local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
 -- have read lists that it never comes to.
 local TOGETHER = 16
 
--- Of the message before that wrote a list anew: when the last of its records is forgotten, and how its expiry is said.
-local last_forgotten, its_end
+-- Of the message before that wrote a list anew for itself: its term, and how the expiry was said.
+local its_term, its_end
 -- The list of the key in hand, how long it lives, where in it the member's record is, if anywhere, and whether others' are to
 -- be forgotten.
 local list, lasts, place, is_stale = '', 0, nil, false
-
--- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
-local function put(key, member, others, forgotten, kept_until, known)
-  if MOST_MEMBERS <= others then return end
-  if forgotten < kept_until then forgotten = kept_until end
-  if place and not is_stale and forgotten <= lasts then
-    -- Behind the member, from 0; the first is mostly the only one.
-    call('SETRANGE', key, place == BEGUN + 1 and '17' or format('%d', place + 7), known)
-    return
-  end
-  lasts = forgotten + forgotten - now
-  if forgotten ~= last_forgotten then last_forgotten, its_end = forgotten, expiry(lasts - now) end
-  local rest = {pack(HEAD, LIST, lasts)}
-  for i = BEGUN + 1, 0 < others and #list or 0, SIZE do
-    if i ~= place and now < unpack('<d', list, i + 8) then rest[#rest + 1] = string.sub(list, i, i + SIZE - 1) end
-  end
-  rest[#rest + 1] = member .. known
-  list = table.concat(rest)
-  call('SET', key, list, 'PXAT', its_end)
-  place, is_stale = #list - SIZE + 1, false
-end
 
 local all_keys, messages, lent, read = KEYS, ARGV[2], {}, 0
 -- What lives under some of the keys, where of these the next message's are, the last message of them; and which have been
@@ -115,8 +94,8 @@ for m = 1, #all_keys / 2 do
   at_hand = at_hand + 2
   if written[its_list] then lives_there, listed = nil, nil end
 
-  -- What was read of a debt that is not cut down, or of none, and of which nothing is taken back, is plain:
-  -- `gcra.lua` at its shortest. What else may live where nothing was read shows when it is written to.
+  -- What was read of a debt that is not cut down, or of none, and of which nothing is taken back, is plain: `gcra.lua` at
+  -- its shortest. What else may live where nothing was read shows when it is written to.
   local code, remaining, retry, reset, is_plain
   if again and back == 0 and lives_there ~= nil then
     if worked_out ~= in_hand then
@@ -175,6 +154,8 @@ for m = 1, #all_keys / 2 do
         if forgotten < kept_until then forgotten = kept_until end
       end
     end
+    -- Where others are listed, plain is what leaves them and the list's expiry as they are.
     is_plain = is_plain and its_number < number
+      and (others == 0 or place and not is_stale and now + term <= lasts)
 
     if not is_plain and not step then

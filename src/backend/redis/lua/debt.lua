@@ -8,5 +8,5 @@ local worked_out, capacity, at, under, tenth
 -- and until when lives what has been.
 local AGAIN, debt, unwritten, lived = {}, nil, nil, nil
 
-local step, mark, refund
+local step, mark, refund, put
 

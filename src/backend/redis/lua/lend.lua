@@ -1,3 +1,22 @@
+-- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
+function put(key, member, others, forgotten, kept_until, known)
+  if MOST_MEMBERS <= others then return end
+  if forgotten < kept_until then forgotten = kept_until end
+  if place and not is_stale and forgotten <= lasts then
+    call('SETRANGE', key, format('%d', place + 7), known)
+    return
+  end
+  lasts = forgotten + forgotten - now
+  local rest = {pack(HEAD, LIST, lasts)}
+  for i = BEGUN + 1, #list, SIZE do
+    if i ~= place and now < unpack('<d', list, i + 8) then rest[#rest + 1] = string.sub(list, i, i + SIZE - 1) end
+  end
+  rest[#rest + 1] = member .. known
+  list = table.concat(rest)
+  call('SET', key, list, 'PXAT', expiry(lasts - now))
+  place, is_stale = #list - SIZE + 1, false
+end
+
     end
 
     -- `step`: a debt that was written under another limit is converted whatever becomes of the message.
@@ -125,8 +144,19 @@
     -- `length`.
     good_for = term
     if coupled and has_windows and reset < term then good_for = reset end
-    put(its_list, member, others, forgotten, now + term, pack(KNOWN, now + term, now + good_for, its_held,
-      its_demand, number, its_lease, its_mark, its_fresh, its_granted, its_passed))
+    local kept_until = now + term
+    local known = pack(KNOWN, kept_until, now + good_for, its_held, its_demand, number, its_lease, its_mark, its_fresh,
+      its_granted, its_passed)
+    if not is_plain then
+      put(its_list, member, others, forgotten, kept_until, known)
+    elseif place and not is_stale and kept_until <= lasts then
+      -- Behind the member, from 0; the first is mostly the only one.
+      call('SETRANGE', its_list, place == BEGUN + 1 and '17' or format('%d', place + 7), known)
+    else
+      if term ~= its_term then its_term, its_end = term, expiry(term + term) end
+      list = pack(HEAD, LIST, kept_until + term) .. member .. known
+      call('SET', its_list, list, 'PXAT', its_end)
+    end
   until true
 
   written[its_list] = true
