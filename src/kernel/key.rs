@@ -66,7 +66,7 @@ impl CounterKey {
 
     /// A key no other domain, entries or counting can have.
     ///
-    /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; the engine refuses
+    /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; who reads questions refuses
     /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,

@@ -33,7 +33,7 @@ type Places = SmallVec<[usize; 2]>;
 
 impl Leases {
     /// Puts the outcomes into `outcomes`, which is empty, where every charge is leased and can be answered here: no call,
-    /// no wait. Otherwise nothing, and nothing was spent.
+    /// no wait. Otherwise `None`: nothing was spent, and what is in `outcomes` means nothing.
     ///
     /// Must be called within a runtime.
     pub fn at_once<'t>(
