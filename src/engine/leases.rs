@@ -67,12 +67,12 @@ const LOOKED_FOR: Nanos = Nanos(200_000);
 /// Looking takes no more than one part in so many of the time.
 const LOOKING_PART: u64 = 100;
 
-/// The most messages on their way at one time that borrow at leisure, which is about what goes in one call: behind
-/// thousands, whoever asks the store meanwhile would be late. The others are found at the next look.
-pub const MOST_AT_LEISURE: usize = 64;
+/// The most messages on their way at one time that borrow at leisure, which with the one that they travel with is what goes
+/// in one call: behind thousands, whoever asks the store meanwhile would be late. The others are found at the next look.
+pub const MOST_AT_LEISURE: usize = MOST_PARTINGS - 1;
 
-/// Messages that give back, on their way at one time.
-const MOST_PARTINGS: usize = 64;
+/// Messages that give back, on their way at one time: what goes in one call.
+const MOST_PARTINGS: usize = 62;
 
 /// A counter that is leased, and how. What the charge costs is said apart from it.
 #[derive(Clone, Copy, Debug)]
@@ -302,7 +302,7 @@ impl Leases {
     /// Borrows what will soon be asked for, gives back what will not be, and forgets keys that nobody asks for.
     pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
-        self.borrow_at_leisure(now, Vec::new());
+        self.borrow_at_leisure(now, None).await;
         self.part(Held::surplus).await;
         for shard in &self.shards {
             shard.0.lock().retain(|held| !held.is_idle(now));
@@ -440,7 +440,7 @@ impl Leases {
             let message = self.message(held.leased(), borrow);
             if self.may_look(now) {
                 let all = Arc::clone(self);
-                tokio::spawn(async move { all.look_around(message) });
+                tokio::spawn(async move { all.look_around(message).await });
             } else {
                 self.send_together(vec![(message, None)]);
             }
@@ -458,35 +458,63 @@ impl Leases {
         next <= now.0 && self.next_look.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sends `first`, and takes along what others will soon need.
-    fn look_around(self: &Arc<Self>, first: Message) {
-        let began = self.clock.now();
-        self.borrow_at_leisure(began, vec![(first, None)]);
-        let took = self.clock.now().since(began);
-        let patience = Nanos(took.0.saturating_mul(LOOKING_PART)).max(LOOKED_EVERY);
-        self.next_look.store(began.plus(patience).0, Relaxed);
+    /// Sends `first`, and takes along what others will soon need; looks again for as long as there is more of that than finds
+    /// a turn, so that it goes in full calls and not one by one once it is urgent.
+    async fn look_around(self: &Arc<Self>, first: Message) {
+        let mut urgent = Some((first, None));
+        loop {
+            let began = self.clock.now();
+            let is_all = self.borrow_at_leisure(began, urgent.take()).await;
+            let took = self.clock.now().since(began);
+            let patience = Nanos(took.0.saturating_mul(LOOKING_PART)).max(LOOKED_EVERY);
+            self.next_look.store(began.plus(patience).0, Relaxed);
+            if is_all {
+                return;
+            }
+            tokio::time::sleep(Duration::from_nanos(patience.0)).await;
+            // Who looks meanwhile goes on in place of this.
+            if self.is_leaving() || !self.may_look(self.clock.now()) {
+                return;
+            }
+        }
     }
 
-    /// Borrows in the background for keys that it will soon be time for, of which those that find no turn now are found
-    /// again. What is found travels with what `goes` at once anyway, which does not wait for long.
-    fn borrow_at_leisure(self: &Arc<Self>, now: Nanos, mut goes: Vec<Going>) {
-        let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
-        let (late, mut next) = (now.plus(LOOKED_FOR), turn());
-        'all: for shard in &self.shards {
-            for held in shard.0.lock().values_mut() {
-                if next.is_none() || self.is_leaving() {
-                    break 'all;
-                }
-                if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
-                    goes.push((self.message(held.leased(), borrow), next));
-                    next = turn();
-                }
+    /// Borrows in the background for keys that it will soon be time for; false where some of them may have found no turn,
+    /// which are found again. What is found travels with what is `urgent`, which does not wait for long.
+    async fn borrow_at_leisure(self: &Arc<Self>, now: Nanos, urgent: Option<Going>) -> bool {
+        let (late, mut is_urgent) = (now.plus(LOOKED_FOR), urgent.is_some());
+        let mut goes = Vec::from_iter(urgent);
+        let mut is_all = true;
+        for shard in &self.shards {
+            is_all = self.find_at_leisure(&mut shard.0.lock(), now, &mut goes);
+            if !is_all {
+                break;
             }
-            if late <= self.clock.now() {
+            if is_urgent && late <= self.clock.now() {
+                is_urgent = false;
                 self.send_together(take(&mut goes));
+                // What was spawned goes before this goes on.
+                tokio::task::yield_now().await;
             }
         }
         self.send_together(goes);
+        is_all
+    }
+
+    /// Whether there may be more turns for what a shard's keys will soon need, which comes to `goes`.
+    fn find_at_leisure(&self, shard: &mut Ledgers, now: Nanos, goes: &mut Vec<Going>) -> bool {
+        let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
+        let mut next = turn();
+        for held in shard.values_mut() {
+            if next.is_none() || self.is_leaving() {
+                return false;
+            }
+            if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
+                goes.push((self.message(held.leased(), borrow), next));
+                next = turn();
+            }
+        }
+        true
     }
 
     /// Sends messages in the background.

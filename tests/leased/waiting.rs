@@ -364,6 +364,48 @@ async fn so_many_keys_are_borrowed_for_at_leisure_at_one_time_and_the_others_at_
 }
 
 #[tokio::test]
+async fn who_finds_more_at_leisure_than_goes_at_one_time_looks_again_of_itself() {
+    const KEYS: u64 = 100;
+    let store = Far::new();
+    let engine = engine(&store, TEN);
+    let names: Vec<String> = (0..KEYS).map(|name| name.to_string()).collect();
+    for (wait, name) in [0, 28].into_iter().flat_map(|wait| names.iter().map(move |n| (wait, n))) {
+        if name == "0" {
+            pass(&engine, Nanos::from_secs(wait));
+        }
+        assert!(admits(&engine, &[("k", name)], 1).await);
+    }
+    pass(&engine, Nanos::SECOND);
+    assert_eq!((store.calls(), held(&engine)), (KEYS, KEYS * 9));
+    // One of them runs out, and all others end within two seconds.
+    for _ in 0..8 {
+        assert!(admits(&engine, &[("k", "0")], 1).await);
+    }
+    turns().await;
+    assert_eq!(store.calls(), KEYS + 1 + MOST_AT_LEISURE as u64);
+    pass(&engine, Nanos(100_000_000));
+    let the_others = async {
+        while store.calls() != KEYS + KEYS {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, the_others).await.expect("it looks again");
+}
+
+#[tokio::test]
+async fn what_is_given_back_for_many_keys_goes_together() {
+    const KEYS: u64 = 40;
+    let store = Far::new();
+    let engine = engine(&store, TEN);
+    for name in 0..KEYS {
+        assert!(admits(&engine, &[("k", &name.to_string())], 1).await);
+    }
+    assert_eq!((held(&engine), store.together.load(Relaxed)), (KEYS * 10, 0));
+    engine.leases().unwrap().give_back().await;
+    assert_eq!((held(&engine), store.together.load(Relaxed)), (0, KEYS));
+}
+
+#[tokio::test]
 async fn what_was_held_under_other_numbers_goes_back() {
     let store = Far::new();
     let (one, other) = (engine(&store, TEN), engine(&store, TEN));

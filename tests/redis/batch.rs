@@ -12,10 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::redis::{Address, Batching, Options, Place, Redis};
-use sluicegate::backend::{
-    Backend as _, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule,
-};
+use sluicegate::backend::redis::{Address, Batching, Options, Place, Redis, Stores};
+use sluicegate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
 use sluicegate::kernel::decision::{Cost, Standing};
 use sluicegate::kernel::key::{CounterKey, Counting};
 use sluicegate::kernel::lease::sizer::Size;
@@ -205,7 +203,7 @@ fn message(name: &str, member: u64) -> Message {
 }
 
 fn lend<'r>(
-    redis: &'r Redis,
+    redis: &'r dyn Backend,
     message: &'r Message,
 ) -> Pin<Box<dyn Future<Output = Lent> + Send + 'r>> {
     match redis.borrow(Nanos(0), message) {
@@ -239,7 +237,7 @@ fn messages_about_many_keys_travel_together() {
 }
 
 /// Sends all, which are begun together; to how many anything was lent.
-fn lend_together(redis: &Redis, messages: &[Message]) -> usize {
+fn lend_together(redis: &dyn Backend, messages: &[Message]) -> usize {
     here().block_on(async {
         let mut all = std::pin::pin!(join_all(messages.iter().map(|message| lend(redis, message))));
         redis.together(&mut || {
@@ -258,13 +256,28 @@ fn messages_that_are_begun_together_go_in_one_call_and_more_than_fill_it_in_two(
     for (round, (many, takes)) in [(60, 1), (1, 1), (120, 2), (60, 1)].into_iter().enumerate() {
         let messages: Vec<_> = (0..many).map(|key| message(&format!("{round} {key}"), 1)).collect();
         let before = calls(&store);
-        assert_eq!(lend_together(&redis, &messages), many);
+        assert_eq!(lend_together(&*redis, &messages), many);
         assert_eq!(calls(&store) - before, takes, "{many}");
     }
     // Who comes then goes at once.
     let (lone, before) = (message("lone", 1), calls(&store));
-    assert!(matches!(here().block_on(lend(&redis, &lone)), Lent::Answered(_)));
+    assert!(matches!(here().block_on(lend(&*redis, &lone)), Lent::Answered(_)));
     assert_eq!(calls(&store) - before, 1);
+}
+
+#[test]
+fn messages_that_are_begun_together_go_in_one_call_to_each_of_two_stores() {
+    let both = [Store::running(), Store::running()];
+    let [main, seconds] = both.each_ref().map(|store| connected(store, Batching::On));
+    let (main, its, seconds, theirs) =
+        (main.redis, main._connection, seconds.redis, seconds._connection);
+    let stores = Stores::new(main).with_per_second(seconds);
+    let messages: Vec<_> = (0..60)
+        .map(|key| Message { per_second: key % 2 == 0, ..message(&key.to_string(), 1) })
+        .collect();
+    assert_eq!(lend_together(&stores, &messages), 60);
+    assert_eq!(both.each_ref().map(calls), [1, 1]);
+    drop((its, theirs));
 }
 
 /// What was begun and given up is not sent, and what came meanwhile is.
@@ -274,9 +287,9 @@ fn what_is_begun_together_and_given_up_keeps_nobody_waiting() {
     let redis = connected(&store, Batching::On);
     let messages = ["a", "b"].map(|key| message(key, 1));
     here().block_on(async {
-        let mut stays = lend(&redis, &messages[1]);
+        let mut stays = lend(&*redis, &messages[1]);
         redis.together(&mut || {
-            let mut begun = lend(&redis, &messages[0]);
+            let mut begun = lend(&*redis, &messages[0]);
             let context = &mut Context::from_waker(Waker::noop());
             assert!(begun.as_mut().poll(context).is_pending());
             redis.together(&mut || assert!(stays.as_mut().poll(context).is_pending()));
@@ -318,7 +331,7 @@ fn what_was_answered_stays_answered_where_the_rest_of_a_batch_is_late() {
     let redis = connected_at(Place::Tcp(address), Duration::from_secs(2), Batching::On);
     proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(700)));
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
-    let lent = here().block_on(join_all(messages.iter().map(|one| lend(&redis, one))));
+    let lent = here().block_on(join_all(messages.iter().map(|one| lend(&*redis, one))));
     let said = lent.iter().map(|one| matches!(one, Lent::Answered(_)));
     assert_eq!(said.collect::<Vec<_>>(), [true, true, true, false], "{lent:?}");
     assert!(matches!(lent[3], Lent::Failed(Cause::Late)));

@@ -30,7 +30,7 @@ const RATE: u64 = 200;
 const BUDGET: u64 = 10;
 const RUN: Duration = Duration::from_secs(6);
 
-/// What `borrow.lua` says of the budget: a member's share of it, and what of it is not out.
+/// What `lend.lua` says of the budget: a member's share of it, and what of it is not out.
 const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
 /// The same, had each replica the budget for itself.
 const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
