@@ -269,8 +269,8 @@ fn messages_that_are_begun_together_go_in_one_call_and_more_than_fill_it_in_two(
 fn messages_that_are_begun_together_go_in_one_call_to_each_of_two_stores() {
     let both = [Store::running(), Store::running()];
     let [main, seconds] = both.each_ref().map(|store| connected(store, Batching::On));
-    let (main, its, seconds, theirs) =
-        (main.redis, main._connection, seconds.redis, seconds._connection);
+    let Connected { redis: main, _connection: its } = main;
+    let Connected { redis: seconds, _connection: theirs } = seconds;
     let stores = Stores::new(main).with_per_second(seconds);
     let messages: Vec<_> = (0..60)
         .map(|key| Message { per_second: key % 2 == 0, ..message(&key.to_string(), 1) })
