@@ -45,6 +45,9 @@ const ROUNDS: usize = 4;
 /// Nobody is turned away, and no deadline comes to anybody's help.
 const CEILING: &str = "limit: 1000, max_duration: 10m";
 
+/// So many times they come where a machine that has others to serve lets them miss the window.
+const LOTS: u64 = 4;
+
 /// So many at least that left before it, in it and after it show that the window was met.
 const MET: u64 = 100;
 
@@ -93,8 +96,9 @@ impl Relay {
     }
 }
 
-/// Sends requests and leaves: from before the question has arrived to after its answer has. How many requests were sent.
-fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64) -> usize {
+/// Sends requests and leaves: from before the question has arrived to after its answer has. How many requests were sent, with
+/// those `sent` before.
+fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> usize {
     const STAY: usize = STAYING / ROUNDS;
     const LEAVE: usize = CLIENTS / ROUNDS;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -105,7 +109,7 @@ fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64) -> usize {
     };
     let mut dice = Dice::new(seed);
     runtime.block_on(async {
-        for before in (0..ROUNDS).map(|round| round * (STAY + LEAVE)) {
+        for before in (0..ROUNDS).map(|round| sent + round * (STAY + LEAVE)) {
             let may_stay = async |sent| may(before + sent).await;
             let mut took: Vec<_> = together(STAY, may_stay, |_| stay(ingress)).await;
             took.sort_unstable();
@@ -116,7 +120,7 @@ fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64) -> usize {
             together(LEAVE, async |sent| may(before + STAY + sent).await, goes).await;
         }
     });
-    STAYING + CLIENTS
+    sent + STAYING + CLIENTS
 }
 
 /// So many of them, some at a time, each once it may.
@@ -173,22 +177,29 @@ fn of_four_thousand_clients_that_leave_as_the_answer_arrives_none_keeps_a_place(
         let (upstream, came) = upstream::counting();
         let nginx = Nginx::start_as(shipped, upstream, between.address(), WhenDown::Deny);
         // Lua sends no datagrams.
-        let sent = leave(nginx.ingress, (!lua).then_some(&relay), 1);
-        if !lua {
-            relay.has_passed(sent);
-        }
-        shows(service.metrics, "sluicegate_requests_in_flight", 0);
+        let datagrams = (!lua).then_some(&relay);
         let ids = |event: &str| {
             gauge(service.metrics, &format!("sluicegate_permit_ids_total{{event=\"{event}\"}}"))
         };
-        let [held, early, over] = ["released", "early", "over"].map(ids);
-        println!("lua {lua}: 0 leaked; {held} released, {early} came first, {over} of them used");
-        let (admitted, came) = (gauge(service.metrics, ADMITTED), came.load(Relaxed) as u64);
-        println!("lua {lua}: {admitted} of {sent} were admitted, {came} came to the upstream");
-        // Who was not admitted left before its question came, and who was and is not at the upstream before the answer did.
-        let counts = [STAYING as u64, came, admitted, sent as u64];
-        let met = counts.is_sorted_by(|fewer, more| fewer + MET <= *more);
-        assert!(met && (lua || (MET < held && 0 < over)), "the window was missed: {counts:?}");
+        let mut sent = 0;
+        let mut is_met = |lot| {
+            sent = leave(nginx.ingress, datagrams, lot, sent);
+            if let Some(relay) = datagrams {
+                relay.has_passed(sent);
+            }
+            shows(service.metrics, "sluicegate_requests_in_flight", 0);
+            let [held, early, over] = ["released", "early", "over"].map(ids);
+            println!(
+                "lua {lua}: 0 leaked; {held} released, {early} came first, {over} of them used"
+            );
+            let (admitted, came) = (gauge(service.metrics, ADMITTED), came.load(Relaxed) as u64);
+            println!("lua {lua}: {admitted} of {sent} were admitted, {came} came to the upstream");
+            // Who was not admitted left before its question came, and who was and is not at the upstream before the answer did.
+            let counts = [lot * STAYING as u64, came, admitted, sent as u64];
+            let is_met = counts.is_sorted_by(|fewer, more| fewer + MET <= *more);
+            is_met && (lua || (MET < held && 0 < over))
+        };
+        assert!((1..=LOTS).any(&mut is_met), "the window was missed");
     }
 }
 
@@ -246,6 +257,6 @@ fn without_the_memory_of_early_releases_the_same_clients_leave_places_behind() {
     let relay = Relay::to(syslog);
     let shipped = Shipped::Concurrency(relay.address);
     let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
-    relay.has_passed(leave(nginx.ingress, Some(&relay), 1));
+    relay.has_passed(leave(nginx.ingress, Some(&relay), 1, 0));
     println!("without tombstones: {} leaked of {CLIENTS}", leaked(&engine));
 }
