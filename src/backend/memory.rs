@@ -151,7 +151,7 @@ impl Memory {
     }
 
     fn each(&self, now: Nanos, charges: &[Charge]) -> Reply<'_, Outcomes> {
-        // In the reply already: to move them there would cost half as much as a step.
+        // In the reply already: what was written in pieces is slow to move.
         let mut reply = Reply::Now(Outcomes::new());
         let Reply::Now(outcomes) = &mut reply else { return reply };
         for charge in charges {

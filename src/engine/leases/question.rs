@@ -94,7 +94,7 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<&Terms>],
     ) -> Outcomes {
-        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at).copied().flatten());
+        let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
         let asked = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
         let asks =
@@ -148,7 +148,7 @@ impl Leases {
         charges: &Charges,
         terms: &[Option<&Terms>],
     ) -> (Outcomes, Places) {
-        let leased = |at: usize| leased(charges.list.get(at)?, terms.get(at).copied().flatten());
+        let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
         for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
@@ -202,7 +202,7 @@ impl Leases {
         end: Option<Nanos>,
     ) -> bool {
         let part = |at: usize| {
-            let (leased, _) = leased(charges.list.get(at)?, terms.get(at).copied().flatten())?;
+            let (leased, _) = leased(charges.list.get(at)?, *terms.get(at)?)?;
             Some((leased, put_to(charges, &leased.charge.key, |_| true)))
         };
         let (mut coverable, mut back) = (Places::new(), Places::new());

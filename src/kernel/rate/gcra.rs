@@ -162,7 +162,6 @@ impl Gcra {
     }
 
     /// The state after the question, and the answer.
-    #[inline]
     fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, Step) {
         let now = self.tick.floor(now);
         let ahead = self.ahead(state, now);
