@@ -3,8 +3,9 @@
 //! Under `each` every leased charge is spent or asked for by itself. Under `all_or_nothing` what is held is
 //! taken first, because it alone can be put back at once; the others, and what is not held, are charged
 //! in the store's one step; and where the question is denied, what was taken is put back. Where too little is held of a
-//! limit and too little is left by the store, but both would do, what is held goes back and all is charged once more. Of a question that is
-//! denied whatever its charges come to, what is held only answers: nothing stays taken, and nothing is borrowed for it.
+//! limit and too little is left by the store, but both would do, what is held goes back and all is charged once more; so it is
+//! where what came meanwhile, or was on its way, does alone. Of a question that is denied whatever its charges come to, what
+//! is held only answers: nothing stays taken, and nothing is borrowed for it.
 //!
 //! Guarantees: a question whose future is dropped puts back what it took; hits that were taken beside
 //! charges that the store did not answer stay taken.
@@ -174,8 +175,7 @@ impl Leases {
             let hits = put_to(charges, &leased.charge.key, |at| !is_known[at]);
             outcomes[at] = self.with_balance(leased, before, outcomes[at]);
             let counts = !charges.list[at].standing.shadow;
-            let is_of_use = counts && before != Hits(0) && comes_back(leased);
-            if is_of_use && may_be_short(leased, outcomes[at], hits) {
+            if counts && self.may_be_short(leased, before, outcomes[at], hits) {
                 short.push(at);
             }
         }
@@ -226,15 +226,32 @@ impl Leases {
         !self.is_over(end) && passes_with(charges, outcomes, &back)
     }
 
-    /// Whether what is held, once nothing more is on its way, does for `hits` with what the store has left.
+    /// Whether `hits` were denied of which there may be enough left in all: with what was held `before`, came since or is on
+    /// its way. What a window says is left when it denies is what would be left had it counted them: nothing.
+    fn may_be_short(&self, leased: Leased<'_>, before: Hits, outcome: Outcome, hits: Hits) -> bool {
+        let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return false };
+        if self.awaited(leased).is_some() {
+            return true;
+        }
+        let held = self.held(self.clock.now(), leased);
+        let left = room.remaining.plus(held.less(before));
+        let may_go_back = comes_back(leased) && (counts_denied(leased) || hits <= left);
+        before.max(held) != Hits(0) && (hits <= held || may_go_back)
+    }
+
+    /// Whether what is held, once nothing more is on its way, does for `hits`, or with what the store has left.
     async fn is_coverable(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
-        if let Some(mut settled) = self.awaited(leased)
+        let awaited = self.awaited(leased);
+        // What it brings was not known when it was found that there may be enough.
+        let is_known = awaited.is_none() && !counts_denied(leased);
+        if let Some(mut settled) = awaited
             && self.within(end, settled.changed()).await.is_none()
         {
             return false;
         }
         let rest = hits.less(self.held(self.clock.now(), leased));
-        rest == Hits(0) || !counts_denied(leased) || self.has_left(leased, rest, end).await
+        let may_go_back = comes_back(leased);
+        rest == Hits(0) || may_go_back && (is_known || self.has_left(leased, rest, end).await)
     }
 
     async fn hand_back_one(
@@ -246,6 +263,9 @@ impl Leases {
         let now = self.clock.now();
         if hits <= self.held(now, leased) {
             return true;
+        }
+        if !comes_back(leased) {
+            return false;
         }
         match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
             Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
@@ -392,13 +412,6 @@ fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, 
         (Cost::Charge(hits), Some(terms)) => Some((Leased { charge, terms: *terms }, hits)),
         _ => None,
     }
-}
-
-/// Whether `hits` were denied of which there may be enough left in all. What a window says is left when it denies is what
-/// would be left had it counted them: nothing.
-fn may_be_short(leased: Leased<'_>, outcome: Outcome, hits: Hits) -> bool {
-    let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return false };
-    counts_denied(leased) || hits <= room.remaining
 }
 
 const fn counts_denied(leased: Leased<'_>) -> bool {
