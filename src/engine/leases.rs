@@ -15,6 +15,7 @@ mod flight;
 mod held;
 mod question;
 mod shard;
+mod short;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -44,6 +45,10 @@ pub use question::AllTerms;
 use shard::{Ledgers, Place};
 
 const SHARDS: usize = 256;
+
+/// What is known, such as a denial that waits for what is on its way, is said so long before its caller gives up:
+/// timers tell milliseconds.
+const IN_TIME: Nanos = Nanos(2_000_000);
 
 /// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB beside the keys.
 pub const MOST_LEDGERS: usize = SHARDS * shard::WAYS;
@@ -161,9 +166,15 @@ impl Leases {
     }
 
     /// Answers a question: from the balance; by the store, which is asked for the question's own hits
-    /// and for a lease; or with what a message that is on its way already brings.
-    pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
-        let end = self.end();
+    /// and for a lease; or with what a message that is on its way already brings. What is known is said before the
+    /// caller's `patience` is over.
+    pub async fn ask(
+        self: &Arc<Self>,
+        leased: Leased<'_>,
+        hits: Hits,
+        patience: Option<Nanos>,
+    ) -> Outcome {
+        let end = self.end(patience);
         // The backend sees to the deadline of a first call, and learns from it.
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
@@ -246,9 +257,11 @@ impl Leases {
         timeout(left, act).await.ok()
     }
 
-    /// When a question that comes now has to be answered, by the steady clock.
-    fn end(&self) -> Option<Nanos> {
-        self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
+    /// When a question that comes now, of a caller with so much `patience`, has to be answered, by the steady clock.
+    fn end(&self, patience: Option<Nanos>) -> Option<Nanos> {
+        let patience = patience.map(|patience| patience.since(IN_TIME));
+        let left = self.backend.deadline().into_iter().chain(patience).min()?;
+        Some(self.clock.steady().plus(left))
     }
 
     fn is_over(&self, end: Option<Nanos>) -> bool {

@@ -62,7 +62,7 @@ impl Backend for Leasing {
             let mut outcomes = Outcomes::new();
             match self.leases.at_once(now, charges, terms.iter().copied(), &mut outcomes) {
                 Some(()) => outcomes,
-                None => self.leases.charge(now, charges, &terms).await,
+                None => self.leases.charge(now, charges, &terms, None).await,
             }
         }))
     }

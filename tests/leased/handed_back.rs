@@ -11,10 +11,10 @@ use super::path::{COUPLED, GCRA};
 use super::waiting::{K, TEN, asked, turns, verdict};
 use super::{Far, admits, ask, engine, held, pass, publish, question};
 
-const AS_ONE: &str = "charge: all_or_nothing\n";
+pub(super) const AS_ONE: &str = "charge: all_or_nothing\n";
 
 /// An engine whose questions are charged as one.
-fn as_one(store: &Arc<Far>, limits: &str) -> Engine {
+pub(super) fn as_one(store: &Arc<Far>, limits: &str) -> Engine {
     let engine = engine(store, limits);
     publish(&engine, AS_ONE, limits);
     engine
@@ -159,49 +159,6 @@ async fn who_waits_for_what_another_handed_back_is_admitted_where_the_store_has_
     store.take(3);
     store.answer(3);
     assert_eq!(verdict(waits).await, Verdict::Admit);
-}
-
-/// What `hits` come to that are denied while a lease of three is on its way, where others left the store `left`; the lease is
-/// there before the denial, or after it.
-async fn beside_a_lease(strategy: &str, left: u64, hits: u64, comes_first: bool) -> Verdict {
-    let limits = TEN.replace("gcra", strategy).replace("lease_hits: 10", "lease_hits: 3");
-    let store = Far::new();
-    let (one, other) = (Arc::new(as_one(&store, &limits)), engine(&store, &limits));
-    assert!(admits(&one, K, 1).await);
-    store.stands.store(true, Relaxed);
-    let lent = asked(&one, 1).await;
-    store.take(0);
-    store.answer(0);
-    assert_eq!(verdict(lent).await, Verdict::Admit);
-    store.take(1);
-    turns().await;
-    store.stands.store(false, Relaxed);
-    assert!(admits(&other, K, 95 - left).await);
-    store.stands.store(true, Relaxed);
-    let asks = asked(&one, hits).await;
-    store.take(2);
-    turns().await;
-    store.stands.store(false, Relaxed);
-    for at in if comes_first { [1, 2] } else { [2, 1] } {
-        store.answer(at);
-        turns().await;
-    }
-    verdict(asks).await
-}
-
-#[tokio::test]
-async fn who_is_denied_while_a_lease_is_on_its_way_is_answered_with_what_it_brings() {
-    for strategy in ["gcra", "fixed_window", "sliding_window", "sliding_log"] {
-        for comes_first in [false, true] {
-            let case = format!("{strategy}, {comes_first}");
-            let came = async |left, hits| beside_a_lease(strategy, left, hits, comes_first).await;
-            assert_eq!(came(0, 3).await, Verdict::Admit, "{case}: the lease does");
-            assert_eq!(came(0, 4).await, Verdict::Deny, "{case}: nobody has a fourth");
-            if strategy == "gcra" {
-                assert_eq!(came(1, 4).await, Verdict::Admit, "{case}: the store has the fourth");
-            }
-        }
-    }
 }
 
 /// Ten are held here of a hundred.

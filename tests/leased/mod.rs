@@ -9,6 +9,7 @@ mod path;
 mod plot;
 mod refunds;
 mod share;
+mod short;
 mod told;
 mod undecided;
 mod waiting;

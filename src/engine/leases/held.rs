@@ -21,6 +21,13 @@ const IDLE_SPANS: u64 = 2;
 /// Bits for the epochs of one ledger.
 const EPOCHS: u32 = 20;
 
+/// The most that a message on its way may bring: hits lent here, and hits given back to the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Coming {
+    pub(super) lent: Hits,
+    pub(super) back: Hits,
+}
+
 /// What is held of one key.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -33,6 +40,8 @@ pub(super) struct Held {
     first: u64,
     /// The message whose answer is awaited.
     awaits: Option<Number>,
+    /// What that may bring.
+    coming: Coming,
     /// All is to be given back once that answer is there.
     leaves: bool,
     /// Tells those who wait that a message was settled, or why it was not.
@@ -51,6 +60,7 @@ impl Held {
             asked: now,
             first: number.0 << EPOCHS,
             awaits: None,
+            coming: Coming::default(),
             leaves: false,
             settled: watch::Sender::default(),
         }
@@ -233,6 +243,11 @@ impl Held {
         self.awaits.is_some()
     }
 
+    /// What is on its way, if anything.
+    pub(super) fn coming(&self) -> Option<Coming> {
+        self.awaits().then_some(self.coming)
+    }
+
     /// When the last question came; none while an answer is awaited.
     pub(super) const fn last_asked(&self) -> Option<Nanos> {
         if self.awaits() { None } else { Some(self.asked) }
@@ -246,6 +261,9 @@ impl Held {
 
     fn awaited(&mut self, message: Option<Borrow>) -> Option<Borrow> {
         let number = message.as_ref().map(|message| message.number);
+        if let Some(message) = &message {
+            self.coming = Coming { lent: message.want, back: message.returned };
+        }
         self.wrote(message, number)
     }
 

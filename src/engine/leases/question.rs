@@ -16,21 +16,18 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
+use super::short::{AllShort, passes_with};
 use super::{Held, Leased, Leases, Place, awaits_another};
-use crate::backend::lease::Lent;
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::{Overshoot, Terms};
-use crate::kernel::rate::{Room, Step, Strategy};
+use crate::kernel::lease::Terms;
+use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
 /// What leases of each charge are granted under; nothing for one that is not leased.
 pub type AllTerms<'t> = SmallVec<[Option<&'t Terms>; 2]>;
-
-/// Where charges stand in a question.
-type Places = SmallVec<[usize; 2]>;
 
 impl Leases {
     /// Puts the outcomes into `outcomes`, which is empty, where every charge is leased and can be answered here: no call,
@@ -62,18 +59,21 @@ impl Leases {
         Some(())
     }
 
-    /// Charges what `at_once` does not answer.
+    /// Charges what `at_once` does not answer. What is known is said before the caller's `patience` is over.
     pub async fn charge(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
+        patience: Option<Nanos>,
     ) -> Outcomes {
         match charges.rule {
-            Rule::Each => self.each(now, charges, terms).await,
+            Rule::Each => self.each(now, charges, terms, patience).await,
             // Also a lone one: what is denied must not be counted, and a window that is asked for a
             // lease counts it.
-            Rule::AllOrNothing { .. } | Rule::Ask => self.together(now, charges, terms).await,
+            Rule::AllOrNothing { .. } | Rule::Ask => {
+                self.together(now, charges, terms, self.end(patience)).await
+            }
         }
     }
 
@@ -94,12 +94,14 @@ impl Leases {
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
+        patience: Option<Nanos>,
     ) -> Outcomes {
         let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
         let asked = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
-        let asks =
-            asked.map(|(at, (leased, hits))| async move { (at, self.ask(leased, hits).await) });
+        let asks = asked.map(|(at, (leased, hits))| async move {
+            (at, self.ask(leased, hits, patience).await)
+        });
         let rest = async {
             if plain.charges.list.is_empty() {
                 return Outcomes::new();
@@ -115,40 +117,39 @@ impl Leases {
         outcomes
     }
 
-    /// Charges as one. Where that is denied though what is held would do with what the store has left, what is held goes
-    /// back and the question is put once more, in what is left of its time; what is not answered then keeps its denial.
+    /// Charges as one. Where that is denied though what is held or on its way would do, alone or with what the store has
+    /// left, the question is put once more, in what is left of its time; what is not answered then keeps its denial.
     async fn together(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
+        end: Option<Nanos>,
     ) -> Outcomes {
-        let end = self.end();
         if is_spent(charges.rule) {
             let leased = charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, *terms));
             let now = self.clock.now();
             leased.for_each(|(leased, hits)| self.count(now, leased, hits));
         }
         let (outcomes, short) = self.put(now, charges, terms).await;
-        if short.is_empty() || !self.hand_back(charges, terms, &outcomes, &short, end).await {
+        if short.is_empty() || !self.cover(charges, terms, &outcomes, &short, end).await {
             return outcomes;
         }
         let again = self.within(end, self.put(self.clock.now(), charges, terms)).await;
-        let is_answered = |again: &Outcomes| {
-            short.iter().all(|at| !matches!(again.get(*at), Some(Outcome::Failed(_))))
-        };
-        again.map(|(again, _)| again).filter(is_answered).unwrap_or(outcomes)
+        again
+            .map(|(again, _)| again)
+            .filter(|again| !fails_more(again, &outcomes))
+            .unwrap_or(outcomes)
     }
 
-    /// Charges as one, once. Also the places of the charges that the store denied, and alone deny the question, though
-    /// it may have enough left with what is held here. What is held is so by the clock: the question may have come at `now`
-    /// and waited since.
+    /// Charges as one, once. Also the charges that the store denied, and alone deny the question, though there may be
+    /// enough left for them. What is held is so by the clock: the question may have come at `now` and waited since.
     async fn put(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
-    ) -> (Outcomes, Places) {
+    ) -> (Outcomes, AllShort) {
         let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
@@ -170,18 +171,16 @@ impl Leases {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
         }
-        let mut short = Places::new();
+        let mut short = AllShort::new();
         for ((at, (leased, _)), before) in asked().zip(before) {
             let hits = put_to(charges, &leased.charge.key, |at| !is_known[at]);
-            outcomes[at] = self.with_balance(leased, before, outcomes[at]);
-            let counts = !charges.list[at].standing.shadow;
-            if counts && self.may_be_short(leased, before, outcomes[at], hits) {
-                short.push(at);
+            if !charges.list[at].standing.shadow {
+                short.extend(self.short(at, leased, hits, before, outcomes[at]));
             }
+            outcomes[at] = self.with_balance(leased, before, outcomes[at]);
         }
         // What gives hits back does so each time that the question is put.
-        let may_be_put_again = || !gives_back(charges) && passes_with(charges, &outcomes, &short);
-        if !short.is_empty() && !may_be_put_again() {
+        if gives_back(charges) || !passes_with(charges, &outcomes, &short) {
             short.clear();
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
@@ -189,95 +188,6 @@ impl Leases {
             asked().for_each(|(_, (leased, hits))| self.stock(now, leased, hits));
         }
         (outcomes, short)
-    }
-
-    /// Gives back what is held for the charges at `short`, of which `outcomes` came, where it does not do for them by now;
-    /// whether the question may pass then. Nothing goes back before all that it takes is known to do.
-    async fn hand_back(
-        self: &Arc<Self>,
-        charges: &Charges,
-        terms: &[Option<&Terms>],
-        outcomes: &Outcomes,
-        short: &[usize],
-        end: Option<Nanos>,
-    ) -> bool {
-        let part = |at: usize| {
-            let (leased, _) = leased(charges.list.get(at)?, *terms.get(at)?)?;
-            Some((leased, put_to(charges, &leased.charge.key, |_| true)))
-        };
-        let (mut coverable, mut back) = (Places::new(), Places::new());
-        for at in short.iter().copied() {
-            if let Some((leased, hits)) = part(at)
-                && self.is_coverable(leased, hits, end).await
-            {
-                coverable.push(at);
-            }
-        }
-        if !passes_with(charges, outcomes, &coverable) {
-            return false;
-        }
-        for at in coverable {
-            if let Some((leased, hits)) = part(at)
-                && self.hand_back_one(leased, hits, end).await
-            {
-                back.push(at);
-            }
-        }
-        !self.is_over(end) && passes_with(charges, outcomes, &back)
-    }
-
-    /// Whether `hits` were denied of which there may be enough left in all: with what was held `before`, came since or is on
-    /// its way. What a window says is left when it denies is what would be left had it counted them: nothing.
-    fn may_be_short(&self, leased: Leased<'_>, before: Hits, outcome: Outcome, hits: Hits) -> bool {
-        let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return false };
-        if self.awaited(leased).is_some() {
-            return true;
-        }
-        let held = self.held(self.clock.now(), leased);
-        let left = room.remaining.plus(held.less(before));
-        let may_go_back = comes_back(leased) && (counts_denied(leased) || hits <= left);
-        before.max(held) != Hits(0) && (hits <= held || may_go_back)
-    }
-
-    /// Whether what is held, once nothing more is on its way, does for `hits`, or with what the store has left.
-    async fn is_coverable(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
-        let awaited = self.awaited(leased);
-        // What it brings was not known when it was found that there may be enough.
-        let is_known = awaited.is_none() && !counts_denied(leased);
-        if let Some(mut settled) = awaited
-            && self.within(end, settled.changed()).await.is_none()
-        {
-            return false;
-        }
-        let rest = hits.less(self.held(self.clock.now(), leased));
-        let may_go_back = comes_back(leased);
-        rest == Hits(0) || may_go_back && (is_known || self.has_left(leased, rest, end).await)
-    }
-
-    async fn hand_back_one(
-        self: &Arc<Self>,
-        leased: Leased<'_>,
-        hits: Hits,
-        end: Option<Nanos>,
-    ) -> bool {
-        let now = self.clock.now();
-        if hits <= self.held(now, leased) {
-            return true;
-        }
-        if !comes_back(leased) {
-            return false;
-        }
-        match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
-            Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
-            // Another question handed it back.
-            None => self.held(now, leased) == Hits(0),
-        }
-    }
-
-    /// Whether the store has so many hits left; it is only asked.
-    async fn has_left(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
-        let asked = self.within(end, self.charge_one(leased, hits, Rule::Ask)).await;
-        matches!(asked, Some(Outcome::Stepped(Step::Admit(_))))
     }
 
     /// Hits that are held of a key.
@@ -312,7 +222,11 @@ impl Leases {
         }
     }
 
-    fn with<T>(&self, leased: Leased<'_>, act: impl FnOnce(&mut Held) -> T) -> Option<T> {
+    pub(super) fn with<T>(
+        &self,
+        leased: Leased<'_>,
+        act: impl FnOnce(&mut Held) -> T,
+    ) -> Option<T> {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
         shard.get_mut(&place).filter(|held| held.is_of(leased)).map(act)
@@ -407,29 +321,15 @@ const fn is_spent(rule: Rule) -> bool {
 }
 
 /// The counter of a charge and its hits, where it is leased.
-fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
+pub(super) fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
     match (charge.cost, terms) {
         (Cost::Charge(hits), Some(terms)) => Some((Leased { charge, terms: *terms }, hits)),
         _ => None,
     }
 }
 
-const fn counts_denied(leased: Leased<'_>) -> bool {
-    matches!(leased.charge.strategy, Strategy::FixedWindow(_))
-}
-
-/// Whether all that is held may be charged again once it is handed back. A window or a log that moves on takes back only
-/// what was lent last, and that only while it counts it; leases that end with their window are of one window.
-const fn comes_back(leased: Leased<'_>) -> bool {
-    match leased.charge.strategy {
-        Strategy::Gcra(_) => true,
-        Strategy::FixedWindow(_) => matches!(leased.terms.overshoot, Overshoot::InWindow),
-        Strategy::SlidingWindow(_) | Strategy::SlidingLog(_) => false,
-    }
-}
-
 /// All that the question puts to one counter, in the charges that `counts`.
-fn put_to(charges: &Charges, key: &CounterKey, counts: impl Fn(usize) -> bool) -> Hits {
+pub(super) fn put_to(charges: &Charges, key: &CounterKey, counts: impl Fn(usize) -> bool) -> Hits {
     let these = charges.list.iter().enumerate().filter(|(at, c)| counts(*at) && c.key == *key);
     let hits = these.map(|(_, charge)| match charge.cost {
         Cost::Charge(hits) => hits,
@@ -440,15 +340,6 @@ fn put_to(charges: &Charges, key: &CounterKey, counts: impl Fn(usize) -> bool) -
 
 fn gives_back(charges: &Charges) -> bool {
     charges.list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)))
-}
-
-/// Whether the question would pass if what stands at `places` did, and does not without.
-fn passes_with(charges: &Charges, outcomes: &Outcomes, places: &[usize]) -> bool {
-    let mut passing = outcomes.clone();
-    for at in places {
-        passing[*at] = Outcome::Stepped(Step::Admit(Room::default()));
-    }
-    again::denied(charges, outcomes) && !again::denied(charges, &passing)
 }
 
 /// How the charges that are not known are made: not at all where those that are deny the question.
@@ -469,4 +360,10 @@ fn rest(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> Rule {
 /// An outcome for each charge that none has yet: it denies nothing.
 fn unknown(charges: &Charges) -> Outcomes {
     charges.list.iter().map(|_| Outcome::Failed(Cause::NotUnderstood)).collect()
+}
+
+/// Whether something was not answered `again` that was `before`.
+fn fails_more(again: &Outcomes, before: &Outcomes) -> bool {
+    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
+    again.iter().zip(before).any(|(again, before)| failed(again) && !failed(before))
 }
