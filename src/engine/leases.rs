@@ -46,8 +46,8 @@ use shard::{Ledgers, Place};
 
 const SHARDS: usize = 256;
 
-/// What is known, such as a denial that waits for what is on its way, is said so long before its caller gives up:
-/// timers tell milliseconds.
+/// A denial that waits for what is on its way is told so long before its caller gives up, or half of that time: timers tell
+/// milliseconds, and a caller that is too late is answered as if the store were away.
 const IN_TIME: Nanos = Nanos(2_000_000);
 
 /// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB beside the keys.
@@ -166,15 +166,9 @@ impl Leases {
     }
 
     /// Answers a question: from the balance; by the store, which is asked for the question's own hits
-    /// and for a lease; or with what a message that is on its way already brings. What is known is said before the
-    /// caller's `patience` is over.
-    pub async fn ask(
-        self: &Arc<Self>,
-        leased: Leased<'_>,
-        hits: Hits,
-        patience: Option<Nanos>,
-    ) -> Outcome {
-        let end = self.end(patience);
+    /// and for a lease; or with what a message that is on its way already brings.
+    pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
+        let end = self.end();
         // The backend sees to the deadline of a first call, and learns from it.
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
@@ -257,11 +251,16 @@ impl Leases {
         timeout(left, act).await.ok()
     }
 
-    /// When a question that comes now, of a caller with so much `patience`, has to be answered, by the steady clock.
-    fn end(&self, patience: Option<Nanos>) -> Option<Nanos> {
-        let patience = patience.map(|patience| patience.since(IN_TIME));
-        let left = self.backend.deadline().into_iter().chain(patience).min()?;
-        Some(self.clock.steady().plus(left))
+    /// When a question that comes now has to be answered, by the steady clock.
+    fn end(&self) -> Option<Nanos> {
+        self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
+    }
+
+    /// The same of a caller with so much `patience`, for what is known by then to be told in time.
+    fn end_in_time(&self, patience: Option<Nanos>) -> Option<Nanos> {
+        let in_time = |patience: Nanos| patience.since(IN_TIME).max(Nanos(patience.0 / 2));
+        let theirs = patience.map(|patience| self.clock.steady().plus(in_time(patience)));
+        self.end().into_iter().chain(theirs).min()
     }
 
     fn is_over(&self, end: Option<Nanos>) -> bool {

@@ -141,18 +141,24 @@ async fn where_nothing_came_of_a_message_the_store_is_not_asked_again() {
     }
 }
 
+/// Asks in the background, for a caller that gives up in two seconds.
+async fn in_two_seconds(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Refusal>> {
+    let engine = Arc::clone(engine);
+    let asks = tokio::spawn(async move {
+        let question = question(K, Cost::Charge(Hits(hits)));
+        engine.decide_within(&question, Some(SECOND.plus(SECOND))).await
+    });
+    turns().await;
+    asks
+}
+
 /// A caller that gives up would be answered by the limit's word for a store that is away.
 #[tokio::test]
 async fn a_denial_is_told_before_its_caller_gives_up_whatever_is_on_its_way() {
     let all = Borrowing::under(&three("gcra")).await;
     all.lend().await;
     all.leave(95, 0).await;
-    let one = Arc::clone(&all.one);
-    let asks = tokio::spawn(async move {
-        let question = question(K, Cost::Charge(Hits(1)));
-        one.decide_within(&question, Some(SECOND.plus(SECOND))).await
-    });
-    turns().await;
+    let asks = in_two_seconds(&all.one, 1).await;
     all.store.take(DENIAL);
     turns().await;
     pass(&all.one, Nanos(1_999_000_000));
@@ -176,4 +182,55 @@ async fn who_is_denied_stays_so_where_the_second_time_something_is_not_answered(
     all.store.is_cut_off.store(true, Relaxed);
     all.answer([DENIAL, LEASE]).await;
     assert_eq!(verdict(asks).await, Verdict::Deny);
+    assert_eq!(held(&all.one), 3, "who is denied takes nothing");
+}
+
+/// Three are held, and others leave the store `rest`.
+async fn holding(rest: u64) -> Borrowing {
+    let all = Borrowing::under(&three("gcra")).await;
+    all.lend().await;
+    all.store.answer(LEASE);
+    turns().await;
+    all.leave(95, rest).await;
+    assert_eq!(held(&all.one), 3);
+    all
+}
+
+/// What is held would do with what is left, but not in time.
+#[tokio::test]
+async fn nothing_goes_back_for_a_question_whose_time_is_over() {
+    for (late, verdict_in_time) in [(false, Verdict::Admit), (true, Verdict::Deny)] {
+        let all = holding(3).await;
+        let asks = in_two_seconds(&all.one, 5).await;
+        all.store.take(DENIAL);
+        turns().await;
+        all.store.stands.store(false, Relaxed);
+        pass(&all.one, Nanos(if late { 1_999_000_000 } else { 0 }));
+        all.store.answer(DENIAL);
+        assert_eq!(verdict(asks).await, verdict_in_time);
+        assert_eq!(held(&all.one), if late { 3 } else { 0 });
+    }
+}
+
+/// Three go back beside a question for four, and are lent again: nobody has a fourth.
+#[tokio::test]
+async fn what_goes_back_and_may_be_lent_again_is_not_counted_twice() {
+    const BACK: usize = 3;
+    const AFTER: usize = 4;
+    let all = holding(4).await;
+    let admitted = asked(&all.one, 4).await;
+    all.store.take(DENIAL);
+    all.store.answer(DENIAL);
+    assert_eq!(verdict(admitted).await, Verdict::Admit);
+    let asks = asked(&all.one, 4).await;
+    all.store.take(AFTER);
+    turns().await;
+    let before = all.store.calls();
+    all.store.stands.store(false, Relaxed);
+    all.store.answer(AFTER);
+    assert_eq!(verdict(asks).await, Verdict::Deny, "it does not wait");
+    all.store.take(BACK);
+    all.store.answer(BACK);
+    turns().await;
+    assert_eq!((all.store.calls(), held(&all.one)), (before, 3), "the store need not be asked");
 }

@@ -55,7 +55,7 @@ impl Counter {
         let mut spent = Outcomes::new();
         match member.spend(Clock::system().now(), self.leased(), Hits(1), &mut spent) {
             Some(()) => spent[0],
-            None => member.ask(self.leased(), Hits(1), None).await,
+            None => member.ask(self.leased(), Hits(1)).await,
         }
     }
 }
@@ -181,17 +181,15 @@ async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_aga
     let in_time = Duration::from_secs(20);
     // So that no answer is here before the question is given up.
     store.signal("STOP");
-    let mut first = Box::pin(member.ask(leased.leased(), Hits(1), None));
+    let mut first = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
-    let mut second = Box::pin(member.ask(leased.leased(), Hits(1), None));
+    let mut second = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut second).now_or_never().is_none());
     drop(first);
     store.signal("CONT");
     assert!(is_admitted(timeout(in_time, second).await.unwrap()));
     for _ in 0..3 {
-        assert!(is_admitted(
-            timeout(in_time, member.ask(leased.leased(), Hits(1), None)).await.unwrap()
-        ));
+        assert!(is_admitted(timeout(in_time, member.ask(leased.leased(), Hits(1))).await.unwrap()));
     }
 }
 

@@ -28,6 +28,16 @@ pub(super) struct Coming {
     pub(super) back: Hits,
 }
 
+/// What is held of one key at one instant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) held: Hits,
+    /// What is on its way, if anything.
+    pub(super) coming: Option<Coming>,
+    /// How many messages were written, and how many settled: while that stays, nothing was lent and nothing went back.
+    pub(super) messages: u64,
+}
+
 /// What is held of one key.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -42,6 +52,8 @@ pub(super) struct Held {
     awaits: Option<Number>,
     /// What that may bring.
     coming: Coming,
+    /// Messages written, and settled.
+    messages: u64,
     /// All is to be given back once that answer is there.
     leaves: bool,
     /// Tells those who wait that a message was settled, or why it was not.
@@ -61,6 +73,7 @@ impl Held {
             first: number.0 << EPOCHS,
             awaits: None,
             coming: Coming::default(),
+            messages: 0,
             leaves: false,
             settled: watch::Sender::default(),
         }
@@ -198,7 +211,7 @@ impl Held {
     /// Waits for the answer that is awaited, if one is. Whoever does gives back in place of [`Held::leave_at_last`].
     pub(super) fn last_wait(&mut self) -> Option<watch::Receiver<Option<Cause>>> {
         self.leaves = false;
-        self.awaits().then(|| self.wait())
+        self.awaited_now()
     }
 
     pub(super) const fn leaves(&self) -> bool {
@@ -218,6 +231,7 @@ impl Held {
         came: Result<Answer, Option<Cause>>,
     ) {
         self.expire(now);
+        self.messages += 1;
         let lost = match came {
             Ok(answer) => {
                 self.ledger.settle(now, &answer);
@@ -243,9 +257,14 @@ impl Held {
         self.awaits.is_some()
     }
 
-    /// What is on its way, if anything.
-    pub(super) fn coming(&self) -> Option<Coming> {
-        self.awaits().then_some(self.coming)
+    pub(super) fn seen(&self, now: Nanos) -> Seen {
+        let coming = self.awaits().then_some(self.coming);
+        Seen { held: self.balance(now), coming, messages: self.messages }
+    }
+
+    /// Waits for the answer that is awaited, if one is.
+    pub(super) fn awaited_now(&self) -> Option<watch::Receiver<Option<Cause>>> {
+        self.awaits().then(|| self.wait())
     }
 
     /// When the last question came; none while an answer is awaited.
@@ -269,6 +288,7 @@ impl Held {
 
     fn wrote(&mut self, message: Option<Borrow>, awaits: Option<Number>) -> Option<Borrow> {
         if message.is_some() {
+            self.messages += 1;
             self.awaits = awaits;
         }
         message

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
+use super::held::Seen;
 use super::short::{AllShort, passes_with};
 use super::{Held, Leased, Leases, Place, awaits_another};
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
@@ -59,7 +60,8 @@ impl Leases {
         Some(())
     }
 
-    /// Charges what `at_once` does not answer. What is known is said before the caller's `patience` is over.
+    /// Charges what `at_once` does not answer. A denial that waits for what may still do is told before the caller's
+    /// `patience` is over.
     pub async fn charge(
         self: &Arc<Self>,
         now: Nanos,
@@ -68,11 +70,11 @@ impl Leases {
         patience: Option<Nanos>,
     ) -> Outcomes {
         match charges.rule {
-            Rule::Each => self.each(now, charges, terms, patience).await,
+            Rule::Each => self.each(now, charges, terms).await,
             // Also a lone one: what is denied must not be counted, and a window that is asked for a
             // lease counts it.
             Rule::AllOrNothing { .. } | Rule::Ask => {
-                self.together(now, charges, terms, self.end(patience)).await
+                self.together(now, charges, terms, self.end_in_time(patience)).await
             }
         }
     }
@@ -94,14 +96,12 @@ impl Leases {
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
-        patience: Option<Nanos>,
     ) -> Outcomes {
         let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let plain = Missing::of(charges, |at| leased(at).is_none(), charges.rule);
         let asked = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
-        let asks = asked.map(|(at, (leased, hits))| async move {
-            (at, self.ask(leased, hits, patience).await)
-        });
+        let asks =
+            asked.map(|(at, (leased, hits))| async move { (at, self.ask(leased, hits).await) });
         let rest = async {
             if plain.charges.list.is_empty() {
                 return Outcomes::new();
@@ -131,24 +131,23 @@ impl Leases {
             let now = self.clock.now();
             leased.for_each(|(leased, hits)| self.count(now, leased, hits));
         }
-        let (outcomes, short) = self.put(now, charges, terms).await;
-        if short.is_empty() || !self.cover(charges, terms, &outcomes, &short, end).await {
-            return outcomes;
+        let (denial, short) = self.put(now, charges, terms, None).await;
+        if short.is_empty() || !self.cover(charges, terms, &denial, &short, end).await {
+            return denial;
         }
-        let again = self.within(end, self.put(self.clock.now(), charges, terms)).await;
-        again
-            .map(|(again, _)| again)
-            .filter(|again| !fails_more(again, &outcomes))
-            .unwrap_or(outcomes)
+        let again = self.put(self.clock.now(), charges, terms, Some(&denial));
+        self.within(end, again).await.map_or_else(|| denial.clone(), |(again, _)| again)
     }
 
     /// Charges as one, once. Also the charges that the store denied, and alone deny the question, though there may be
-    /// enough left for them. What is held is so by the clock: the question may have come at `now` and waited since.
+    /// enough left for them. What is held is so by the clock: the question may have come at `now` and waited since. A
+    /// question that has a `denial` already keeps it where something else is not answered now.
     async fn put(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
+        denial: Option<&Outcomes>,
     ) -> (Outcomes, AllShort) {
         let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
@@ -163,13 +162,16 @@ impl Leases {
             let places = (0..charges.list.len()).filter(|at| !is_known[*at]);
             places.filter_map(|at| Some((at, leased(at)?)))
         };
-        let before: SmallVec<[Hits; 2]> =
-            asked().map(|(_, (leased, _))| self.held(self.clock.now(), leased)).collect();
+        let before: SmallVec<[Seen; 2]> =
+            asked().map(|(_, (leased, _))| self.seen(leased)).collect();
         let rule = rest(charges, &outcomes, &is_known);
         let missing = Missing::of(charges, |at| !is_known[at], rule);
         if !missing.charges.list.is_empty() {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
+        }
+        if let Some(denial) = denial.filter(|denial| fails_more(&outcomes, denial)) {
+            return (denial.clone(), AllShort::new());
         }
         let mut short = AllShort::new();
         for ((at, (leased, _)), before) in asked().zip(before) {
@@ -177,7 +179,7 @@ impl Leases {
             if !charges.list[at].standing.shadow {
                 short.extend(self.short(at, leased, hits, before, outcomes[at]));
             }
-            outcomes[at] = self.with_balance(leased, before, outcomes[at]);
+            outcomes[at] = self.with_balance(leased, before.held, outcomes[at]);
         }
         // What gives hits back does so each time that the question is put.
         if gives_back(charges) || !passes_with(charges, &outcomes, &short) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::held::Coming;
+use super::held::{Coming, Seen};
 use super::question::{leased, put_to};
 use super::{Leased, Leases};
 use crate::backend::lease::Lent;
@@ -30,38 +30,48 @@ pub(super) struct Short {
     at: usize,
     /// What the store had left; nothing where it does not say.
     left: Option<Hits>,
-    /// Whether that does with what is held, unless more comes or others are sooner.
-    is_known: bool,
-    /// What was on its way back to the store.
+    /// What was on its way back to the store, or may have gone back meanwhile.
     back: Hits,
+    /// Up to which of the ledger's messages it is known that what is left does with what is held.
+    known_at: Option<u64>,
+}
+
+/// What hits are to be taken from.
+#[derive(Clone, Copy)]
+enum From {
+    Held,
+    /// The store, where what is held goes back.
+    Store,
 }
 
 impl Leases {
-    /// Charge `at`, of which the store said `outcome`, where there may be enough left for its `hits` though that is a denial:
-    /// so many were held `before` it was asked. What came or went since may be counted twice.
+    /// Charge `at`, of which the store said `outcome`, where there may be enough left for its `hits` though that is a denial;
+    /// `before` is what was held, and on its way, when it was asked.
     pub(super) fn short(
         &self,
         at: usize,
         leased: Leased<'_>,
         hits: Hits,
-        before: Hits,
+        before: Seen,
         outcome: Outcome,
     ) -> Option<Short> {
         let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return None };
-        let (held, coming) = self.held_and_coming(leased);
-        let left = (!counts_denied(leased)).then_some(room.remaining);
-        let Coming { lent, back } = coming.unwrap_or_default();
-        let most = before.max(held).plus(lent).plus(back);
-        let is_here = coming.is_some() || before.max(held) != Hits(0) && comes_back(leased);
-        let may_do = left.is_none_or(|left| hits <= left.plus(most));
-        let is_of_use = hits != Hits(0) && (hits <= held || is_here && may_do);
-        let is_known =
-            coming.is_none() && held <= before && left.is_some_and(|left| hits <= left.plus(held));
-        is_of_use.then_some(Short { at, left, is_known, back })
+        let (seen, left) = (self.seen(leased), (!counts_denied(leased)).then_some(room.remaining));
+        let Coming { lent, back } = seen.coming.unwrap_or_default();
+        let most = before.held.max(seen.held);
+        let may_do = left.is_none_or(|left| hits <= left.plus(most).plus(lent.max(back)));
+        let is_here = seen.coming.is_some() || most != Hits(0) && comes_back(leased);
+        let is_of_use = hits != Hits(0) && (hits <= seen.held || is_here && may_do);
+        let is_known = seen.coming.is_none()
+            && seen.messages == before.messages
+            && left.is_some_and(|left| hits <= left.plus(seen.held));
+        let known_at = is_known.then_some(seen.messages);
+        let back = back.max(before.held.less(seen.held));
+        is_of_use.then_some(Short { at, left, back, known_at })
     }
 
-    /// Sees to it that what is held here, or what the store has left, does for each of `short`, of which `outcomes` came;
-    /// whether the question may pass then.
+    /// Sees to it that what is held here, or what the store has left, does for as many of `short`, of which `outcomes` came,
+    /// as the question needs to pass; whether it may then. What is waited for least comes first.
     pub(super) async fn cover(
         self: &Arc<Self>,
         charges: &Charges,
@@ -74,79 +84,87 @@ impl Leases {
             let (leased, _) = leased(charges.list.get(at)?, *terms.get(at)?)?;
             Some((leased, put_to(charges, &leased.charge.key, |_| true)))
         };
-        let mut may_pass = AllShort::from(short);
-        for one in short {
-            let is_coverable = match part(one.at) {
-                Some((leased, hits)) => self.is_coverable(leased, hits, *one, end).await,
-                None => false,
-            };
-            if !is_coverable {
-                may_pass.retain(|other| other.at != one.at);
-                if !passes_with(charges, outcomes, &may_pass) {
-                    return false;
-                }
+        let passes = |short: &[Short]| passes_with(charges, outcomes, short);
+        let does =
+            |one: &Short| part(one.at).is_some_and(|(leased, hits)| hits <= self.seen(leased).held);
+        let (mut found, mut open): (AllShort, AllShort) = short.iter().copied().partition(does);
+        let mut from: SmallVec<[From; 2]> = found.iter().map(|_| From::Held).collect();
+        while !passes(&found) {
+            let Some(one) = open.pop() else { return false };
+            let Some((leased, hits)) = part(one.at) else { return false };
+            if let Some(way) = self.way(leased, hits, one, end).await {
+                found.push(one);
+                from.push(way);
+            } else if !passes(&found.iter().chain(&open).copied().collect::<AllShort>()) {
+                return false;
             }
         }
-        let mut covered = AllShort::new();
-        for one in may_pass {
-            if let Some((leased, hits)) = part(one.at)
-                && self.hand_back(leased, hits, end).await
-            {
-                covered.push(one);
+        for (one, from) in found.into_iter().zip(from) {
+            let Some((leased, hits)) = part(one.at) else { return false };
+            if !self.is_there(leased, hits, from, end).await {
+                return false;
             }
         }
-        !self.is_over(end) && passes_with(charges, outcomes, &covered)
+        !self.is_over(end)
     }
 
-    /// Whether what is held, once nothing more is on its way, does for `hits`, or with what the store has left. Who
-    /// waited for a message that failed does not ask the store again.
-    async fn is_coverable(
+    /// What does for `hits` once nothing more is on its way, if anything. Who waited for a message that failed does not ask
+    /// the store again.
+    async fn way(
         &self,
         leased: Leased<'_>,
         hits: Hits,
         short: Short,
         end: Option<Nanos>,
-    ) -> bool {
-        let (_, coming) = self.held_and_coming(leased);
+    ) -> Option<From> {
+        let (before, awaited) =
+            self.with(leased, |held| (held.seen(self.clock.now()), held.awaited_now()))?;
         let mut has_failed = false;
-        if let Some(mut settled) = self.awaited(leased) {
-            if self.within(end, settled.changed()).await.is_none() {
-                return false;
-            }
-            has_failed = settled.borrow().is_some();
+        if let Some(mut settled) = awaited {
+            let told = self.within(end, settled.changed()).await?;
+            has_failed = told.is_ok() && settled.borrow().is_some();
         }
-        let held = self.held(self.clock.now(), leased);
-        if hits <= held {
-            return true;
+        let seen = self.seen(leased);
+        if hits <= seen.held {
+            return Some(From::Held);
         }
-        if has_failed || held != Hits(0) && !comes_back(leased) {
-            return false;
+        if has_failed || self.is_over(end) || seen.held != Hits(0) && !comes_back(leased) {
+            return None;
         }
-        let back = short.back.plus(coming.unwrap_or_default().back);
-        let may_do = short.left.is_none_or(|left| hits <= left.plus(held).plus(back));
-        let is_known = short.is_known && coming.is_none();
-        may_do && (is_known || self.has_left(leased, hits.less(held), end).await)
+        // Of what went back and what was lent since one is of the other, or both are beside what was left.
+        let here = seen.held.max(short.back).max(before.coming.unwrap_or_default().back);
+        let may_do = short.left.map_or(here != Hits(0), |left| hits <= left.plus(here));
+        let is_known = short.known_at == Some(seen.messages)
+            && short.left.is_some_and(|left| hits <= left.plus(seen.held));
+        let does = may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await);
+        does.then_some(From::Store)
     }
 
-    /// Whether `hits` may be charged: held, or with nothing held any more.
-    async fn hand_back(
+    /// Whether `hits` may be charged now, with nothing held any more where they are the store's.
+    async fn is_there(
         self: &Arc<Self>,
         leased: Leased<'_>,
         hits: Hits,
+        from: From,
         end: Option<Nanos>,
     ) -> bool {
-        let now = self.clock.now();
-        let held = self.held(now, leased);
-        if hits <= held || held == Hits(0) {
+        let (now, held) = (self.clock.now(), self.seen(leased).held);
+        if hits <= held {
             return true;
         }
-        if !comes_back(leased) {
-            return false;
-        }
-        match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
-            Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
-            // Another question handed it back.
-            None => self.held(now, leased) == Hits(0),
+        match from {
+            From::Held => false,
+            From::Store if held == Hits(0) => true,
+            From::Store if self.is_over(end) || !comes_back(leased) => false,
+            From::Store => {
+                match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
+                    Some(all) => {
+                        matches!(self.send_within(end, leased, all).await, Lent::Answered(_))
+                    }
+                    // Another question handed it back.
+                    None => self.seen(leased).held == Hits(0),
+                }
+            }
         }
     }
 
@@ -156,10 +174,10 @@ impl Leases {
         matches!(asked, Some(Outcome::Stepped(Step::Admit(_))))
     }
 
-    /// What is held of a key, and what is on its way, if anything.
-    fn held_and_coming(&self, leased: Leased<'_>) -> (Hits, Option<Coming>) {
+    /// What is held of a key, and what is on its way.
+    pub(super) fn seen(&self, leased: Leased<'_>) -> Seen {
         let now = self.clock.now();
-        self.with(leased, |held| (held.balance(now), held.coming())).unwrap_or_default()
+        self.with(leased, |held| held.seen(now)).unwrap_or_default()
     }
 }
 
