@@ -38,7 +38,7 @@ pub(super) struct Short {
 
 /// What hits are to be taken from.
 #[derive(Clone, Copy)]
-enum From {
+enum Source {
     Held,
     /// The store, where what is held goes back.
     Store,
@@ -88,20 +88,20 @@ impl Leases {
         let does =
             |one: &Short| part(one.at).is_some_and(|(leased, hits)| hits <= self.seen(leased).held);
         let (mut found, mut open): (AllShort, AllShort) = short.iter().copied().partition(does);
-        let mut from: SmallVec<[From; 2]> = found.iter().map(|_| From::Held).collect();
+        let mut sources: SmallVec<[Source; 2]> = found.iter().map(|_| Source::Held).collect();
         while !passes(&found) {
             let Some(one) = open.pop() else { return false };
             let Some((leased, hits)) = part(one.at) else { return false };
-            if let Some(way) = self.way(leased, hits, one, end).await {
+            if let Some(source) = self.source(leased, hits, one, end).await {
                 found.push(one);
-                from.push(way);
+                sources.push(source);
             } else if !passes(&found.iter().chain(&open).copied().collect::<AllShort>()) {
                 return false;
             }
         }
-        for (one, from) in found.into_iter().zip(from) {
+        for (one, source) in found.into_iter().zip(sources) {
             let Some((leased, hits)) = part(one.at) else { return false };
-            if !self.is_there(leased, hits, from, end).await {
+            if !self.is_there(leased, hits, source, end).await {
                 return false;
             }
         }
@@ -110,13 +110,13 @@ impl Leases {
 
     /// What does for `hits` once nothing more is on its way, if anything. Who waited for a message that failed does not ask
     /// the store again.
-    async fn way(
+    async fn source(
         &self,
         leased: Leased<'_>,
         hits: Hits,
         short: Short,
         end: Option<Nanos>,
-    ) -> Option<From> {
+    ) -> Option<Source> {
         let (before, awaited) =
             self.with(leased, |held| (held.seen(self.clock.now()), held.awaited_now()))?;
         let mut has_failed = false;
@@ -126,7 +126,7 @@ impl Leases {
         }
         let seen = self.seen(leased);
         if hits <= seen.held {
-            return Some(From::Held);
+            return Some(Source::Held);
         }
         if has_failed || self.is_over(end) || seen.held != Hits(0) && !comes_back(leased) {
             return None;
@@ -137,7 +137,7 @@ impl Leases {
         let is_known = short.known_at == Some(seen.messages)
             && short.left.is_some_and(|left| hits <= left.plus(seen.held));
         let does = may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await);
-        does.then_some(From::Store)
+        does.then_some(Source::Store)
     }
 
     /// Whether `hits` may be charged now, with nothing held any more where they are the store's.
@@ -145,26 +145,23 @@ impl Leases {
         self: &Arc<Self>,
         leased: Leased<'_>,
         hits: Hits,
-        from: From,
+        source: Source,
         end: Option<Nanos>,
     ) -> bool {
         let (now, held) = (self.clock.now(), self.seen(leased).held);
         if hits <= held {
             return true;
         }
-        match from {
-            From::Held => false,
-            From::Store if held == Hits(0) => true,
-            From::Store if self.is_over(end) || !comes_back(leased) => false,
-            From::Store => {
-                match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
-                    Some(all) => {
-                        matches!(self.send_within(end, leased, all).await, Lent::Answered(_))
-                    }
-                    // Another question handed it back.
-                    None => self.seen(leased).held == Hits(0),
-                }
-            }
+        match source {
+            Source::Held => return false,
+            Source::Store if held == Hits(0) => return true,
+            Source::Store if self.is_over(end) || !comes_back(leased) => return false,
+            Source::Store => {}
+        }
+        match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
+            Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
+            // Another question handed it back.
+            None => self.seen(leased).held == Hits(0),
         }
     }
 
