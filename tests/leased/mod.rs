@@ -5,6 +5,7 @@
 mod denials;
 mod frozen;
 mod handed_back;
+mod overtaken;
 mod path;
 mod plot;
 mod refunds;

@@ -17,23 +17,23 @@ const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 2}\
 const SECOND: Nanos = Nanos::from_secs(1);
 
 /// The message that borrows three stands, and whoever asks after it, at these places among all that stand.
-const LEASE: usize = 1;
-const DENIAL: usize = 2;
+pub(super) const LEASE: usize = 1;
+pub(super) const DENIAL: usize = 2;
 
 /// A hundred at one instant, of which ten may be out, borrowed by three.
-fn three(strategy: &str) -> String {
+pub(super) fn three(strategy: &str) -> String {
     TEN.replace("gcra", strategy).replace("lease_hits: 10", "lease_hits: 3")
 }
 
 /// An engine whose message has yet to be taken by the store, which counted two hits. What comes stands.
-struct Borrowing {
-    store: Arc<Far>,
-    one: Arc<Engine>,
+pub(super) struct Borrowing {
+    pub(super) store: Arc<Far>,
+    pub(super) one: Arc<Engine>,
     other: Engine,
 }
 
 impl Borrowing {
-    async fn under(limits: &str) -> Self {
+    pub(super) async fn under(limits: &str) -> Self {
         let store = Far::new();
         let (one, other) = (Arc::new(as_one(&store, limits)), as_one(&store, limits));
         assert!(admits(&one, K, 1).await);
@@ -46,13 +46,13 @@ impl Borrowing {
         Self { store, one, other }
     }
 
-    async fn lend(&self) {
+    pub(super) async fn lend(&self) {
         self.store.take(LEASE);
         turns().await;
     }
 
     /// Others leave the store `rest` of what it has.
-    async fn leave(&self, has: u64, rest: u64) {
+    pub(super) async fn leave(&self, has: u64, rest: u64) {
         self.store.stands.store(false, Relaxed);
         assert!(admits(&self.other, K, has - rest).await);
         self.store.stands.store(true, Relaxed);

@@ -20,6 +20,9 @@ use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
+/// A key about which others send one message after another is looked at so many times.
+const LOOKS: usize = 4;
+
 /// The charges of one question that alone deny it.
 pub(super) type AllShort = SmallVec<[Short; 2]>;
 
@@ -58,9 +61,11 @@ impl Leases {
         let Outcome::Stepped(Step::Deny { room, .. }) = outcome else { return None };
         let (seen, left) = (self.seen(leased), (!counts_denied(leased)).then_some(room.remaining));
         let Coming { lent, back } = seen.coming.unwrap_or_default();
+        // What was going back may have come to the store after the question, and settled before its denial.
+        let back = back.max(before.coming.unwrap_or_default().back);
         let most = before.held.max(seen.held);
         let may_do = left.is_none_or(|left| hits <= left.plus(most).plus(lent.max(back)));
-        let is_here = seen.coming.is_some() || most != Hits(0) && comes_back(leased);
+        let is_here = seen.coming.is_some() || most.max(back) != Hits(0) && comes_back(leased);
         let is_of_use = hits != Hits(0) && (hits <= seen.held || is_here && may_do);
         let is_known = seen.coming.is_none()
             && seen.messages == before.messages
@@ -117,30 +122,33 @@ impl Leases {
         short: Short,
         end: Option<Nanos>,
     ) -> Option<Source> {
-        let (before, awaited) =
-            self.with(leased, |held| (held.seen(self.clock.now()), held.awaited_now()))?;
-        let mut has_failed = false;
-        if let Some(mut settled) = awaited {
-            let told = self.within(end, settled.changed()).await?;
-            has_failed = told.is_ok() && settled.borrow().is_some();
-        }
-        let seen = self.seen(leased);
-        if hits <= seen.held {
-            return Some(Source::Held);
-        }
-        if has_failed || self.is_over(end) || seen.held != Hits(0) && !comes_back(leased) {
-            return None;
-        }
         // Of what went back and what was lent since one is of the other, or both are beside what was left.
-        let here = seen.held.max(short.back).max(before.coming.unwrap_or_default().back);
-        let may_do = short.left.map_or(here != Hits(0), |left| hits <= left.plus(here));
-        let is_known = short.known_at == Some(seen.messages)
-            && short.left.is_some_and(|left| hits <= left.plus(seen.held));
-        let does = may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await);
-        does.then_some(Source::Store)
+        let mut here = short.back;
+        for _ in 0..LOOKS {
+            let (back, has_failed) = self.landed(leased, end).await?;
+            let seen = self.seen(leased);
+            if hits <= seen.held {
+                return Some(Source::Held);
+            }
+            if has_failed || self.is_over(end) || seen.held != Hits(0) && !comes_back(leased) {
+                return None;
+            }
+            here = here.max(seen.held).max(back);
+            let may_do = short.left.map_or(here != Hits(0), |left| hits <= left.plus(here));
+            let is_known = short.known_at == Some(seen.messages)
+                && short.left.is_some_and(|left| hits <= left.plus(seen.held));
+            if may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await) {
+                return Some(Source::Store);
+            }
+            // What was on its way when the store was asked was neither held nor left.
+            if self.seen(leased).messages == seen.messages {
+                return None;
+            }
+        }
+        None
     }
 
-    /// Whether `hits` may be charged now, with nothing held any more where they are the store's.
+    /// Whether `hits` may be charged now, with nothing held any more, and nothing on its way, where they are the store's.
     async fn is_there(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -148,21 +156,38 @@ impl Leases {
         source: Source,
         end: Option<Nanos>,
     ) -> bool {
-        let (now, held) = (self.clock.now(), self.seen(leased).held);
-        if hits <= held {
-            return true;
+        for _ in 0..LOOKS {
+            let (now, Seen { held, coming, .. }) = (self.clock.now(), self.seen(leased));
+            if hits <= held {
+                return true;
+            }
+            match source {
+                Source::Held => return false,
+                Source::Store if held == Hits(0) && coming.is_none() => return true,
+                Source::Store if self.is_over(end) || !comes_back(leased) => return false,
+                Source::Store => {}
+            }
+            if let Some(all) = self.with(leased, |held| held.hand_back(now, self.next())).flatten()
+            {
+                return matches!(self.send_within(end, leased, all).await, Lent::Answered(_));
+            }
+            // Another question's message is on its way, and may be one that hands it back.
+            if !matches!(self.landed(leased, end).await, Some((_, false))) {
+                return false;
+            }
         }
-        match source {
-            Source::Held => return false,
-            Source::Store if held == Hits(0) => return true,
-            Source::Store if self.is_over(end) || !comes_back(leased) => return false,
-            Source::Store => {}
-        }
-        match self.with(leased, |held| held.hand_back(now, self.next())).flatten() {
-            Some(all) => matches!(self.send_within(end, leased, all).await, Lent::Answered(_)),
-            // Another question handed it back.
-            None => self.seen(leased).held == Hits(0),
-        }
+        false
+    }
+
+    /// Waits for the message on its way, if there is one: what it gives back, and whether it failed. None where there is no
+    /// ledger, or no time left.
+    async fn landed(&self, leased: Leased<'_>, end: Option<Nanos>) -> Option<(Hits, bool)> {
+        let (before, awaited) =
+            self.with(leased, |held| (held.seen(self.clock.now()), held.awaited_now()))?;
+        let Some(mut settled) = awaited else { return Some((Hits(0), false)) };
+        let told = self.within(end, settled.changed()).await?;
+        let has_failed = told.is_ok() && settled.borrow().is_some();
+        Some((before.coming.unwrap_or_default().back, has_failed))
     }
 
     /// Whether the store has so many hits left; it is only asked.
