@@ -1,8 +1,9 @@
 //! Charges that the store denied under `all_or_nothing` though there may be enough left for them: held here, on its way,
 //! or at the store once what is held goes back.
 //!
-//! Guarantees: nothing goes back before all that the question takes is known to do; nothing is waited for past the
-//! question's end; a denial beside which nothing is held and nothing is on its way costs nothing more.
+//! Guarantees: nothing goes back before all that the question takes was seen to do; what others have on its way is taken for
+//! neither held nor left before it is there; nothing is waited for past the question's end, nor a key looked at more than
+//! [`LOOKS`] times; a denial beside which nothing is held and nothing is on its way costs nothing more.
 //! Leaves out: charging ([`question`](super::question)); what is charged by itself, which thinks again in
 //! [`Leases::ask`].
 
