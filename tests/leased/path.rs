@@ -478,6 +478,26 @@ async fn what_is_held_of_a_key_that_nobody_asks_for_goes_back() {
 }
 
 #[tokio::test]
+async fn what_a_demand_that_has_fallen_will_not_ask_for_goes_back() {
+    let store = Far::new();
+    let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
+    let mut asked = 0;
+    while held(&one) < 80 {
+        assert!(admits(&one, K, 1).await);
+        asked += 1;
+    }
+    for _ in 0..20 {
+        pass(&one, Nanos::SECOND);
+        pass(&other, Nanos::SECOND);
+        assert!(admits(&one, K, 1).await);
+        one.leases().unwrap().tend().await;
+    }
+    let kept = held(&one);
+    assert!(0 < kept && kept <= 80 / 2 - 20, "{kept}");
+    assert!(admits(&other, K, 1000 - asked - 20 - kept).await, "another has what is not held");
+}
+
+#[tokio::test]
 async fn a_reload_that_changes_a_leased_limit_gives_back_and_one_that_does_not_keeps() {
     let store = Far::new();
     let engine = std::sync::Arc::new(engine(&store, COUPLED));
