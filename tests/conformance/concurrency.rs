@@ -3,31 +3,42 @@
 use std::sync::Arc;
 
 use sluicegate::backend::{Backend, Outcomes, Reply};
+use sluicegate::kernel::rate::Strategy;
 
 use super::{NEW_YEAR, RUNTIME, Stores, admits, calendar, charge, each, strategies};
 
 const TASKS: usize = 64;
-/// Per strategy; a backend that waits takes longer for each.
-const ROUNDS: [usize; 6] = [1_000, 50, 50, 5, 50, 50];
+const LIMIT: u32 = 40;
+/// Per strategy; a store that waits takes longer for each.
+const ROUNDS: [usize; 4] = [1_000, 50, 50, 5];
+const LEASED_ROUNDS: usize = 50;
 
 #[test]
 fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {
-    let (limit, stores) = (40, Stores::start());
-    for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
-        for (kind, (backend, rounds)) in stores.backends().into_iter().zip(ROUNDS).enumerate() {
-            let backend: Arc<dyn Backend> = backend.into();
-            for round in 0..rounds {
-                let ask = |_| {
-                    let asked = each([charge(&round.to_string(), strategy, 1)]);
-                    let backend = Arc::clone(&backend);
-                    RUNTIME.spawn(async move { wait(backend.charge(NEW_YEAR, &asked)).await })
-                };
-                let tasks: Vec<_> = (0..TASKS).map(ask).collect();
-                let outcomes = tasks.into_iter().map(|task| RUNTIME.block_on(task).unwrap()[0]);
-                let admitted = outcomes.filter(|&outcome| admits(outcome)).count();
-                assert_eq!(admitted, limit as usize, "round {round} of store {kind}, {strategy:?}");
-            }
+    let stores = Stores::start();
+    for strategy in strategies(LIMIT).into_iter().chain([calendar(LIMIT)]) {
+        for (backend, rounds) in stores.stores().into_iter().zip(ROUNDS) {
+            are_admitted_exactly(&backend.into(), strategy, rounds);
         }
+        for leasing in stores.leasing().map(Arc::new) {
+            let backend: Arc<dyn Backend> = leasing.clone();
+            are_admitted_exactly(&backend, strategy, LEASED_ROUNDS);
+            leasing.has_answered_from_balances(strategy);
+        }
+    }
+}
+
+fn are_admitted_exactly(backend: &Arc<dyn Backend>, strategy: Strategy, rounds: usize) {
+    for round in 0..rounds {
+        let ask = |_| {
+            let asked = each([charge(&round.to_string(), strategy, 1)]);
+            let backend = Arc::clone(backend);
+            RUNTIME.spawn(async move { wait(backend.charge(NEW_YEAR, &asked)).await })
+        };
+        let tasks: Vec<_> = (0..TASKS).map(ask).collect();
+        let outcomes = tasks.into_iter().map(|task| RUNTIME.block_on(task).unwrap()[0]);
+        let admitted = outcomes.filter(|&outcome| admits(outcome)).count();
+        assert_eq!(admitted, LIMIT as usize, "round {round} of {backend:?}, {strategy:?}");
     }
 }
 

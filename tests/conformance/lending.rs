@@ -1,4 +1,5 @@
-//! What every backend lends, to whom, and what it takes back.
+//! What every store lends, to whom, and what it takes back. Who leases from one lends nothing on: to be lent to is in
+//! [`leasing`](super::leasing).
 
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
@@ -9,7 +10,7 @@ use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{DAY, NEW_YEAR, RUNTIME, ask, charge, each, on_every_backend, remaining, strategies};
+use super::{DAY, NEW_YEAR, RUNTIME, ask, charge, each, on_every_store, remaining, strategies};
 
 const A: Member = Member(1);
 const B: Member = Member(u64::MAX);
@@ -55,7 +56,7 @@ fn left(backend: &dyn Backend, strategy: Strategy) -> u64 {
 
 #[test]
 fn a_question_is_charged_and_what_is_lent_beside_it_is_at_most_what_may_be_out() {
-    on_every_backend(100, |backend, strategy| {
+    on_every_store(100, |backend, strategy| {
         let first = answer(backend, &message(strategy, A, 1, 5, 20));
         assert_eq!((first.number, first.granted, first.parked), (Number(1), Hits(20), Hits(0)));
         assert!(matches!(first.step, Step::Admit(room) if room.remaining == Hits(75)));
@@ -68,7 +69,7 @@ fn a_question_is_charged_and_what_is_lent_beside_it_is_at_most_what_may_be_out()
 
 #[test]
 fn a_message_that_comes_again_counts_once_and_a_superseded_one_never() {
-    on_every_backend(100, |backend, strategy| {
+    on_every_store(100, |backend, strategy| {
         let asked = message(strategy, A, 7, 5, 20);
         let first = answer(backend, &asked);
         let again = answer(backend, &asked);
@@ -82,7 +83,7 @@ fn a_message_that_comes_again_counts_once_and_a_superseded_one_never() {
 
 #[test]
 fn what_is_given_back_may_be_charged_again_and_lent_again() {
-    on_every_backend(100, |backend, strategy| {
+    on_every_store(100, |backend, strategy| {
         answer(backend, &message(strategy, A, 1, 5, 20));
         let mut back = message(strategy, A, 2, 0, 0);
         (back.borrow.held, back.borrow.returned, back.borrow.lease) =
@@ -101,7 +102,7 @@ fn what_is_given_back_may_be_charged_again_and_lent_again() {
 
 #[test]
 fn nothing_is_lent_beside_a_denial() {
-    on_every_backend(10, |backend, strategy| {
+    on_every_store(10, |backend, strategy| {
         ask(backend, NEW_YEAR, &each([charge("a", strategy, 8)]));
         let denied = answer(backend, &message(strategy, A, 1, 5, 2));
         assert!(matches!(denied.step, Step::Deny { .. }), "{strategy:?} {denied:?}");
