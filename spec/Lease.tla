@@ -12,8 +12,8 @@
    A message stays in its set when it is received: it may come again at any time, or never come.
 
    Ghost: `room` is the least, over all intervals that began at a tick and last until now, of what
-   the law and what was out when the interval began still allow. The theorem says it is never
-   negative. *)
+   the law and what was out when the interval began still allow; where leases end with their window,
+   of what the law alone allows. The theorem says it is never negative. *)
 EXTENDS Integers, FiniteSets
 
 CONSTANTS
@@ -56,9 +56,13 @@ NoRecord == [num |-> 0, lease |-> 0, held |-> 0, fresh |-> 0, granted |-> 0, pas
              left |-> 0, kept |-> 0]
 NoHits == [balance |-> 0, left |-> 0, lease |-> 0, flight |-> 0, age |-> 0, next |-> 1]
 
+\* What an interval that begins now may admit at once. Where leases end with their window, what is out
+\* at its start allows nothing: were any out, it would be above the limit.
+Allowed(out) == Limit + (IF Coupled THEN 0 ELSE IF Less = 0 THEN out ELSE Budget - Less)
+
 Init ==
     /\ pos = 0 /\ count = 0
-    /\ room = Limit + (IF Coupled THEN 0 ELSE IF Less = 0 THEN 0 ELSE Budget - Less)
+    /\ room = Allowed(0)
     /\ book = [m \in Members |-> NoRecord]
     /\ ledger = [m \in Members |-> NoHits]
     /\ asks = {} /\ answers = {}
@@ -135,7 +139,7 @@ Reply(q, granted, kept, good) ==
     answers' = Awaited(answers \cup {[m |-> q.m, num |-> q.num, granted |-> granted, kept |-> kept,
                                        good |-> good]}, ledger)
 
-Good == IF Coupled THEN Min(Term, Length - pos) ELSE Term
+Good == IF Coupled /\ Flaw # "outlives_window" THEN Min(Term, Length - pos) ELSE Term
 
 \* What of the returned hits is uncharged.
 Back(q, r, kept, fresh) ==
@@ -204,9 +208,6 @@ Aged(l) ==
     [l EXCEPT !.left = left, !.balance = IF left = 0 THEN 0 ELSE @,
               !.age = IF l.flight = 0 THEN 0 ELSE Min(@ + 1, Term + 1)]
 
-\* What an interval that begins now may admit at once.
-Allowed(out) == Limit + (IF Less = 0 THEN out ELSE Budget - Less)
-
 Tick ==
     \E rolls \in {pos + 1 = Length} :
     \E older \in {[m \in Members |-> Older(book[m])]} :
@@ -236,6 +237,10 @@ Theorem == 0 <= room
 
 \* ... and that is at most the budget.
 WithinBudget == Coupled \/ Out <= Budget
+
+\* Where leases end with their window, nothing is out when one begins: none admits more than the limit.
+Admitted == Limit - room
+WithinLimit == Coupled => Admitted <= Limit
 
 \* Whatever a member may spend is listed, for at least as long.
 Listed == \A m \in Members :

@@ -29,6 +29,7 @@ pub enum Flaw {
     WindowOnMembersClock,
     GivenBackTooLate,
     OldAnswerTaken,
+    OutlivesItsWindow,
 }
 
 /// The sizes of a model.
@@ -87,7 +88,7 @@ pub struct State {
 
 impl State {
     /// No interval admitted more than the law and what was out when it began.
-    pub fn keeps_the_theorem(&self) -> bool {
+    fn keeps_the_theorem(&self) -> bool {
         0 <= self.room
     }
 }
@@ -127,6 +128,24 @@ impl Twin {
         i64::try_from(self.counted.most()).unwrap()
     }
 
+    /// The hits that may be admitted above the law: none where leases end with their window.
+    fn above(&self) -> i64 {
+        match self.overshoot {
+            Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
+            Overshoot::InWindow => 0,
+        }
+    }
+
+    /// No interval admitted more than the law and the budget, nor a window more than the limit.
+    fn keeps_the_limit(&self, state: &State) -> bool {
+        -self.above() <= state.plain
+    }
+
+    /// What a careless design breaks.
+    pub fn keeps_all(&self, state: &State) -> bool {
+        state.keeps_the_theorem() && self.keeps_the_limit(state)
+    }
+
     fn tick(&self, state: &mut State) {
         let before = state.now;
         state.now = before.plus(TICK);
@@ -155,7 +174,7 @@ impl Twin {
         let hits = i64::try_from(hits.0).unwrap();
         state.room -= hits;
         state.plain -= hits;
-        if state.plain == -i64::try_from(state.store.budget()).unwrap() {
+        if state.plain == -self.above() {
             self.note(Happens::AllThatMayBe);
         }
     }
@@ -276,7 +295,11 @@ impl Model for Twin {
 
     fn init_states(&self) -> Vec<State> {
         let terms = Terms {
-            overshoot: self.overshoot,
+            overshoot: match self.flaw {
+                // Good for the whole term, with nothing but the law to bound what is out.
+                Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
+                _ => self.overshoot,
+            },
             term: Nanos(self.term * TICK.0),
             size: Size::Learned,
         };
@@ -339,6 +362,7 @@ impl Model for Twin {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("theorem", |_, state: &State| state.keeps_the_theorem()),
+            Property::always("within the limit", Self::keeps_the_limit),
             Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
                 Overshoot::AtMost(budget) => state.store.book.out(state.now) <= budget,
                 Overshoot::InWindow => true,
