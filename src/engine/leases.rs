@@ -1,9 +1,9 @@
 //! What this replica holds of shared counters: borrowed, spent, given back.
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
-//! the store has to be asked for is charged there once, or not known to be; one that waits for another's
-//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more, all of it
-//! within one deadline of the backend's; messages
+//! the store has to be asked for is charged there once, or not known to be; one that is charged by itself and waits for another's
+//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; what is charged
+//! as one asks as [`short`] does; all of it is within one deadline of the backend's; messages
 //! are numbered over all keys of this process, which is a
 //! member of its own; a message goes on though who asked gives up, and what it brings is held; what went with one that surely
 //! never left is held as before. At most [`MOST_LEDGERS`] keys of at most

@@ -89,7 +89,7 @@ async fn what_another_borrows_meanwhile_is_neither_held_nor_left_until_it_is_the
 /// known what it said.
 #[tokio::test]
 async fn what_went_back_meanwhile_is_left() {
-    let [back, asked_again] = [2, 3].map(|after| DENIAL + after);
+    let [back, others_denial] = [2, 3].map(|after| DENIAL + after);
     let all = coupled(&three("gcra"), 3).await;
     let other = asked(&all.one, 5).await;
     all.goes_on(DENIAL).await;
@@ -98,11 +98,37 @@ async fn what_went_back_meanwhile_is_left() {
     other.abort();
     turns().await;
     let asks = asked(&all.one, 5).await;
-    all.store.take(asked_again);
+    all.store.take(others_denial);
     turns().await;
     all.store.take(back);
     turns().await;
     all.store.answer(back);
-    all.answered(asked_again).await;
+    all.answered(others_denial).await;
     assert_eq!(verdict(asks).await, Verdict::Admit);
+}
+
+/// Three of ten are held and twelve left, which two want, thirteen each. Both wait for ten more; one hands all back, and is
+/// gone. Which of them hears of the ten first is chance.
+#[tokio::test]
+async fn what_another_hands_back_who_waited_for_the_same_is_waited_for() {
+    let [left, ahead, denial] = [1, 2, 3].map(|after| DENIAL + after);
+    for _ in 0..16 {
+        let all = coupled(TEN, 12).await;
+        assert_eq!(verdict(asked(&all.one, 7).await).await, Verdict::Admit);
+        let other = asked(&all.one, 13).await;
+        all.goes_on(DENIAL).await;
+        all.store.take(left);
+        turns().await;
+        assert_eq!(verdict(asked(&all.one, 1).await).await, Verdict::Admit);
+        all.goes_on(left).await;
+        let asks = asked(&all.one, 13).await;
+        all.goes_on(denial).await;
+        all.goes_on(ahead).await;
+        assert_eq!(held(&all.one), 0, "twelve are on their way back");
+        other.abort();
+        turns().await;
+        all.store.stands.store(false, Relaxed);
+        all.store.go_on();
+        assert_eq!(verdict(asks).await, Verdict::Admit);
+    }
 }

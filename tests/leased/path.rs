@@ -479,22 +479,24 @@ async fn what_is_held_of_a_key_that_nobody_asks_for_goes_back() {
 
 #[tokio::test]
 async fn what_a_demand_that_has_fallen_will_not_ask_for_goes_back() {
+    const DEMAND: u64 = 80;
+    const SECONDS: u64 = 20;
     let store = Far::new();
     let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
     let mut asked = 0;
-    while held(&one) < 80 {
+    while held(&one) < DEMAND {
         assert!(admits(&one, K, 1).await);
         asked += 1;
     }
-    for _ in 0..20 {
+    for _ in 0..SECONDS {
         pass(&one, Nanos::SECOND);
         pass(&other, Nanos::SECOND);
         assert!(admits(&one, K, 1).await);
         one.leases().unwrap().tend().await;
     }
     let kept = held(&one);
-    assert!(0 < kept && kept <= 80 / 2 - 20, "{kept}");
-    assert!(admits(&other, K, 1000 - asked - 20 - kept).await, "another has what is not held");
+    assert!(0 < kept && kept <= (DEMAND - SECONDS) / 2, "{kept}");
+    assert!(admits(&other, K, 1000 - asked - SECONDS - kept).await, "another has what is not held");
 }
 
 #[tokio::test]

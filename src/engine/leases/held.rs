@@ -34,7 +34,8 @@ pub(super) struct Seen {
     pub(super) held: Hits,
     /// What is on its way, if anything.
     pub(super) coming: Option<Coming>,
-    /// How many messages were written, and how many settled: while that stays, nothing was lent and nothing went back.
+    /// How many messages were written, and how many settled: while that stays, nothing was lent, and nothing went
+    /// back but partings, whose answers nobody waits for.
     pub(super) messages: u64,
 }
 

@@ -2,8 +2,8 @@
 //! or at the store once what is held goes back.
 //!
 //! Guarantees: nothing goes back before all that the question takes was seen to do; what others have on its way is taken for
-//! neither held nor left before it is there; nothing is waited for past the question's end, nor a key looked at more than
-//! [`LOOKS`] times; a denial beside which nothing is held and nothing is on its way costs nothing more.
+//! neither held nor left before it is there; nothing is waited for past the question's end, nor for more than [`LOOKS`]
+//! messages each time; a denial beside which nothing is held and nothing is on its way costs nothing more.
 //! Leaves out: charging ([`question`](super::question)); what is charged by itself, which thinks again in
 //! [`Leases::ask`].
 
@@ -21,7 +21,8 @@ use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A key about which others send one message after another is looked at so many times.
+/// So many times a denied question looks for what may do, and as often before it is charged: where others send one message
+/// after another it would cost a call for each.
 const LOOKS: usize = 4;
 
 /// The charges of one question that alone deny it.
@@ -66,7 +67,8 @@ impl Leases {
         let back = back.max(before.coming.unwrap_or_default().back);
         let most = before.held.max(seen.held);
         let may_do = left.is_none_or(|left| hits <= left.plus(most).plus(lent.max(back)));
-        let is_here = seen.coming.is_some() || most.max(back) != Hits(0) && comes_back(leased);
+        let is_here =
+            seen.coming.is_some() || back != Hits(0) || most != Hits(0) && comes_back(leased);
         let is_of_use = hits != Hits(0) && (hits <= seen.held || is_here && may_do);
         let is_known = seen.coming.is_none()
             && seen.messages == before.messages
@@ -135,10 +137,14 @@ impl Leases {
                 return None;
             }
             here = here.max(seen.held).max(back);
+            // Whoever waited for the same message may have written the next.
+            if seen.coming.is_some() {
+                continue;
+            }
             let may_do = short.left.map_or(here != Hits(0), |left| hits <= left.plus(here));
             let is_known = short.known_at == Some(seen.messages)
                 && short.left.is_some_and(|left| hits <= left.plus(seen.held));
-            if may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await) {
+            if may_do && (is_known || self.has_left(leased, hits.less(seen.held), end).await?) {
                 return Some(Source::Store);
             }
             // What was on its way when the store was asked was neither held nor left.
@@ -149,7 +155,7 @@ impl Leases {
         None
     }
 
-    /// Whether `hits` may be charged now, with nothing held any more, and nothing on its way, where they are the store's.
+    /// Whether `hits` may be charged now; where they are the store's, with nothing held any more, nor on its way back to it.
     async fn is_there(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -164,7 +170,9 @@ impl Leases {
             }
             match source {
                 Source::Held => return false,
-                Source::Store if held == Hits(0) && coming.is_none() => return true,
+                Source::Store if held == Hits(0) && (coming.is_none() || !comes_back(leased)) => {
+                    return true;
+                }
                 Source::Store if self.is_over(end) || !comes_back(leased) => return false,
                 Source::Store => {}
             }
@@ -172,9 +180,10 @@ impl Leases {
             {
                 return matches!(self.send_within(end, leased, all).await, Lent::Answered(_));
             }
-            // Another question's message is on its way, and may be one that hands it back.
+            // Another question's message is on its way, and may be one that hands it back. One that failed may not have
+            // been, and the store said that it has enough.
             if !matches!(self.landed(leased, end).await, Some((_, false))) {
-                return false;
+                return self.seen(leased).held == Hits(0);
             }
         }
         false
@@ -191,10 +200,11 @@ impl Leases {
         Some((before.coming.unwrap_or_default().back, has_failed))
     }
 
-    /// Whether the store has so many hits left; it is only asked.
-    async fn has_left(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> bool {
-        let asked = self.within(end, self.charge_one(leased, hits, Rule::Ask)).await;
-        matches!(asked, Some(Outcome::Stepped(Step::Admit(_))))
+    /// Whether the store has so many hits left; it is only asked. None where it does not say.
+    async fn has_left(&self, leased: Leased<'_>, hits: Hits, end: Option<Nanos>) -> Option<bool> {
+        let asked = self.within(end, self.charge_one(leased, hits, Rule::Ask)).await?;
+        let Outcome::Stepped(step) = asked else { return None };
+        Some(matches!(step, Step::Admit(_)))
     }
 
     /// What is held of a key, and what is on its way.
