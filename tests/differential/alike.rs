@@ -58,13 +58,17 @@ impl Family {
             self.limit = self.kind.limit(dice, now, Some(&self.limit));
         }
         let mut places: Vec<usize> = (0..KEYS).filter(|_| !dice.once_in(4)).collect();
+        // A call without a question is none, and nobody makes it.
+        if places.is_empty() {
+            places.push(0);
+        }
         for place in 0..places.len() {
             places.swap(place, usize::try_from(dice.up_to(place as u64)).unwrap());
         }
         if dice.once_in(4) {
             places.extend(places.first().copied());
         }
-        let first = places.first().map_or(0, |place| *place);
+        let first = places[0];
         self.client.now = now;
         let cost = self.client.cost(&self.limit, &self.keys[first].model);
         places.into_iter().map(|place| self.put(place, cost, now)).collect()
