@@ -141,9 +141,12 @@ impl Twin {
         -self.above() <= state.plain
     }
 
-    /// What a careless design breaks.
-    pub fn keeps_all(&self, state: &State) -> bool {
-        state.keeps_the_theorem() && self.keeps_the_limit(state)
+    /// What its careless design breaks: the limit where leases outlive their window, else the theorem.
+    pub fn keeps_what_is_at_stake(&self, state: &State) -> bool {
+        match self.flaw {
+            Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
+            _ => state.keeps_the_theorem(),
+        }
     }
 
     fn tick(&self, state: &mut State) {
