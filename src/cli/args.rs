@@ -38,9 +38,6 @@ pub enum Command {
     Explain(Explain),
     /// Say whether a Redis is fit to keep counters: 0 fit, 1 not, 2 could not look.
     Doctor(Doctor),
-    /// What the admin port starts to take a profile of its process.
-    #[command(hide = true)]
-    Profile(Profile),
     /// Print the JSON Schema of a kind of file, for an editor to complete and check it.
     Schema(Schema),
 }
@@ -68,17 +65,6 @@ pub struct Serve {
 pub struct Flags {
     /// Names without dashes, and the texts given for each.
     pub given: Vec<(String, Vec<String>)>,
-}
-
-/// `sluicegate profile`.
-#[derive(Debug, Args)]
-pub struct Profile {
-    /// The process.
-    #[arg(long)]
-    pub pid: u32,
-    /// For how long.
-    #[arg(long)]
-    pub seconds: u64,
 }
 
 /// `sluicegate check`.

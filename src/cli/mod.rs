@@ -10,7 +10,6 @@ mod check;
 mod doctor;
 pub mod doors;
 pub mod explain;
-mod profile;
 pub mod ratelimit;
 mod remote;
 mod serve;
@@ -77,7 +76,6 @@ fn command(
         Command::Ratelimit(serve) => start_as_ratelimit(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Check(check) => check::check(&check, terminal),
-        Command::Profile(of) => profile::profile(&of, terminal),
         Command::Doctor(args) => {
             let with = args::Serve {
                 settings: args.settings.clone(),

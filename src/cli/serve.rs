@@ -407,15 +407,13 @@ impl Service<'_> {
         published: watch::Receiver<Published>,
         parts: &mut Parts,
     ) {
-        let (leaving, finishing) = self.leaving();
         let admin = http::admin::Admin {
             token: self.settings.admin_token.clone(),
             debug_pages: self.settings.debug_pages,
             engine: Arc::clone(&self.engine),
             loads: Arc::new(move || limits::loads(&published)),
-            leaving,
         };
-        let served = http::serve(listener, http::admin::router(admin), finishing);
+        let served = http::serve(listener, http::admin::router(admin), drain::finishing(self.finishing.clone()));
         parts.finishing(async move {
             served.await;
             Ok(())

@@ -1,7 +1,6 @@
 //! The admin port and the metrics port's route.
 
 use std::sync::Arc;
-use tokio::sync::watch;
 
 use axum::Router;
 use axum::body::Body;
@@ -30,7 +29,6 @@ fn admin(token: Option<&str>) -> Router {
         debug_pages: false,
         engine: engine(two_a_minute()),
         loads,
-        leaving: watch::channel(false).1,
     })
 }
 
@@ -93,7 +91,6 @@ async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_
             debug_pages: true,
             engine: engine(two_a_minute()),
             loads,
-            leaving: watch::channel(false).1,
         });
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
@@ -123,7 +120,6 @@ async fn every_other_path_lists_what_there_is() {
                 "/",
                 "/config",
                 "/counter",
-                "/debug/pprof/profile",
                 "/explain",
                 "/fleet",
                 "/freeze",
@@ -147,7 +143,6 @@ async fn config_before_the_first_load_says_so() {
         debug_pages: false,
         engine: empty_engine(),
         loads,
-        leaving: watch::channel(false).1,
     });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
@@ -303,7 +298,6 @@ async fn a_counter_is_looked_at_granted_hits_and_reset() {
         debug_pages: false,
         engine: Arc::clone(&engine),
         loads,
-        leaving: watch::channel(false).1,
     });
     let (look, grant, reset) =
         (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
@@ -376,7 +370,6 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
         debug_pages: false,
         engine: Arc::clone(&engine),
         loads,
-        leaving: watch::channel(false).1,
     });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use tokio::sync::watch;
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -32,7 +31,6 @@ fn admin(engine: &Arc<Engine>) -> Router {
         debug_pages: false,
         engine: Arc::clone(engine),
         loads,
-        leaving: watch::channel(false).1,
     })
 }
 

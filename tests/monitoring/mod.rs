@@ -1,4 +1,4 @@
-//! Dashboards and alerts, held against a running service by a real Prometheus; profiles, by the real pprof.
+//! Dashboards and alerts, held against a running service by a real Prometheus.
 //!
 //! Guarantees: every query of every panel has data; every metric that a dashboard or an alert names exists; every alert fires
 //! when it should and has a section in the runbooks.
@@ -6,7 +6,6 @@
 
 mod exemplars;
 mod gateway;
-mod profiles;
 mod prometheus;
 
 use std::collections::BTreeSet;

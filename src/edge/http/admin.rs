@@ -1,7 +1,7 @@
 //! The admin port: what is loaded, and why a question would be answered as it would.
 //!
 //! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
-//! looking changes nothing and charges nothing, and only a profile costs more than its answer; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
+//! looking changes nothing and charges nothing; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
 //! each time with a line of the log; what was not done is no success.
 //! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
 
@@ -9,7 +9,6 @@ mod counter;
 mod explain;
 mod freeze;
 mod permits;
-mod profiles;
 mod show;
 
 use std::sync::Arc;
@@ -20,8 +19,7 @@ use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use tokio::sync::watch;
+use axum::routing::{any, get, post};
 
 use super::{JSON, PLAIN};
 use crate::config::settings::Secret;
@@ -44,12 +42,10 @@ pub struct Admin {
     pub engine: Arc<Engine>,
     /// What looks up how loads went.
     pub loads: Arc<dyn Fn() -> Loads + Send + Sync>,
-    /// Becomes true when what takes long must end.
-    pub leaving: watch::Receiver<bool>,
 }
 
 /// The paths and what they are for, as `/` lists them.
-const PATHS: [(&str, &str); 14] = [
+const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
@@ -68,7 +64,6 @@ const PATHS: [(&str, &str); 14] = [
     ("/frozen", "the limits that are held at one answer, as JSON"),
     ("/reset", "POST, takes a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas that share the store of counters, as JSON"),
-    (profiles::PATH, "where the process spends its time, ?seconds=30, for pprof"),
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
@@ -84,7 +79,9 @@ pub fn router(admin: Admin) -> Router {
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
         .fallback(show_list)
-        .merge(profiles::router())
+        .route("/debug/pprof", any(no_profile))
+        .route("/debug/pprof/", any(no_profile))
+        .route("/debug/pprof/{*profile}", any(no_profile))
         .merge(changes(&admin))
         .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
@@ -97,6 +94,13 @@ fn changes(admin: &Admin) -> Router<Admin> {
         .route("/reset", post(reset))
         .route("/thaw", post(freeze::thaw))
         .layer(from_fn_with_state(admin.clone(), trust))
+}
+
+/// envoyproxy/ratelimit serves Go profiles here. The status is an error, so that no profile
+/// collector stores the sentence as a profile.
+async fn no_profile() -> Response {
+    let why = "profiles are not built in: run `perf record -g -p PID` on the host\n";
+    (StatusCode::NOT_IMPLEMENTED, PLAIN, why).into_response()
 }
 
 /// How many of the paths are the reference's.
