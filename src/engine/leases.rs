@@ -2,8 +2,7 @@
 //!
 //! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
 //! the store has to be asked for is charged there once, or not known to be; one that is charged by itself and waits for another's
-//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; what is charged
-//! as one asks as [`short`] does; all of it is within one deadline of the backend's; messages
+//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; all of it is within one deadline of the backend's; messages
 //! are numbered over all keys of this process, which is a
 //! member of its own; a message goes on though who asked gives up, and what it brings is held; what went with one that surely
 //! never left is held as before. At most [`MOST_LEDGERS`] keys of at most
@@ -15,7 +14,6 @@ mod flight;
 mod held;
 mod question;
 mod shard;
-mod short;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -45,10 +43,6 @@ pub use question::AllTerms;
 use shard::{Ledgers, Place};
 
 const SHARDS: usize = 256;
-
-/// A denial that waits for what is on its way is told so long before its caller gives up, or half of that time: timers tell
-/// milliseconds, and a caller that is too late is answered as if the store were away.
-const IN_TIME: Nanos = Nanos(2_000_000);
 
 /// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB beside the keys.
 pub const MOST_LEDGERS: usize = SHARDS * shard::WAYS;
@@ -254,13 +248,6 @@ impl Leases {
     /// When a question that comes now has to be answered, by the steady clock.
     fn end(&self) -> Option<Nanos> {
         self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
-    }
-
-    /// The same of a caller with so much `patience`, for what is known by then to be told in time.
-    fn end_in_time(&self, patience: Option<Nanos>) -> Option<Nanos> {
-        let in_time = |patience: Nanos| patience.since(IN_TIME).max(Nanos(patience.0 / 2));
-        let theirs = patience.map(|patience| self.clock.steady().plus(in_time(patience)));
-        self.end().into_iter().chain(theirs).min()
     }
 
     fn is_over(&self, end: Option<Nanos>) -> bool {

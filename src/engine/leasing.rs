@@ -74,8 +74,7 @@ impl Engine {
         let (charges, terms) = (&missing.charges, missing.pick(&all));
         match &self.leases {
             Some(leases) if terms.iter().any(Option::is_some) => {
-                let patience = end.map(|end| end.since(self.clock.now()));
-                self.wait(leases.charge(now, charges, &terms, patience), charges, end).await
+                self.wait(leases.charge(now, charges, &terms), charges, end).await
             }
             _ => self.charge(now, charges, end).await,
         }

@@ -82,7 +82,7 @@ impl Leasing {
             let of = |cost| Charge { cost, standing: Standing::default(), ..charge.clone() };
             let nothing = all_or_nothing([of(Cost::Charge(Hits(1))), of(Cost::Refund(Hits(1)))]);
             for _ in 0..2 {
-                self.leases.charge(now, &nothing, &[Some(&terms), None], None).await;
+                self.leases.charge(now, &nothing, &[Some(&terms), None]).await;
                 self.settled().await;
             }
         }
@@ -141,7 +141,7 @@ impl Backend for Leasing {
             let answered = if is_done {
                 outcomes.iter().filter(|outcome| admits(**outcome)).count()
             } else {
-                outcomes = self.leases.charge(now, charges, &terms, None).await;
+                outcomes = self.leases.charge(now, charges, &terms).await;
                 // Others who ask under `each` change the balances, too.
                 if is_together { self.taken(&before, charges, &outcomes) } else { 0 }
             };

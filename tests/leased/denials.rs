@@ -155,12 +155,3 @@ async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_c
         assert!(95 * strict.admitted <= 100 * leased.admitted, "{whose}: {leased:?}");
     }
 }
-
-#[tokio::test]
-async fn under_all_or_nothing_nobody_is_denied_while_the_law_has_enough_left() {
-    for (members, _, trace, whose) in minutes() {
-        let mode = ", mode: leased, max_overshoot: 10%";
-        let leased = run("charge: all_or_nothing\n", mode, members, &trace).await;
-        assert!(leased.wrong.is_empty(), "{whose}: {:?}", leased.wrong.first());
-    }
-}

@@ -2,15 +2,13 @@
 //!
 //! The store is the one in memory, held at a distance: engines take it for one that has to be asked.
 
+mod all_or_nothing;
 mod denials;
 mod frozen;
-mod handed_back;
-mod overtaken;
 mod path;
 mod plot;
 mod refunds;
 mod share;
-mod short;
 mod told;
 mod undecided;
 mod waiting;

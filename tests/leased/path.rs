@@ -131,27 +131,6 @@ async fn a_question_for_more_than_is_held_leaves_what_is_held_beside_what_the_st
 }
 
 #[tokio::test]
-async fn what_the_store_and_the_balance_cover_together_is_admitted_though_neither_does_alone() {
-    for limits in [COUPLED, GCRA] {
-        let store = Far::new();
-        let engine = engine(&store, limits);
-        publish(&engine, "charge: all_or_nothing\n", limits);
-        let mut asked = 0;
-        while asked < 800 || held(&engine) < 51 {
-            assert!(admits(&engine, K, 1).await);
-            asked += 1;
-        }
-        // Fifty more than the store has left.
-        let hits = 1000 - asked - held(&engine) + 50;
-        assert!(held(&engine) < hits);
-        let answer = ask(&engine, K, hits).await.unwrap();
-        assert_eq!(answer.verdict, Verdict::Admit, "{hits} of {}", 1000 - asked);
-        assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked - hits));
-        assert!(!admits(&engine, K, 1000 - asked - hits + 1).await, "and not one above the limit");
-    }
-}
-
-#[tokio::test]
 async fn what_is_held_stays_where_it_does_not_do_with_what_the_store_has_left() {
     for limits in [COUPLED, GCRA] {
         let store = Far::new();

@@ -21,24 +21,6 @@ const IDLE_SPANS: u64 = 2;
 /// Bits for the epochs of one ledger.
 const EPOCHS: u32 = 20;
 
-/// The most that a message on its way may bring: hits lent here, and hits given back to the store.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Coming {
-    pub(super) lent: Hits,
-    pub(super) back: Hits,
-}
-
-/// What is held of one key at one instant.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
-    pub(super) held: Hits,
-    /// What is on its way, if anything.
-    pub(super) coming: Option<Coming>,
-    /// How many messages were written, and how many settled: while that stays, nothing was lent, and nothing went
-    /// back but partings, whose answers nobody waits for.
-    pub(super) messages: u64,
-}
-
 /// What is held of one key.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -51,10 +33,6 @@ pub(super) struct Held {
     first: u64,
     /// The message whose answer is awaited.
     awaits: Option<Number>,
-    /// What that may bring.
-    coming: Coming,
-    /// Messages written, and settled.
-    messages: u64,
     /// All is to be given back once that answer is there.
     leaves: bool,
     /// Tells those who wait that a message was settled, or why it was not.
@@ -73,8 +51,6 @@ impl Held {
             asked: now,
             first: number.0 << EPOCHS,
             awaits: None,
-            coming: Coming::default(),
-            messages: 0,
             leaves: false,
             settled: watch::Sender::default(),
         }
@@ -175,13 +151,6 @@ impl Held {
         self.awaited(borrow)
     }
 
-    /// The message that gives everything back before a question that it would cover with what the store has left.
-    pub(super) fn hand_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
-        self.expire(now);
-        let all = self.ledger.hand_back(now, number);
-        self.awaited(all)
-    }
-
     pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
         let quiet = now.since(self.asked);
@@ -232,7 +201,6 @@ impl Held {
         came: Result<Answer, Option<Cause>>,
     ) {
         self.expire(now);
-        self.messages += 1;
         let lost = match came {
             Ok(answer) => {
                 self.ledger.settle(now, &answer);
@@ -258,11 +226,6 @@ impl Held {
         self.awaits.is_some()
     }
 
-    pub(super) fn seen(&self, now: Nanos) -> Seen {
-        let coming = self.awaits().then_some(self.coming);
-        Seen { held: self.balance(now), coming, messages: self.messages }
-    }
-
     /// Waits for the answer that is awaited, if one is.
     pub(super) fn awaited_now(&self) -> Option<watch::Receiver<Option<Cause>>> {
         self.awaits().then(|| self.wait())
@@ -281,15 +244,11 @@ impl Held {
 
     fn awaited(&mut self, message: Option<Borrow>) -> Option<Borrow> {
         let number = message.as_ref().map(|message| message.number);
-        if let Some(message) = &message {
-            self.coming = Coming { lent: message.want, back: message.returned };
-        }
         self.wrote(message, number)
     }
 
     fn wrote(&mut self, message: Option<Borrow>, awaits: Option<Number>) -> Option<Borrow> {
         if message.is_some() {
-            self.messages += 1;
             self.awaits = awaits;
         }
         message

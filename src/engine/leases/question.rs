@@ -1,28 +1,27 @@
-//! The charges of one question of which some are leased.
+//! Charges the limits of one check, some of which are leased.
 //!
-//! Under `each` every leased charge is spent or asked for by itself. Under `all_or_nothing` what is held is
-//! taken first, because it alone can be put back at once; the others, and what is not held, are charged
-//! in the store's one step; and where the question is denied, what was taken is put back. Where too little is held of a
-//! limit and too little is left by the store, but both would do, what is held goes back and all is charged once more; so it is
-//! where what came meanwhile, or was on its way, does alone. Of a question that is denied whatever its charges come to, what
-//! is held only answers: nothing stays taken, and nothing is borrowed for it.
+//! - `charge: each`: every leased limit is charged by itself, from its balance or with a lease call.
+//! - `charge: all_or_nothing`: a leased limit is charged from its balance if the balance covers the
+//!   hits. All other limits are charged in one atomic store call. A denial returns the balances.
 //!
-//! Guarantees: a question whose future is dropped puts back what it took; hits that were taken beside
-//! charges that the store did not answer stay taken.
-//! Leaves out: what a failure is answered with (`degrade`).
+//! Guarantees:
+//! - A canceled check returns the hits that it took from balances.
+//! - Hits taken beside a store call that failed stay charged.
+//! - A check that is denied in any case spends no balance and borrows nothing.
+//!
+//! Not covered:
+//! - The fallback after a failed store call (see `degrade`).
+//! - Combining a balance with hits left in the store under `all_or_nothing`.
 
 use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
-use super::held::Seen;
-use super::short::{AllShort, passes_with};
 use super::{Held, Leased, Leases, Place, awaits_another};
 use crate::backend::{Cause, Charge, Charges, Outcome, Outcomes, Rule};
 use crate::engine::again::{self, Missing};
 use crate::kernel::decision::{Cost, Group, Standing, Verdict};
-use crate::kernel::key::CounterKey;
 use crate::kernel::lease::Terms;
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
@@ -60,22 +59,17 @@ impl Leases {
         Some(())
     }
 
-    /// Charges what `at_once` does not answer. A denial that waits for what may still do is told before the caller's
-    /// `patience` is over.
+    /// Charges a check that [`at_once`](Self::at_once) does not answer.
     pub async fn charge(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
-        patience: Option<Nanos>,
     ) -> Outcomes {
         match charges.rule {
             Rule::Each => self.each(now, charges, terms).await,
-            // Also a lone one: what is denied must not be counted, and a window that is asked for a
-            // lease counts it.
-            Rule::AllOrNothing { .. } | Rule::Ask => {
-                self.together(now, charges, terms, self.end_in_time(patience)).await
-            }
+            // A single charge, too: a window counts the hits of a lease call that it denies.
+            Rule::AllOrNothing { .. } | Rule::Ask => self.together(now, charges, terms).await,
         }
     }
 
@@ -117,79 +111,44 @@ impl Leases {
         outcomes
     }
 
-    /// Charges as one. Where that is denied though what is held or on its way would do, alone or with what the store has
-    /// left, the question is put once more, in what is left of its time; what is not answered then keeps its denial.
+    /// Charges all or nothing: each leased limit from its balance if that covers the hits, all other
+    /// limits in one atomic store call.
     async fn together(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&Terms>],
-        end: Option<Nanos>,
     ) -> Outcomes {
-        if is_spent(charges.rule) {
-            let leased = charges.list.iter().zip(terms).filter_map(|(c, terms)| leased(c, *terms));
-            let now = self.clock.now();
-            leased.for_each(|(leased, hits)| self.count(now, leased, hits));
-        }
-        let (denial, short) = self.put(now, charges, terms, None).await;
-        if short.is_empty() || !self.cover(charges, terms, &denial, &short, end).await {
-            return denial;
-        }
-        let again = self.put(self.clock.now(), charges, terms, Some(&denial));
-        self.within(end, again).await.map_or_else(|| denial.clone(), |(again, _)| again)
-    }
-
-    /// Charges as one, once. Also the charges that the store denied, and alone deny the question, though there may be
-    /// enough left for them. What is held is so by the clock: the question may have come at `now` and waited since. A
-    /// question that has a `denial` already keeps it where something else is not answered now.
-    async fn put(
-        self: &Arc<Self>,
-        now: Nanos,
-        charges: &Charges,
-        terms: &[Option<&Terms>],
-        denial: Option<&Outcomes>,
-    ) -> (Outcomes, AllShort) {
         let leased = |at: usize| leased(charges.list.get(at)?, *terms.get(at)?);
+        let at_each = || (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
+        if is_spent(charges.rule) {
+            let now = self.clock.now();
+            at_each().for_each(|(_, (leased, hits))| self.count(now, leased, hits));
+        }
         let (mut taken, mut outcomes) = (Taken::of(self, charges), unknown(charges));
         let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
-        for (at, (leased, hits)) in (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)))
-        {
+        for (at, (leased, hits)) in at_each() {
             if let Some(outcome) = taken.take(at, self.clock.now(), leased, hits) {
                 (outcomes[at], is_known[at]) = (outcome, true);
             }
         }
-        let asked = || {
-            let places = (0..charges.list.len()).filter(|at| !is_known[*at]);
-            places.filter_map(|at| Some((at, leased(at)?)))
-        };
-        let before: SmallVec<[Seen; 2]> =
-            asked().map(|(_, (leased, _))| self.seen(leased)).collect();
+        let asked = || at_each().filter(|(at, _)| !is_known[*at]);
+        let before: SmallVec<[Hits; 2]> =
+            asked().map(|(_, (leased, _))| self.held(self.clock.now(), leased)).collect();
         let rule = rest(charges, &outcomes, &is_known);
         let missing = Missing::of(charges, |at| !is_known[at], rule);
         if !missing.charges.list.is_empty() {
             let answered = self.charge_plainly(now, &missing.charges).await;
             missing.put(answered, &mut outcomes);
         }
-        if let Some(denial) = denial.filter(|denial| fails_more(&outcomes, denial)) {
-            return (denial.clone(), AllShort::new());
-        }
-        let mut short = AllShort::new();
         for ((at, (leased, _)), before) in asked().zip(before) {
-            let hits = put_to(charges, &leased.charge.key, |at| !is_known[at]);
-            if !charges.list[at].standing.shadow {
-                short.extend(self.short(at, leased, hits, before, outcomes[at]));
-            }
-            outcomes[at] = self.with_balance(leased, before.held, outcomes[at]);
-        }
-        // What gives hits back does so each time that the question is put.
-        if gives_back(charges) || !passes_with(charges, &outcomes, &short) {
-            short.clear();
+            outcomes[at] = self.with_balance(leased, before, outcomes[at]);
         }
         if taken.settle(charges, &mut outcomes) == Verdict::Admit {
             let now = self.clock.now();
             asked().for_each(|(_, (leased, hits))| self.stock(now, leased, hits));
         }
-        (outcomes, short)
+        outcomes
     }
 
     /// Hits that are held of a key.
@@ -323,25 +282,11 @@ const fn is_spent(rule: Rule) -> bool {
 }
 
 /// The counter of a charge and its hits, where it is leased.
-pub(super) fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
+fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
     match (charge.cost, terms) {
         (Cost::Charge(hits), Some(terms)) => Some((Leased { charge, terms: *terms }, hits)),
         _ => None,
     }
-}
-
-/// All that the question puts to one counter, in the charges that `counts`.
-pub(super) fn put_to(charges: &Charges, key: &CounterKey, counts: impl Fn(usize) -> bool) -> Hits {
-    let these = charges.list.iter().enumerate().filter(|(at, c)| counts(*at) && c.key == *key);
-    let hits = these.map(|(_, charge)| match charge.cost {
-        Cost::Charge(hits) => hits,
-        Cost::Refund(_) => Hits(0),
-    });
-    hits.fold(Hits(0), Hits::plus)
-}
-
-fn gives_back(charges: &Charges) -> bool {
-    charges.list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)))
 }
 
 /// How the charges that are not known are made: not at all where those that are deny the question.
@@ -362,10 +307,4 @@ fn rest(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> Rule {
 /// An outcome for each charge that none has yet: it denies nothing.
 fn unknown(charges: &Charges) -> Outcomes {
     charges.list.iter().map(|_| Outcome::Failed(Cause::NotUnderstood)).collect()
-}
-
-/// Whether something was not answered `again` that was `before`.
-fn fails_more(again: &Outcomes, before: &Outcomes) -> bool {
-    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
-    again.iter().zip(before).any(|(again, before)| failed(again) && !failed(before))
 }
