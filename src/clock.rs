@@ -1,15 +1,24 @@
 //! The only reader of time.
 //!
-//! Guarantees: neither [`Clock::now`] nor [`Clock::steady`] runs backwards, and both begin at the wall
-//! clock's time. They follow the boot clock, which the operating system slews together with the wall clock and which counts
-//! while the machine sleeps; where there is none (not Linux) the monotonic one, which may not.
-//! `now` is for windows and calendars: a wall clock stepped forward is adopted within a second, one stepped back is not; a
-//! window that has begun stays begun until the process restarts. `steady` takes no step of the wall clock: it is for
-//! how long something lasts, as a request in flight or a share, which are not over because somebody set the clock.
-//! An instant of one is nothing to the other.
-//! Leaves out: the store's clock, which rules shared counters; a machine that was stopped from outside together with all its
-//! clocks.
-//! Cost: one clock read; of `now` once a second a second one.
+//! Guarantees:
+//! - [`Clock::now`] and [`Clock::steady`] never run
+//!   backwards, and both start at the wall clock's time.
+//! - `now` adopts forward steps of the wall clock within a second.
+//! - `now` ignores backward steps.
+//! - `steady` ignores all steps of the wall clock.
+//!
+//! Use `now` for windows and calendars: a window that has begun stays begun until
+//! the process restarts. Use `steady` for durations, such as the deadline of a
+//! permit or a share. Never compare instants of one with instants of the other.
+//!
+//! On Linux both follow the boot clock, which runs while the machine sleeps and is slewed
+//! with the wall clock. Other systems use the monotonic clock, which may pause during sleep.
+//!
+//! Cost: one clock read; `now` needs a second one once a second.
+//!
+//! Not covered:
+//! - The store's clock, which decides for shared counters.
+//! - A virtual machine that is paused together with all its clocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg(not(target_os = "linux"))]
@@ -18,33 +27,33 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::kernel::units::Nanos;
 
-/// The variable that makes this process' clock wrong, by milliseconds; for tests of fleets whose clocks do
-/// not agree. Read once.
+/// The environment variable that shifts this process's clock, in
+/// milliseconds. Read once; for tests of fleets whose clocks differ.
 pub const SHIFT: &str = "TEST_CLOCK_SHIFT_MS";
 
-/// Where the time comes from.
+/// The source of time.
 #[derive(Debug)]
 pub enum Clock {
-    /// The machine's.
+    /// The machine's clock.
     System(System),
-    /// Set by hand, for tests and replays.
+    /// A clock that is set by hand, for tests and replays.
     Manual(Manual),
 }
 
 impl Clock {
-    /// The machine's clock.
+    /// Creates the machine's clock.
     #[must_use]
     pub fn system() -> Self {
         Self::System(System::start())
     }
 
-    /// A clock that stands at `now` until it is told otherwise.
+    /// Creates a clock that stays at `now` until it is advanced.
     #[must_use]
     pub fn manual(now: Nanos) -> Self {
         Self::Manual(Manual { steady: AtomicU64::new(now.0), steps: AtomicU64::new(0) })
     }
 
-    /// The present instant, nanoseconds since the Unix epoch.
+    /// The current instant, in nanoseconds since the Unix epoch.
     #[must_use]
     pub fn now(&self) -> Nanos {
         match self {
@@ -53,7 +62,7 @@ impl Clock {
         }
     }
 
-    /// The present instant by what has passed since the start, in nanoseconds.
+    /// The start instant plus the time elapsed since, in nanoseconds.
     #[must_use]
     pub fn steady(&self) -> Nanos {
         match self {
@@ -67,13 +76,13 @@ impl Clock {
 #[derive(Debug)]
 pub struct System {
     started: Boot,
-    /// How wrong it is made, in nanoseconds.
+    /// The artificial error of the wall clock, in nanoseconds.
     shift: i64,
-    /// What the wall clock showed at the start.
+    /// The wall clock at the start, in nanoseconds since the Unix epoch.
     origin: u64,
-    /// What to add to the time since the start; only grows.
+    /// The offset from elapsed time to `now`; it only grows.
     offset: AtomicU64,
-    /// When the wall clock was last looked at, in nanoseconds since the start.
+    /// The last read of the wall clock, in nanoseconds since the start.
     looked: AtomicU64,
 }
 
@@ -102,7 +111,7 @@ impl System {
 
     fn elapsed(&self) -> u64 {
         let elapsed = self.started.elapsed();
-        // In u64: 584 years fit, and a product of u128 on every question would be a waste.
+        // In u64, which lasts for 584 years: u128 arithmetic on every check is slower.
         elapsed.as_secs().saturating_mul(Nanos::SECOND.0) + u64::from(elapsed.subsec_nanos())
     }
 
@@ -110,15 +119,15 @@ impl System {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
         let wall = unix(SystemTime::now()).saturating_add_signed(self.shift);
-        // Read after the wall clock: a thread that is paused in between finds too small an offset,
-        // which changes nothing; too large a one would stay for ever.
+        // Read after the wall clock. A thread that is paused in between computes an offset that
+        // is too small, which changes nothing. An offset that is too large would be permanent.
         let elapsed = self.elapsed();
         self.looked.store(elapsed, Relaxed);
         self.offset.fetch_max(wall.saturating_sub(elapsed), Relaxed);
     }
 }
 
-/// A reading of the clock that counts since the machine was started.
+/// A reading of the boot clock, which counts from machine start and includes sleep.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct Boot(rustix::time::Timespec);
@@ -134,7 +143,7 @@ impl Boot {
     }
 }
 
-/// A reading of the clock that counts while the process runs.
+/// A reading of the monotonic clock.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 struct Boot(Instant);
@@ -151,21 +160,21 @@ impl Boot {
     }
 }
 
-/// A clock set by hand.
+/// A clock that is set by hand.
 #[derive(Debug)]
 pub struct Manual {
     steady: AtomicU64,
-    /// By how much the wall clock was set forward.
+    /// The sum of all forward steps of the wall clock.
     steps: AtomicU64,
 }
 
 impl Manual {
-    /// Lets so much time pass.
+    /// Advances time by `by`.
     pub fn advance(&self, by: Nanos) {
         self.steady.fetch_add(by.0, Relaxed);
     }
 
-    /// Sets the wall clock forward; no time passes.
+    /// Steps the wall clock forward by `by`; `steady` does not change.
     pub fn step(&self, by: Nanos) {
         self.steps.fetch_add(by.0, Relaxed);
     }

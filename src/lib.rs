@@ -1,63 +1,64 @@
-//! Sluicegate answers one question: may this request pass?
+//! Sluicegate, a rate limiting service for Envoy and NGINX.
 //!
-//! One crate, layered; each layer names only those below it, which `tests/tidy.rs` holds against the
-//! code:
+//! The crate has layers. Each layer uses only the layers below it, which `tests/tidy.rs` checks:
 //!
 //! ```text
 //! cli → edge, source, engine → config, clock, backend, telemetry → kernel, pem
 //! ```
 //!
-//! # The layers, and what is always true of each
+//! # Layers
 //!
-//! * [`kernel`] decides. Time and state are arguments; there is no I/O, no clock, no wait and no
-//!   float in it. Everything that counts hits calls the same steps, and the scripts in Redis are
-//!   transcriptions of them.
-//! * [`config`] turns text into meaning without opening a file. A configuration is complete and
-//!   sound or it does not exist; everything that is wrong is said at once.
-//! * [`pem`] reads certificates and keys, for all that speak TLS. An error shows nothing of a key.
+//! * [`kernel`] has the algorithms, as pure functions of state, time
+//!   and hits. The Lua scripts in Redis are transcriptions of them.
+//! * [`config`] parses and validates configuration; it opens no files.
+//!   A configuration is loaded whole or rejected with all its errors.
+//! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * [`clock`] is the only reader of time, and never runs backwards.
-//! * [`backend`] is where counters live: in this process, or in a Redis that replicas share. The
-//!   charges of a question are answered in order, one outcome each.
-//! * [`engine`] is the one path from a question to an answer. A question lives under exactly one
-//!   configuration and one instant, and what cannot be asked is refused before any counter moves.
-//! * [`source`] is where configuration comes from. A refused load changes nothing.
-//! * [`edge`] speaks protocols and decides nothing; all of them show an answer by the same tables.
-//! * [`telemetry`] counts what happened. Every label is bounded.
-//! * [`cli`] is the command line, and the only place that wires the rest together.
+//! * [`backend`] stores counters, in memory or in a Redis that
+//!   replicas share. It returns one outcome per charge, in order.
+//! * [`engine`] turns a check into a decision, under one configuration and
+//!   one instant. An invalid check is rejected before any counter changes.
+//! * [`source`] loads configuration from files or xDS. A rejected load changes nothing.
+//! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
+//! * [`telemetry`] has metrics, traces and statistics. Every label has a bounded number of values.
+//! * [`cli`] has the commands, and connects the other layers.
 //!
-//! # The one path
+//! # One check, step by step
 //!
-//! 1. `edge::grpc::rls` takes the message; `edge::grpc::convert` makes a
-//!    [`Question`](kernel::decision::Question) of it, or refuses it.
-//! 2. [`Engine::decide_within`](engine::Engine::decide_within) reads the clock and the configuration
-//!    once each.
-//! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]), names its counter
-//!    ([`kernel::key`]) and says how its denial bears on the question.
-//! 4. Over a shared store, and for limits that allow it, `engine::ledgers` answers what is known, and
-//!    learns from what the store answers to the rest.
-//! 5. [`Backend::charge`](backend::Backend::charge) runs the kernel's step on each counter: under a
-//!    shard's lock in memory, in one script in Redis.
-//! 6. `engine::degrade` answers for a store that did not, by each limit's `on_backend_failure`.
-//! 7. [`kernel::decision::combine`] weighs the findings: shadow mode, the quota group, the verdict.
-//! 8. `edge::grpc::convert` and [`edge::headers`] make the reply; [`telemetry::event`] counts it.
+//! 1. `edge::grpc::rls` reads the message. `edge::grpc::convert` builds a
+//!    [`Question`](kernel::decision::Question), or rejects the message.
+//! 2. [`Engine::decide_within`](engine::Engine::decide_within)
+//!    reads the clock and the configuration once.
+//! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]),
+//!    its counter key ([`kernel::key`]), and the effect of its denial.
+//! 4. With a shared store, `engine::ledgers` returns remembered denials, if the limit allows it.
+//! 5. [`Backend::charge`](backend::Backend::charge) runs the strategy on
+//!    each counter: under a shard lock in memory, or in one script in Redis.
+//! 6. `engine::degrade` decides by each limit's `on_backend_failure` if the store call failed.
+//! 7. [`kernel::decision::combine`] applies shadow mode and quota group, and returns the verdict.
+//! 8. `edge::grpc::convert` and [`edge::headers`] write the reply.
+//! 9. [`telemetry::event`] counts the decision.
 //!
-//! `/json` enters at 2 with a first and a last step of its own. So do the hooks that carry no
-//! descriptors, `ext_authz` and NGINX's: [`edge::hook`] makes the message that was not sent.
+//! `/json` replaces the steps 1 and 8 with its own. Hooks without descriptors (`ext_authz`, NGINX)
+//! use [`edge::hook`], which builds the message that Envoy's rate limit filter would have sent.
 //!
-//! Ceilings on requests in flight have a path of their own: [`engine::admit`] asks
-//! [`kernel::concurrency`] for a permit, waits in its queue, and gives it back with the latency from
-//! which the ceiling is inferred. [`engine::ceilings`] leads a question through its ceilings to 2;
-//! `edge::grpc::ext_proc` asks it.
+//! **Leased limits.** [`engine::leases`] takes the place of step 5. It spends from a
+//! balance borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
+//! If balances cover the whole check, the decision is made without waiting.
 //!
-//! A ceiling that a fleet shares is the same path with a share as its limit: [`engine::admit::fleet`] speaks for
-//! all of them ([`kernel::coordinator`], [`Backend::heartbeat`](backend::Backend::heartbeat)), and no request
-//! waits for it but the first. Of one that is strict the store counts the permits:
-//! [`Backend::acquire`](backend::Backend::acquire) is asked for each ([`kernel::concurrency::permits`]), and
-//! [`Backend::tell`](backend::Backend::tell) told what is held and what is over.
+//! **Concurrency limits.** [`engine::ceilings`] leads a check through its concurrency
+//! limits before step 2; `edge::grpc::ext_proc` calls it. [`engine::admit`] acquires a
+//! permit from [`kernel::concurrency`], or waits in its queue. At the end of the request
+//! it releases the permit with the latency, from which an adaptive limit is inferred.
 //!
-//! Leased limits are asked of [`engine::leases`] where others are charged: it spends from a balance that it
-//! borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]). A question that balances
-//! answer whole is answered in the first poll, between 3 and 7.
+//! **Shared limits.** The concurrency limit is this replica's share of a limit of the
+//! fleet. [`engine::admit::fleet`] reports for all of them
+//! ([`Backend::heartbeat`](backend::Backend::heartbeat)), and [`kernel::coordinator`]
+//! splits the limit. Only the first request of a new limit waits for a report.
+//!
+//! **Strict limits.** The store counts the permits ([`kernel::concurrency::permits`]).
+//! Every request calls [`Backend::acquire`](backend::Backend::acquire).
+//! [`Backend::tell`](backend::Backend::tell) reports renewed and released permits.
 
 pub mod backend;
 pub mod cli;

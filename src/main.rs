@@ -1,4 +1,4 @@
-//! Parse the command line, run it, map the outcome to an exit code.
+//! The `sluicegate` binary: runs the command line and returns its exit code.
 
 use std::io;
 use std::process::ExitCode;

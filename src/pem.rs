@@ -1,8 +1,12 @@
-//! Certificates and keys in files, as PEM: one way to read them for everything that speaks TLS.
+//! Certificates and keys from PEM files, for all TLS code.
 //!
-//! Guarantees: an error names its file and has nothing of what the file holds in it, which may be part of a key; at most
-//! [`LARGEST`] bytes are read; a file of certificates has at least one.
-//! Leaves out: when files are read anew, and what certificates are good for.
+//! Guarantees:
+//! - An error names its file and never contains key material.
+//! - At most [`LARGEST`] bytes are read.
+//! - A certificate file has at least one certificate.
+//!
+//! Not covered:
+//! - Reloading of files, and the purpose of a certificate.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -12,31 +16,31 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// More than any chain of certificates takes, in bytes.
+/// The largest file size in bytes; more than any certificate chain needs.
 pub const LARGEST: u64 = 1 << 20;
 
-/// What is wrong with a file.
+/// An error in a PEM file.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {what}", path.display())]
 pub struct Error {
-    /// Which file.
+    /// The file.
     pub path: PathBuf,
-    /// What is wrong, as the rest of a sentence that begins with the file.
+    /// The problem, as the rest of a sentence that begins with the path.
     pub what: String,
 }
 
 impl Error {
-    /// Something is wrong with `path`.
+    /// Creates an error for `path`.
     #[must_use]
     pub fn of(path: &Path, what: &dyn std::fmt::Display) -> Self {
         Self { path: path.to_owned(), what: what.to_string() }
     }
 }
 
-/// What the file holds, of whatever kind.
+/// Reads a whole file.
 ///
 /// # Errors
-/// It cannot be read, or is too large.
+/// The file cannot be read, or is too large.
 pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
@@ -53,10 +57,10 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
     Error::of(path, &format_args!("cannot be read: {error}"))
 }
 
-/// The certificates of a file, at least one.
+/// Reads the certificates of a file, at least one.
 ///
 /// # Errors
-/// It cannot be read, or holds something else.
+/// The file cannot be read, or contains something else.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match found {
@@ -66,19 +70,19 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
     }
 }
 
-/// The key of a file.
+/// Reads the private key of a file.
 ///
 /// # Errors
-/// It cannot be read, or holds none.
+/// The file cannot be read, or contains no key.
 pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
-    // The error is not shown: it could have part of the key in it.
+    // The inner error is dropped, because it could contain part of the key.
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| Error::of(path, &"holds no PEM key"))
 }
 
-/// The certificates of a file as those that may sign others.
+/// Reads the certificates of a file as trusted CAs.
 ///
 /// # Errors
-/// It cannot be read, or holds something else.
+/// The file cannot be read, or contains something else.
 pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -88,14 +92,15 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Those of `named`, with the system's beside them if `with_system`; the system's alone without a file.
+/// Reads the CAs of the file `named`, plus the system's CAs if
+/// `with_system`. Without a file, returns the system's CAs.
 ///
 /// # Errors
-/// The file cannot be read, or holds something else.
+/// The file cannot be read, or contains something else.
 pub fn roots_or_system(named: Option<&Path>, with_system: bool) -> Result<RootCertStore, Error> {
     let mut roots = named.map_or_else(|| Ok(RootCertStore::empty()), roots)?;
     if named.is_none() || with_system {
-        // A system without any is sound where one was named.
+        // Missing system CAs are no error.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)

@@ -1,44 +1,47 @@
-//! The replicas that share a store, as the store knows them: one record each.
+//! The live replicas that share a store, with one record each.
 //!
-//! Guarantees: what is known is what the store last said, by its own clock.
-//! Leaves out: what a record says and who reads it, which is `engine::membership`'s.
+//! Guarantees:
+//! - The list is the store's last reply; ages are measured by the store's clock.
+//!
+//! Not covered:
+//! - The content of a record and its readers (`engine::membership`).
 
 use crate::kernel::units::Nanos;
 
-/// How long a replica that is silent is still one of the fleet: some lost beats, not a slow one.
+/// The time after which a silent replica is dropped: long enough to lose several heartbeats.
 pub const SILENT_AT_MOST: Nanos = Nanos::from_secs(5);
 
-/// What a replica says of itself.
+/// A replica's heartbeat for the list of live replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beat {
-    /// Who speaks: the name of its record, never empty.
+    /// The replica's name, not empty.
     pub node: Box<str>,
-    /// Its record, not empty; nothing when it leaves.
+    /// The replica's record, not empty. `None` if the replica leaves.
     pub record: Option<Box<str>>,
 }
 
-/// One of the fleet.
+/// A live replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, which all others know it by.
+    /// The replica's name, the same at every other replica.
     pub node: Box<str>,
-    /// For how long it had been silent, by the store's clock, in whole milliseconds.
+    /// The time since its last heartbeat by the store's clock, in whole milliseconds.
     pub silent: Nanos,
-    /// Its record.
+    /// The replica's record.
     pub record: Box<str>,
 }
 
-/// What the store answers to a beat.
+/// The store's reply to a heartbeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fleet {
-    /// Those that live, the one that spoke among them unless it left; in no order.
+    /// The live replicas in any order, with the sender unless it left.
     pub members: Vec<Member>,
-    /// What this name's record said before, if it was there and alive.
+    /// The sender's previous record, if it had not expired.
     pub before: Option<Box<str>>,
 }
 
 impl Beat {
-    /// The fleet of a replica that shares nothing.
+    /// Returns the list of a replica without a shared store.
     #[must_use]
     pub fn alone(&self) -> Fleet {
         let member = |record| Member { node: self.node.clone(), silent: Nanos(0), record };

@@ -1,24 +1,28 @@
-//! Heartbeats of the ceilings that replicas share.
+//! One round of share reports for the fleet-wide concurrency limits.
 //!
-//! Guarantees: one round of one replica is heard in one step; the store's clock rules.
-//! Leaves out: when a replica speaks and what it does with the answers, which is `engine::fleet`'s;
-//! what a ceiling's coordinator answers, which is [`crate::kernel::coordinator`]'s.
+//! Guarantees:
+//! - The store applies a replica's round in one step, by the store's own clock.
+//!
+//! Not covered:
+//! - When a replica reports and how it applies the replies (`engine::admit::fleet`).
+//! - How shares are computed ([`crate::kernel::coordinator`]).
 
 use crate::kernel::coordinator::life::Record;
 use crate::kernel::coordinator::{self, Heartbeat, Law};
 use crate::kernel::units::{Incarnation, Nanos};
 
-/// The most ceilings in one round, however few members they have: one script must not keep the store from others for long.
+/// The most limits in one round. A script blocks the store, so a round stays short.
 pub const MOST_BEATS: usize = 64;
 
-/// Microseconds that a round may take, and what it takes for a ceiling and for each of its members.
+/// The time budget of a round and the cost of a limit and of each of its replicas, in microseconds.
 const ROUND_MICROS: u64 = 1_000;
 const CEILING_MICROS: u64 = 10;
 const MEMBER_MICROS: u64 = 3;
 
-/// How many of the first ceilings, each of so many `members`, a round may have, so that it keeps nobody from the store for
-/// longer than a millisecond, by what heartbeats cost on a slow machine (`benches/heartbeats.rs`). From 1 to [`MOST_BEATS`]
-/// of those that there are.
+/// Returns how many of the leading limits fit in one round of about one millisecond.
+///
+/// `members` gives the number of replicas of each limit. The costs were measured on a slow
+/// machine (`benches/heartbeats.rs`). The result is 1 to [`MOST_BEATS`], or 0 without any limit.
 #[must_use]
 pub fn most_beats(members: impl IntoIterator<Item = u64>) -> usize {
     let mut left = ROUND_MICROS;
@@ -31,45 +35,48 @@ pub fn most_beats(members: impl IntoIterator<Item = u64>) -> usize {
     members.into_iter().take(MOST_BEATS).enumerate().take_while(fits).count()
 }
 
-/// The name of a ceiling's bucket: whatever tells two ceilings apart, the same at every replica.
+/// The bucket of a concurrency limit: unique for each limit, and the same at every replica.
 pub type Name = Box<[u8]>;
 
-/// What one life of one replica says at once.
+/// The share reports that one replica sends in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Its line in the fleet's table.
+    /// The replica's line in the fleet table.
     pub record: Record,
-    /// What the last answer called its instant ([`Heard::at`]), if there was one: a store that remembers less has forgotten
-    /// what it knew then.
+    /// The store's instant ([`Heard::at`]) in the last reply that this replica
+    /// received. A store that does not remember this instant has lost state.
     pub answered: Option<Nanos>,
-    /// For how long from now something of it may be in use, or of another that nobody remembers.
+    /// The longest time from now that a share may be in
+    /// use: this replica's or a forgotten replica's.
     pub longest: Nanos,
-    /// It holds nothing, nothing of it is in flight, and it comes no more: its line is taken out.
+    /// The replica leaves for good, without shares or
+    /// requests in flight. The store removes its line.
     pub leaves: bool,
-    /// Some of its ceilings, at most [`most_beats`].
+    /// The reports of at most [`most_beats`] limits.
     pub beats: Vec<Beat>,
 }
 
-/// One heartbeat at one ceiling.
+/// One replica's report for one concurrency limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beat {
-    /// Which ceiling.
+    /// The bucket of the limit.
     pub bucket: Name,
-    /// By which law it is to be answered.
+    /// The limit's settings, which apply to this report.
     pub law: Law,
-    /// What is said.
+    /// The report.
     pub said: Heartbeat,
 }
 
-/// What a round is answered.
+/// The store's reply to a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// The life of the store that heard it.
+    /// The store's incarnation.
     pub life: Incarnation,
-    /// The store's clock when it heard, in whole microseconds. Not to be compared with another clock: all members
-    /// know by it which instant the others mean.
+    /// The store's clock at the round, in whole microseconds. All replicas
+    /// use it to name an instant. It is not comparable with another clock.
     pub at: Nanos,
-    /// One per heartbeat, in order; none for a ceiling whose state is not understood, which is left as it is.
+    /// The reply to each report, in order. `None` if the store
+    /// cannot read the limit's state, which it leaves unchanged.
     pub replies: Vec<Option<coordinator::Reply>>,
 }
 
@@ -80,15 +87,15 @@ mod tests {
 
     #[test]
     fn a_round_takes_a_millisecond_at_most_by_the_members_of_each_ceiling_in_it() {
-        // 70 us each; 13 us each, and no more than there may be.
+        // 70 us for each limit; then 13 us for each limit, up to the maximum number.
         assert_eq!(most_beats(repeat(20)), 14);
         assert_eq!(most_beats(repeat(1)), MOST_BEATS);
         assert_eq!(most_beats([]), 0);
-        // 910 us and 70; another 70 would be too many.
+        // 910 us and 70 us fit; 70 us more do not.
         assert_eq!(most_beats([300, 20, 20]), 2);
-        // 520 us of forty, and six of 70.
+        // The first forty take 520 us; six of 70 us also fit.
         assert_eq!(most_beats([1; 40].into_iter().chain(repeat(20))), 46);
-        // One too large for any round is not left unsaid.
+        // A limit that exceeds the budget is sent in a round of its own.
         assert_eq!(most_beats([1_000, 1]), 1);
     }
 }

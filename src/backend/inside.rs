@@ -1,52 +1,56 @@
-//! What a store counts of itself, beside what it answers.
+//! Statistics that a store keeps about itself.
 //!
-//! Guarantees: connections are counted when they are ready and when they are gone, so that those that are open are the
-//! difference; lookups are hits or misses, never both.
-//! Leaves out: under which names it is shown.
+//! Guarantees:
+//! - Connections are counted when they open and when they close.
+//! - Each lookup is either a hit or a miss.
+//!
+//! Not covered:
+//! - The names of the metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What a store has counted so far; nothing where there is no such part.
+/// The statistics of a store. A field is `None` if the store has no such part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inside {
     /// Connections to the store.
     pub connections: Option<Connections>,
-    /// Connections to the store of limits whose period is a second.
+    /// Connections to the store of per-second limits.
     pub per_second: Option<Connections>,
-    /// Denials that are remembered here.
+    /// The deny cache of this process.
     pub remembered: Option<Remembered>,
 }
 
-/// Connections that carry questions.
+/// The number of connections that were opened and closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// That were made.
+    /// Connections that were opened.
     pub made: u64,
-    /// Of those, that are gone, whoever closed them.
+    /// Connections that were closed, by either side.
     pub gone: u64,
 }
 
-/// A table of keys that are known to be over their limits.
+/// The statistics of a deny cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
-    /// Keys in it, those with it whose window has ended and that nobody asked for since.
+    /// Keys in the cache, including expired keys without a lookup since.
     pub keys: u64,
-    /// Lookups that found a key.
+    /// Lookups that found a denied key.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that found no denied key.
     pub misses: u64,
-    /// Of those, that found one whose window had ended.
+    /// Misses because the window of the key had ended.
     pub expired: u64,
-    /// Keys that gave way to newer ones.
+    /// Keys that were evicted for newer ones.
     pub evicted: u64,
-    /// Keys that were put where they were already.
+    /// Inserts of a key that the cache already contained.
     pub overwritten: u64,
-    /// When each key in it was last put or found, in seconds since 1970, added up.
+    /// The sum over all keys of the last insert or hit, in seconds since 1970.
     pub found_at: u64,
 }
 
 impl Remembered {
-    /// When a key in it was last put or found, on average, in seconds since 1970; 0 where there is none.
+    /// Returns the mean of the last insert or hit of
+    /// each key, in seconds since 1970; 0 without keys.
     #[must_use]
     pub const fn average_found_at(self) -> u64 {
         match self.found_at.checked_div(self.keys) {
@@ -72,7 +76,7 @@ impl std::ops::Add for Remembered {
     }
 }
 
-/// Counts connections.
+/// A counter of opened and closed connections.
 #[derive(Debug, Default)]
 pub struct Counter {
     made: AtomicU64,
@@ -80,22 +84,23 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// A connection is there, until what this returns is dropped.
+    /// Counts a connection as open until the returned guard is dropped.
     pub fn hold(&self) -> Open<'_> {
         self.made.fetch_add(1, Relaxed);
         Open(self)
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn seen(&self) -> Connections {
-        // In this order: a connection that comes and goes between is not gone before it was made.
+        // Load `gone` first: a connection that opens and
+        // closes in between must not count as closed only.
         let gone = self.gone.load(Relaxed);
         Connections { made: self.made.load(Relaxed).max(gone), gone }
     }
 }
 
-/// A connection that is counted as open.
+/// The guard of an open connection.
 #[derive(Debug)]
 #[must_use]
 pub struct Open<'c>(&'c Counter);

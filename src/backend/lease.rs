@@ -1,7 +1,8 @@
-//! A message about one leased key, and what became of it.
+//! The lease messages of a replica about one counter, and their results.
 //!
-//! Guarantees: pure.
-//! Leaves out: what a message means ([`crate::kernel::lease`]), and who sends which.
+//! Not covered:
+//! - The lease protocol ([`crate::kernel::lease`]).
+//! - The sending of messages.
 
 use super::Home;
 use crate::kernel::decision::{Cause, Verdict};
@@ -10,40 +11,38 @@ use crate::kernel::lease::{Answer, Borrow, Member, Terms};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Nanos;
 
-/// What a member says and asks about one key: borrows and gives back.
+/// A lease message about one counter: it reports, borrows and returns hits.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Which counter.
+    /// The counter's key.
     pub key: CounterKey,
-    /// Where it lives in a store of several nodes.
+    /// The counter's place in a store of several nodes.
     pub home: Home,
-    /// Whether its unit is a second: such counters may live in a store of their own.
+    /// True if the limit's unit is a second: such counters may have a store of their own.
     pub per_second: bool,
-    /// How it counts.
+    /// The limit's strategy.
     pub strategy: Strategy,
-    /// What leases of it are granted under; a budget of at most 2^32 - 1 hits, a term below 2^53
-    /// microseconds.
+    /// The lease settings: a budget of at most 2^32 - 1 hits, a duration below 2^53 microseconds.
     pub terms: Terms,
-    /// Who asks.
+    /// The sender: one incarnation of a replica.
     pub member: Member,
-    /// What; its numbers are below 2^53.
+    /// The message. Its numbers are below 2^53.
     pub borrow: Borrow,
 }
 
-/// What became of a message.
+/// The result of a lease message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lent {
-    /// It was taken: what the ledger settles with.
+    /// The store applied the message. The reply settles the lease balance.
     Answered(Answer),
-    /// A later one of this member was taken before: nothing was charged.
+    /// The store had already applied a later message of this replica. Nothing was charged.
     Superseded,
-    /// The key is new and there is no room for it; nothing was charged, and this verdict was chosen
-    /// for that case.
+    /// The key is new and the store is full. Nothing was charged; `when_full` chose this verdict.
     Full(Verdict),
-    /// Nothing was charged: at this instant of the store's clock none of the calendar windows that
-    /// the message brought is open.
+    /// Nothing was charged: no calendar window in the
+    /// message is open at this instant of the store's clock.
     Stale(Nanos),
-    /// The store did not answer. Whether it took the message is not known: sent again unchanged,
-    /// it counts once.
+    /// The store did not reply, so it may have applied the message
+    /// or not. The same message can be sent again: it counts once.
     Failed(Cause),
 }

@@ -1,14 +1,18 @@
-//! Counters in this process: the embedded default.
+//! Counters in this process: the default store.
 //!
-//! Guarantees: the kernel's step runs under the lock of the counter's shard, so concurrent
-//! questions are charged one after the other and exactly; at most `max_keys` counters live, and a
-//! new key beyond them is answered by [`WhenFull`], never with a silent fresh quota; a counter that
-//! is fully rested is dropped, one shard at a time. Who holds leases of a key is listed beside its
-//! counter, under the same lock; such a list takes the place of a counter, and where there is none
-//! a question is charged and lent nothing.
-//! Leaves out: surviving a restart, and sharing with other replicas.
-//! Memory: 32 bytes for a GCRA counter, 40 for a window's, in hash tables that are 53 % to 80 %
-//! full; a log's arrivals come on top (see [`crate::kernel::rate::sliding_log`]).
+//! Guarantees:
+//! - Each charge runs under the lock of its shard, so concurrent checks count exactly.
+//! - At most `max_keys` counters exist; [`WhenFull`] decides further new keys.
+//! - Sweeps drop empty counters, one shard at a time.
+//! - A key's leases are listed beside its counter, under the same lock.
+//! - A lease list uses one of the `max_keys` places; without one nothing is lent.
+//!
+//! Not covered:
+//! - Restarts, which lose all counters.
+//! - Limits shared with other replicas.
+//!
+//! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are
+//! 53 % to 80 % full. A log also stores its arrivals (see [`crate::kernel::rate::sliding_log`]).
 
 mod books;
 pub mod coordinators;
@@ -41,16 +45,16 @@ use permits::Strict;
 use shard::{Shard, makes_one};
 use table::KeyHash;
 
-/// How many shards: enough that a sweep of one, which holds its lock, is short at millions of keys.
+/// The number of shards. A sweep locks one shard, so it stays short with millions of keys.
 const SHARDS: usize = 1024;
 
-/// What a new key gets when there is no room for it.
+/// The verdict for a new key when the store is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Deny: no quota is handed out that cannot be counted.
+    /// Deny the check, because its hits cannot be counted.
     #[default]
     Deny,
-    /// Admit, uncounted.
+    /// Allow the check without counting it.
     Allow,
 }
 
@@ -63,31 +67,31 @@ impl WhenFull {
     }
 }
 
-/// The embedded backend.
+/// The store in this process.
 #[derive(Debug)]
 pub struct Memory {
     shards: Box<[Guarded]>,
-    /// Secret per process, so that nobody can aim keys at one shard or make two keys collide.
+    /// Keyed with a secret of the process: a client
+    /// cannot aim keys at one shard or make keys collide.
     hasher: SipHasher13,
     counters: Counters,
     when_full: WhenFull,
     next_to_sweep: AtomicUsize,
     refused: AtomicU64,
-    /// Of ceilings that replicas in this process share.
+    /// Coordinators of the concurrency limits that replicas in this process share.
     coordinators: Mutex<Coordinators>,
-    /// Of ceilings for which replicas in this process ask for each permit.
+    /// Permits of the strict concurrency limits of replicas in this process.
     strict: Mutex<Strict>,
 }
 
-/// A shard and its lock.
-// On cache lines of its own: two shards on one line would be fought over by threads that have
-// nothing to do with each other. Two lines, because processors fetch lines in pairs.
+// Two shards on one cache line would slow down threads that use different
+// shards. The alignment is two lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Guarded(Mutex<Shard>);
 
 impl Memory {
-    /// An empty store for at most `max_keys` counters.
+    /// Creates an empty store for at most `max_keys` counters.
     #[must_use]
     pub fn new(max_keys: usize, when_full: WhenFull, secret: [u8; 16]) -> Self {
         Self {
@@ -102,23 +106,23 @@ impl Memory {
         }
     }
 
-    /// How many counters live.
+    /// Returns the number of counters.
     pub fn live_keys(&self) -> usize {
         self.counters.live()
     }
 
-    /// How many may live.
+    /// Returns the maximum number of counters.
     pub fn max_keys(&self) -> usize {
         self.counters.most()
     }
 
-    /// How many times a new key found no room.
+    /// Returns how many times a new key found the store full.
     pub fn times_full(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Drops the rested counters of the next shard. Call it `Memory::SHARDS` times for a full round.
-    /// Cost: O(counters in that shard), under its lock.
+    /// Drops the empty counters of the next shard. `Memory::SHARDS` calls
+    /// visit every shard. Cost: O(counters in that shard), under its lock.
     pub fn sweep_next(&self, now: Nanos) {
         let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
         if let Some(shard) = self.shards.get(index) {
@@ -126,14 +130,14 @@ impl Memory {
         }
     }
 
-    /// Drops every counter, a shard at a time.
+    /// Drops every counter, one shard at a time.
     pub fn clear(&self) {
         for shard in &self.shards {
             shard.0.lock().clear(&self.counters);
         }
     }
 
-    /// How many calls of [`Memory::sweep_next`] make a round.
+    /// The number of [`Memory::sweep_next`] calls that visit every shard.
     pub const SHARDS: usize = SHARDS;
 
     fn hash(&self, key: &CounterKey) -> KeyHash {
@@ -151,7 +155,7 @@ impl Memory {
     }
 
     fn each(&self, now: Nanos, charges: &[Charge]) -> Reply<'_, Outcomes> {
-        // In the reply already: what was written in pieces is slow to move.
+        // Fill the reply in place, because a finished list is slow to move.
         let mut reply = Reply::Now(Outcomes::new());
         let Reply::Now(outcomes) = &mut reply else { return reply };
         for charge in charges {
@@ -202,7 +206,8 @@ impl Memory {
         }
     }
 
-    /// Charges all if `admits` says so of what each would come to, else none.
+    /// Makes all charges if `admits` accepts their trial
+    /// outcomes, else none. Makes refunds in any case.
     fn together(
         &self,
         now: Nanos,
@@ -231,7 +236,8 @@ impl Memory {
         charges.iter().enumerate().map(settle).collect()
     }
 
-    /// Whether each of `charges` finds its counter, or a place for a new one if it makes one; and these places.
+    /// Reserves places for the new counters of `charges`. The list
+    /// is false for each charge whose new counter has no place.
     fn rooms(
         &self,
         locked: &mut Locked<'_>,
@@ -253,7 +259,7 @@ impl Memory {
         (places, rooms)
     }
 
-    /// What charge `i` would come to if all before it were charged. A refund is made whatever its counter holds.
+    /// Computes the outcome of charge `i` after all charges before it. A refund always succeeds.
     fn ask(
         &self,
         shard: &Shard,
@@ -282,8 +288,7 @@ impl Memory {
         Outcome::Stepped(shard.ask(hashes[i], now, &charges[i].strategy, together))
     }
 
-    /// The outcome of a charge that was not made because the question was denied: its own denial,
-    /// or what is left without it.
+    /// Returns the outcome of a skipped charge: its own denial, or the hits that remain without it.
     fn spared(
         &self,
         shard: &Shard,
@@ -300,17 +305,17 @@ impl Memory {
     }
 }
 
-/// Whether a new counter stays that came to `step`. One that does not needs no room: it is answered as if there were some.
+/// Returns true if `step` leaves a counter to store. Without one, the charge needs no place.
 const fn makes_a_counter(strategy: &Strategy, step: Step) -> bool {
     match step {
         Step::Admit(_) | Step::Deny { .. } => true,
-        // Fixed windows count what they deny.
+        // Fixed windows also count denied hits.
         Step::Never(_) => matches!(strategy, Strategy::FixedWindow(_)),
         Step::Stale => false,
     }
 }
 
-/// Whether the charges of `all_or_nothing` are made, by what each would come to.
+/// Decides an all-or-nothing check from the trial outcomes of its charges.
 fn admits(charges: &[Charge], asked: &[Outcome], quota_for_all: bool, rescued: bool) -> bool {
     let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.verdict(outcome.denies()))
@@ -358,11 +363,10 @@ impl Backend for Memory {
     }
 }
 
-/// The locked shards of one question.
 struct Locked<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
 
 impl<'m> Locked<'m> {
-    /// Locks in the order of the shards, so that two questions never wait for each other.
+    /// Locks the shards in ascending order, so that two checks cannot deadlock.
     fn all(memory: &'m Memory, hashes: &[KeyHash]) -> Self {
         let mut indices: SmallVec<[usize; 2]> =
             hashes.iter().map(|&hash| Memory::shard_of(hash)).collect();

@@ -1,8 +1,11 @@
-//! Where counters live.
+//! The stores: where counters live.
 //!
-//! Guarantees: the charges of one question are answered in order, one outcome each, and in time:
-//! a store that does not answer is an outcome, [`Outcome::Failed`], and never waited for.
-//! Leaves out: which limit applies and what the outcomes mean together ([`crate::engine`]).
+//! Guarantees:
+//! - Each charge of a check has one outcome, in order.
+//! - A store that does not reply in time yields [`Outcome::Failed`].
+//!
+//! Not covered:
+//! - The choice of limits and the combined decision ([`crate::engine`]).
 
 pub mod fleet;
 pub mod heartbeat;
@@ -29,210 +32,214 @@ use inside::Inside;
 use lease::{Lent, Message};
 use permits::{Acquire, AllHeard, Answer};
 
-/// A place where counters live.
+/// A store of counters.
 pub trait Backend: Send + Sync + std::fmt::Debug {
-    /// Puts a question's hits to their counters at the instant `now`.
+    /// Charges the hits of a check at the instant `now`.
     ///
-    /// A store that is shared has a clock of its own, and goes by that.
+    /// A shared store uses its own clock instead of `now`.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes>;
 
-    /// Takes a member's message about a leased key: what it reports and gives back, the hits of a
-    /// question, and a grant, in one step at the instant `now`. A failure with [`Reply::Now`] says that the store
-    /// was not asked, and that the message never comes there.
+    /// Applies a replica's lease message at the instant `now`, in one
+    /// step: the report, the returned hits, the charge and the grant.
+    ///
+    /// A failure in [`Reply::Now`] means that the message was never sent and never will be.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent>;
 
-    /// Runs `begin`, which polls answers to messages for the first time: what they say travels together where it can, because
-    /// none of it is sent before `begin` is over.
+    /// Runs `begin`, which polls lease calls for the first time. Their messages
+    /// share a store call where possible: none is sent before `begin` returns.
     fn together(&self, begin: &mut dyn FnMut()) {
         begin();
     }
 
-    /// For how long a denial of `charge`, whose domain is charged as one, may be due to hits that are given back then: a
-    /// question that several places decide holds its hits in each until all have answered. Nothing where one place
-    /// decides all of the domain's: such a denial stands until a question gives hits back.
+    /// Returns how long a denial of `charge` may be due
+    /// to hits that another check returns in that time.
+    ///
+    /// A check over several nodes reserves its hits in each node until
+    /// all have replied. The result is `None` if one node decides the
+    /// whole domain. A denial then lasts until a check refunds hits.
     fn held_for(&self, _charge: &Charge) -> Option<Nanos> {
         None
     }
 
-    /// A number of the place that would be asked for `charge` at `now`: of one place that does not answer one charge it is not
-    /// to be expected that it answers the next.
+    /// Returns the number of the node that decides `charge` at `now`. If
+    /// a node does not reply to one charge, expect no reply to the next.
     fn place_of(&self, _now: Nanos, _charge: &Charge) -> u32 {
         0
     }
 
-    /// Whether every charge is answered with [`Reply::Now`]: then a question needs no state to wait
-    /// with.
+    /// Returns true if every charge is answered with
+    /// [`Reply::Now`]. A check then needs no state to wait with.
     fn is_at_hand(&self) -> bool {
         false
     }
 
-    /// Tells the other replicas that this one lives, or that it leaves; answers with those that live.
+    /// Reports that this replica is alive or leaves, and returns the live replicas.
     ///
-    /// # Errors
-    /// The store did not answer.
+    /// The store did not reply.
     fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
         Reply::Now(Ok(beat.alone()))
     }
 
-    /// Hears what a replica says of some of its ceilings, in one step at the instant `now`.
+    /// Applies a replica's share reports in one step at the instant `now`.
     ///
-    /// # Errors
-    /// The store did not answer, or keeps no ceilings.
+    /// The store did not reply, or has no coordinators.
     fn heartbeat<'a>(&'a self, _now: Nanos, _round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         Reply::Now(Err(Cause::Failing))
     }
 
-    /// Asks for one permit of a ceiling that the store counts, at the instant `now`.
+    /// Acquires one permit of a strict concurrency limit at the instant `now`.
     ///
-    /// # Errors
-    /// The store did not answer, or counts no ceilings. With [`Reply::Now`] it was not asked.
+    /// The store did not reply, or does not count permits. With [`Reply::Now`] no call was made.
     fn acquire<'a>(&'a self, _now: Nanos, _asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
         Reply::Now(Err(Cause::Failing))
     }
 
-    /// Hears which permits of some ceilings are held still, and which are over.
+    /// Reports the permits in use and the released permits of some strict concurrency limits.
     fn tell<'a>(&'a self, _now: Nanos, round: &'a permits::Round) -> Reply<'a, AllHeard> {
         Reply::Now(round.unheard(Cause::Failing))
     }
 
-    /// How long a question may wait for answers, whatever the number of its calls; nothing where none is waited for.
+    /// Returns the longest time that a check may wait,
+    /// for any number of calls. `None` if it never waits.
     fn deadline(&self) -> Option<Nanos> {
         None
     }
 
-    /// Why charges are not answered just now, if they are not.
+    /// Returns why charges fail at present, if they do.
     fn trouble(&self) -> Option<Cause> {
         None
     }
 
-    /// What it has counted of itself so far.
+    /// Returns the statistics so far.
     fn inside(&self) -> Inside {
         Inside::default()
     }
 }
 
-/// An answer at hand, or one to wait for. A backend in this process never waits, so its answers
-/// cost no allocation and no poll.
+/// A reply that is ready or pending. A store in this process
+/// is always ready, which costs no allocation and no poll.
 pub enum Reply<'a, T> {
-    /// At hand.
+    /// Ready.
     Now(T),
-    /// On its way.
+    /// Pending.
     Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
 }
 
-/// The charges of one question.
+/// The charges of one check.
 #[derive(Clone, Debug, Default)]
 pub struct Charges {
-    /// Each names one counter; several may name the same.
+    /// The charges. Several may name the same counter.
     pub list: SmallVec<[Charge; 2]>,
-    /// Whether one denial spares the others.
+    /// The charge mode.
     pub rule: Rule,
 }
 
-/// What goes to one counter.
+/// A charge or a refund of one counter.
 #[derive(Clone, Debug)]
 pub struct Charge {
-    /// Which counter.
+    /// The counter's key.
     pub key: CounterKey,
-    /// Where it lives in a store of several nodes.
+    /// The counter's place in a store of several nodes.
     pub home: Home,
-    /// How it counts.
+    /// The limit's strategy.
     pub strategy: Strategy,
-    /// What is put to it or given back.
+    /// The hits to charge or to refund.
     pub cost: Cost,
-    /// How its denial bears on the question.
+    /// The group of the limit, and its shadow mode.
     pub standing: Standing,
-    /// Whether its period is a second, for which there may be a store of its own.
+    /// True if the limit's unit is a second: such counters may have a store of their own.
     pub per_second: bool,
 }
 
-/// Where a counter lives in a store of several nodes. It follows from what the counter's key is made of and from how its domain
-/// is charged, so that all replicas come to the same.
+/// The place of a counter in a store of several nodes.
+///
+/// It depends only on the counter's key and on the settings of its domain, so all replicas agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Home {
     /// By its own key: counters spread over all nodes.
     #[default]
     Itself,
-    /// Beside all that have this number.
+    /// On one node with all counters of this number.
     Beside(u64),
-    /// The same, and none of its domain lives elsewhere.
+    /// As [`Home::Beside`], and all counters of the domain have this number.
     OfAll(u64),
 }
 
 impl Home {
-    /// Beside the counters of `domain` whose descriptors have `value` too.
+    /// Places a counter with those of `domain` that share the descriptor value `value`.
     #[must_use]
     pub fn beside(domain: &str, value: &str) -> Self {
         Self::Beside(Self::number(domain, value))
     }
 
-    /// Beside all counters of `domain`.
+    /// Places a counter with all others of `domain`.
     #[must_use]
     pub fn of_all(domain: &str) -> Self {
         Self::OfAll(Self::number(domain, ""))
     }
 
     fn number(domain: &str, value: &str) -> u64 {
-        // No secret: every replica must come to the same place. A collision only makes neighbours.
+        // Without a secret, because every replica must compute the
+        // same number. A collision only puts two groups on one node.
         let mut hasher = SipHasher24::new();
         hasher.write(domain.as_bytes());
-        // No byte of UTF-8: where the one ends and the other begins.
+        // A byte that never occurs in UTF-8 separates the two strings.
         hasher.write(&[0xff]);
         hasher.write(value.as_bytes());
         hasher.finish()
     }
 }
 
-/// Whether one denial spares the other counters.
+/// The charge mode of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Rule {
-    /// Every charge is made whatever becomes of the others.
+    /// Every charge is made, independent of the others.
     #[default]
     Each,
-    /// No charge is made unless the question is admitted. Refunds are made all the same.
+    /// All charges are made if the check is allowed, else none. Refunds are always made.
     AllOrNothing {
         /// Every limit is in the quota group.
         quota_for_all: bool,
-        /// A descriptor that no counter answers keeps the quota group from denying.
+        /// A descriptor without a counter keeps the quota group from denying.
         rescued: bool,
     },
-    /// No charge is made: each is answered as if the others had denied the question. Refunds are
-    /// made all the same.
+    /// No charge is made. Each outcome is as if another
+    /// charge had denied the check. Refunds are always made.
     Ask,
 }
 
-/// One outcome per charge, in order.
+/// The outcome of each charge, in order.
 pub type Outcomes = SmallVec<[Outcome; 2]>;
 
-/// What became of one charge.
+/// The outcome of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The counter was asked.
+    /// The counter decided.
     Stepped(Step),
-    /// The counter was asked, and what it holds is known.
+    /// The counter decided, and its count is known.
     Counted(Step, Held),
-    /// Hits were given back.
+    /// The hits were refunded.
     Refunded(Step),
-    /// The key is new and there is no room for it; this verdict was chosen for that case.
+    /// The key is new and the store is full; `when_full` chose this verdict.
     Full(Verdict),
-    /// Nothing was charged: at this instant of the store's clock none of the calendar windows that
-    /// the plan brought is open. To be planned for that instant and asked again, once.
+    /// Nothing was charged: no calendar window of the plan is open at this instant of
+    /// the store's clock. The check is planned for that instant and sent again, once.
     Stale(Nanos),
-    /// The store did not answer.
+    /// The store did not reply.
     Failed(Cause),
 }
 
-/// What a counter under the reference's keys holds.
+/// The count of a counter under envoyproxy/ratelimit's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Hits after those of the charge, if these were put to it.
+    /// The hits in the counter, including those of this charge if it was made.
     pub held: u64,
-    /// It was known to be over, and nobody was asked.
+    /// The deny cache decided, without a store call.
     pub is_remembered: bool,
 }
 
 impl Outcome {
-    /// Whether this charge says no, whatever its standing.
+    /// Returns true if this charge is a denial, before shadow mode and groups apply.
     #[must_use]
     pub const fn denies(&self) -> bool {
         match self {

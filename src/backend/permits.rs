@@ -1,79 +1,82 @@
-//! Permits of the ceilings for which every request asks the store.
+//! Permits of strict concurrency limits: each acquire is a store call.
 //!
-//! Guarantees: one permit is asked for in one step, and so is what is told of one ceiling; the store's clock
-//! rules. A ceiling that was not understood is left as it is, and spoils no other's answer.
-//! Leaves out: when a replica asks and tells (`engine::admit`), and what the store counts
-//! ([`crate::kernel::concurrency::permits`]).
+//! Guarantees:
+//! - One acquire, or one limit's report, is one step by the store's clock.
+//! - A limit with unreadable state stays unchanged and affects no other limit.
+//!
+//! Not covered:
+//! - When a replica acquires and reports (`engine::admit`).
+//! - How the store counts ([`crate::kernel::concurrency::permits`]).
 
 use super::Cause;
 use super::heartbeat::Name;
 pub use crate::kernel::concurrency::permits::{Acquired, Ask, Found, Id, Life, Permits, Times};
 use crate::kernel::units::{Nanos, Share};
 
-/// The most permits that one round tells of: a script must not keep the store from others for long.
+/// The most permits in one report. A script blocks the store, so a report stays short.
 pub const MOST_TOLD: usize = 512;
 
-/// One asks for a permit of a ceiling.
+/// A request for one permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acquire {
-    /// Which ceiling.
+    /// The bucket of the limit.
     pub bucket: Name,
-    /// What is asked.
+    /// The permit, the limit and the times.
     pub ask: Ask,
 }
 
-/// The answer.
+/// The reply to a request for one permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What became of it.
+    /// The result.
     pub acquired: Acquired,
-    /// How many are held now.
+    /// Permits in use now.
     pub held: Share,
 }
 
-/// What a replica tells at once.
+/// The permit report of one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// What all agree on.
+    /// The times, the same at every replica.
     pub times: Times,
-    /// Whether it is told everywhere that ceilings live, so that a place which has forgotten knows as soon
-    /// as it can.
+    /// Send the report to every node that stores permits.
+    /// A node that lost its state then notices at once.
     pub everywhere: bool,
-    /// Some of its ceilings, at most [`MOST_TOLD`] permits of them.
+    /// Some of the replica's limits, with at most [`MOST_TOLD`] permits in all.
     pub told: Vec<Told>,
 }
 
-/// What it tells of one ceiling.
+/// The permits of one replica at one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Which ceiling.
+    /// The bucket of the limit.
     pub bucket: Name,
-    /// The permits that it holds, each for how long still.
+    /// Permits in use, each with the time until its deadline.
     pub held: Vec<(Id, Nanos)>,
-    /// Those that it holds no longer.
+    /// Released permits.
     pub over: Vec<Id>,
 }
 
-/// What was found of one ceiling.
+/// The reply for one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// What the telling found.
+    /// The changes that the report made.
     pub found: Found,
-    /// How many are held now.
+    /// Permits in use now.
     pub held: Share,
 }
 
-/// One for each ceiling told of, in order, or why it was not heard.
+/// The reply for each reported limit in order, or why there is none.
 pub type AllHeard = Vec<Result<Heard, Cause>>;
 
 impl Round {
-    /// How many permits it tells of.
+    /// Returns the number of permits in the report.
     #[must_use]
     pub fn permits(&self) -> usize {
         self.told.iter().map(|told| told.held.len() + told.over.len()).sum()
     }
 
-    /// Nobody heard it, because of `cause`.
+    /// Returns the failure `cause` for every limit.
     #[must_use]
     pub fn unheard(&self, cause: Cause) -> AllHeard {
         vec![Err(cause); self.told.len()]

@@ -1,12 +1,16 @@
-//! When a calendar's windows start.
+//! Computes the start times of calendar windows.
 //!
-//! Guarantees: windows tile time: each starts where the one before ends, and none is empty. A
-//! window starts with the first instant of its local day: where clocks jump over midnight that is
-//! the instant after the jump, and where midnight comes twice it is the first. A day of the month
-//! that a month does not have means its last day: 31 is the last day of every month, and a year
-//! that starts on 02-29 starts on 02-28 where there is no leap day. A window whose whole day the
-//! zone left out (Samoa had no 30 December 2011) is none.
-//! Leaves out: counting, which is for [`crate::kernel::rate::fixed_window`].
+//! Guarantees:
+//! - Windows tile time: each starts where the previous one ends, and none is empty.
+//! - A window starts at the first instant of its local day.
+//! - If the clock skips midnight, the window starts right after the jump.
+//! - If midnight occurs twice, the window starts at the first.
+//! - A day beyond the end of a month means the month's last day.
+//! - Windows that start on 02-29 start on 02-28 in years without a leap day.
+//! - A day that the time zone skipped has no window (Samoa, 30 December 2011).
+//!
+//! Not covered:
+//! - Counting (see [`crate::kernel::rate::fixed_window`]).
 
 use std::sync::Arc;
 
@@ -20,30 +24,30 @@ use smallvec::SmallVec;
 use super::Calendar;
 use crate::kernel::units::Nanos;
 
-/// The day that a window starts on.
+/// The local day on which a window starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starts {
     /// Every day.
     Day,
     /// This day of every week.
     Week(Weekday),
-    /// This day of every month, 1 to 31, or the month's last where it is shorter.
+    /// This day of every month, 1 to 31, or the last day of a shorter month.
     Month(i8),
-    /// This day of every year, or the month's last where it is shorter.
+    /// This day of every year, or the last day of a shorter month.
     Year {
-        /// 1 to 12.
+        /// The month, 1 to 12.
         month: i8,
-        /// 1 to 31.
+        /// The day of the month, 1 to 31.
         day: i8,
     },
 }
 
-/// Candidates before and after the window that the local date falls into. One zone change moves an
-/// instant by a day at most, and leaves out at most one window.
+/// The candidate windows around the current local date, as steps. A time zone
+/// transition shifts an instant by at most one day and skips at most one window.
 const AROUND: std::ops::RangeInclusive<i64> = -3..=4;
 
-/// The windows last asked for: nearly every question falls into the same one as the last. Not part
-/// of what a calendar is, so calendars compare without it.
+/// The last result of [`Calendar::around`]. Nearly every check falls into the
+/// same window as the previous one. Comparing two calendars ignores this cache.
 #[derive(Debug, Default)]
 pub(crate) struct Latest(ArcSwapOption<[Nanos; 4]>);
 
@@ -62,14 +66,14 @@ impl PartialEq for Latest {
 impl Eq for Latest {}
 
 impl Calendar {
-    /// A calendar whose windows start on these days, local to `time_zone`.
+    /// Creates a calendar whose windows start on these days, local to `time_zone`.
     #[must_use]
     pub fn new(time_zone: TimeZone, starts: Starts) -> Self {
         Self { time_zone, starts, latest: Latest::default() }
     }
 
-    /// [`Calendar::starts_around`], remembered. Cost: a comparison, and the conversions once a
-    /// window.
+    /// Returns [`Calendar::starts_around`] from a cache. Cost:
+    /// one comparison, plus the conversions once per window.
     #[must_use]
     pub fn around(&self, now: Nanos) -> [Nanos; 4] {
         if let Some(starts) = self.latest.0.load().as_deref()
@@ -82,10 +86,10 @@ impl Calendar {
         starts
     }
 
-    /// The starts of the previous window, the current one, the next and the one after.
+    /// Returns the starts of the previous window, the current one, and the next two.
     ///
-    /// Rising; whole seconds. Cost: eight conversions of local time. Exact from 1970 (where the
-    /// previous start, being earlier, saturates at 0) to 2550.
+    /// The starts are ascending whole seconds. Cost: eight conversions of local time. The
+    /// result is exact from 1970 to 2550. A previous start before 1970 saturates at 0.
     #[must_use]
     pub fn starts_around(&self, now: Nanos) -> [Nanos; 4] {
         let today = timestamp(now).to_zoned(self.time_zone.clone()).date();
@@ -99,14 +103,14 @@ impl Calendar {
         [previous, at(current), at(current + 1), at(current + 2)]
     }
 
-    /// Windows of the year 2000: rising, and over.
+    /// Returns ascending window starts of the year 2000, as a placeholder.
     pub(crate) fn long_ago(&self) -> [Nanos; 4] {
         self.starts_around(Nanos::from_secs(946_684_800))
     }
 }
 
 impl Starts {
-    /// The first day of the window that `today` is in, or of the one `step` windows later.
+    /// Returns the first day of the window that contains `today`, shifted by `step` windows.
     fn window(self, today: Date, step: i64) -> Date {
         let (first, length) = match self {
             Self::Day => (today, Span::new().days(1)),
@@ -114,8 +118,7 @@ impl Starts {
                 let into = start.until(today.weekday());
                 (shift(today, Span::new().days(-i64::from(into))), Span::new().weeks(1))
             }
-            // A first of the month is in every month, so that stepping never drifts; the day is
-            // chosen after it.
+            // Every month has a first day, so stepping never drifts. The day is applied afterwards.
             Self::Month(_) => (today.first_of_month(), Span::new().months(1)),
             Self::Year { .. } => (today.first_of_year(), Span::new().years(1)),
         };
@@ -130,7 +133,7 @@ impl Starts {
     }
 }
 
-/// This day of `month`, or its last.
+/// Returns this day of `month`, or the month's last day.
 fn on_day(month: Date, day: i8) -> Date {
     let day = day.min(month.days_in_month());
     Date::new(month.year(), month.month(), day).unwrap_or(month)
@@ -145,7 +148,7 @@ fn first_instant(date: Date, zone: &TimeZone) -> Nanos {
     let midnight = date.at(0, 0, 0, 0);
     let ambiguous = zone.to_ambiguous_timestamp(midnight);
     let start = match ambiguous.offset() {
-        // Read by the rule that comes after, midnight is an instant before the jump.
+        // With the offset after the jump, the skipped midnight converts to an instant before it.
         AmbiguousOffset::Gap { after, .. } => after
             .to_timestamp(midnight)
             .ok()

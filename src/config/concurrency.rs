@@ -1,7 +1,10 @@
-//! What `concurrency` of a node means: a ceiling on requests in flight.
+//! The meaning of a node's `concurrency` block: a limit on requests in flight.
 //!
-//! Guarantees: two ceilings that differ in numbers or words read differently.
-//! Leaves out: holding it, which is for [`crate::kernel::concurrency`].
+//! Guarantees:
+//! - Limits that differ in a number or a keyword have different descriptions.
+//!
+//! Not covered:
+//! - Enforcement (see [`crate::kernel::concurrency`]).
 
 use std::fmt;
 
@@ -10,69 +13,73 @@ use crate::kernel::concurrency::limiter::{Rules, Waiting};
 use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::units::Nanos;
 
-/// `max_duration` where the file does not say.
+/// The default of `max_duration`.
 pub const MAX_DURATION: Nanos = Nanos::from_secs(60);
 
-/// From which `max_duration` on one that is gone keeps its part of a fleet's ceiling for so long that
-/// it is worth a warning.
+/// The `max_duration` of a fleet-wide limit above which warning W30
+/// is reported. The share of a lost replica stays reserved that long.
 pub const LONG: Nanos = Nanos::from_secs(300);
 
-/// Up to which ceiling shares are worth a warning: of a few dozen replicas most would have none.
+/// The largest limit for which `mode: leased` causes warning
+/// W31. Most of a few dozen replicas would have no share.
 pub const SMALL: u32 = 10;
 
-/// From which ceiling on a call for each request is worth a warning: shares are fine enough by then.
+/// The smallest limit for which `mode: strict` causes warning W32. At
+/// this size, shares are fine enough to avoid a store call per request.
 pub const LARGE: u32 = 1_000;
 
-/// Over which replicas a ceiling is held.
+/// The replicas that a concurrency limit covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Each replica holds it alone.
+    /// Each replica enforces the limit alone.
     Local,
-    /// One for the whole fleet, in shares.
+    /// One limit for the whole fleet, split into shares.
     Leased,
-    /// One for the whole fleet, of which the store is asked for each permit.
+    /// One limit for the whole fleet, with a store call for each permit.
     Strict,
 }
 
-/// What one that holds no share may have in flight while the store does not answer.
+/// The fallback of a replica without a valid share while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
-    /// Nothing.
+    /// No requests in flight.
     Deny,
-    /// What was last its fair part of the ceiling, as far as others had let go of that.
+    /// The smaller of the replica's last share and its last fair share.
+    /// A replica that never had a share uses an even part of the limit.
     #[default]
     Local,
-    /// All that it holds to be right alone.
+    /// The whole limit, enforced by this replica alone.
     Allow,
 }
 
-/// A ceiling, and what is answered at it.
+/// A concurrency limit and the reply to rejected requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ceiling {
-    /// How many, and who waits.
+    /// The size of the limit, its adaptive range and its queue.
     pub rules: Rules,
-    /// Over which replicas; where it is absent the whole fleet's, if there is one.
+    /// The replicas that the limit covers. `None` means
+    /// the whole fleet, if there is a shared store.
     pub mode: Option<Mode>,
-    /// What counts while the store does not answer; of no meaning where a replica holds it alone.
+    /// The fallback while the store does not answer; unused in `local` mode.
     pub on_backend_failure: OnFailure,
-    /// How long a permit may be out where its release may never come.
+    /// The time after which a permit expires if its release may be lost.
     pub max_duration: Nanos,
-    /// The answer to one who is turned away.
+    /// The reply to a rejected request.
     pub reject: Reject,
-    /// Counted and reported, not enforced: who would be turned away passes.
+    /// Shadow mode: counted and reported, not enforced.
     pub shadow: bool,
-    /// The node's full path, as a rule's.
+    /// The node's full path, as in [`super::Rule`].
     pub path: Box<str>,
-    /// Where it was written: file and line.
+    /// The source file and line.
     pub place: Box<str>,
 }
 
-/// The answer to one who is turned away.
+/// The reply to a rejected request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// HTTP status, 400 to 599.
+    /// The HTTP status, 400 to 599.
     pub status: u16,
-    /// When to come again, if anything is said of it.
+    /// The value of `Retry-After`, if the reply has one.
     pub retry_after: Option<Nanos>,
     /// The body.
     pub body: Box<str>,

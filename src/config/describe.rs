@@ -1,7 +1,10 @@
-//! Limits in words, for logs, `explain` and `/config`.
+//! Formats limits as text, for logs, `explain` and `/config`.
 //!
-//! Guarantees: two limits that differ in numbers or words read differently.
-//! Leaves out: what a counter has left, which is for whoever holds the counter.
+//! Guarantees:
+//! - Limits that differ in a number or a keyword have different descriptions.
+//!
+//! Not covered:
+//! - The state of counters.
 
 use std::fmt;
 
@@ -13,7 +16,7 @@ use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
 
-/// The limit, and what else the rule says: `10 per second, fixed_window, named "x", shadow`.
+/// The limit and the options of the rule: `10 per second, fixed_window, named "x", shadow`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.limit {
@@ -64,14 +67,13 @@ impl fmt::Display for Window {
     }
 }
 
-/// The word of the files.
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(words::name(words::UNITS, *self))
     }
 }
 
-/// `cached_deny`, or `leased, max_overshoot 12`: a percentage is told in hits.
+/// `cached_deny`, or `leased, max_overshoot 12`. A percentage is shown in hits.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -92,7 +94,6 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The word of the files.
 impl fmt::Display for OnBackendFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(words::name(words::FAILURES, *self))
@@ -115,7 +116,7 @@ impl fmt::Display for Calendar {
     }
 }
 
-/// The word of the files for a strategy.
+/// Returns the `strategy` keyword of a limits file.
 #[must_use]
 pub fn strategy_word(strategy: &Strategy) -> &'static str {
     use words::StrategyWord::{FixedWindow, Gcra, SlidingLog, SlidingWindow};

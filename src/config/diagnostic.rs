@@ -1,8 +1,11 @@
-//! What is wrong with a text, where, and what would cure it.
+//! Diagnostics: a problem in a source text, its location and its fix.
 //!
-//! Guarantees: a diagnostic is self-contained (it carries the line it points at), has a code from
-//! a closed list, and its severity follows from the code.
-//! Leaves out: finding problems, which is for [`super::raw`], [`super::resolve`] and the lints.
+//! Guarantees:
+//! - A diagnostic is self-contained: it includes the source line.
+//! - Every code is from a closed list and determines the severity.
+//!
+//! Not covered:
+//! - Detection of problems (see [`super::raw`], [`super::resolve`] and the lints).
 
 mod found;
 
@@ -13,49 +16,49 @@ use serde::{Serialize, Serializer};
 
 pub use found::{Counts, Diagnostics};
 
-/// A stretch of a source text, in bytes of the decoded text.
+/// A range of bytes in the decoded source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// First byte.
+    /// The first byte.
     pub start: usize,
     /// One past the last byte.
     pub end: usize,
 }
 
-/// A value and where it was written.
+/// A value and its position in the source text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spanned<T> {
     /// The value.
     pub value: T,
-    /// Where it stands.
+    /// The position of the value.
     pub span: Span,
 }
 
-/// A named text, so that a span can be shown to a person.
+/// A named source text, which converts spans to lines and columns.
 #[derive(Debug)]
 pub struct Source {
-    /// The path as the person knows it, for example `limits/shop.yaml`.
+    /// The path as the user wrote it, for example `limits/shop.yaml`.
     pub name: Arc<str>,
     /// The decoded text (UTF-8, no byte order mark).
     pub text: Arc<str>,
-    /// Where each line starts. Counted at the first question only: a sound file asks none.
+    /// The start of each line. Computed at the first use, because a valid file needs no lines.
     lines: OnceLock<Box<[usize]>>,
 }
 
-/// Characters of a line that a place carries on either side of what it points at: JSON on one
-/// line of many megabytes would else be repeated in every diagnostic.
+/// The maximum number of characters shown on each side of a
+/// location. A JSON file can have one line of many megabytes.
 const SHOWN: usize = 120;
 
 impl Source {
-    /// A text under a name.
+    /// Creates a named text.
     #[must_use]
     pub fn new(name: &str, text: impl Into<Arc<str>>) -> Self {
         Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
     }
 
-    /// Where `span` is, for a person. A span outside the text is moved to its end.
+    /// Returns the location of `span`. A span outside the text moves to its end.
     ///
-    /// Cost: the first call reads the whole text, each call its line.
+    /// Cost: the first call scans the whole text, later calls scan one line.
     #[must_use]
     pub fn place(&self, span: Span) -> Place {
         let start = floor_char(&self.text, span.start);
@@ -75,14 +78,15 @@ impl Source {
         }
     }
 
-    /// The line that byte `at` is on, from 1. Cost: the logarithm of the number of lines, after
-    /// the first call.
+    /// Returns the line of byte `at`, from 1. Cost: logarithmic
+    /// in the number of lines, after the first call.
     #[must_use]
     pub fn line(&self, at: usize) -> usize {
         self.line_starts().partition_point(|first| *first <= at).max(1)
     }
 
-    /// What stands on line `line`, from 1, without the blanks around it. A line that there is not is the text's end.
+    /// Returns the span of line `line` (from 1) without surrounding blanks.
+    /// Beyond the last line, returns an empty span at the end of the text.
     #[must_use]
     pub fn line_span(&self, line: usize) -> Span {
         let first = self.line_starts().get(line.saturating_sub(1)).copied();
@@ -117,7 +121,7 @@ fn until_line_end(text: &str) -> &str {
     text.split(['\n', '\r']).next().unwrap_or_default()
 }
 
-/// Control characters are replaced: a file must not steer a terminal.
+/// Replaces control characters, so that a file cannot control a terminal.
 fn harmless(c: char) -> char {
     match c {
         '\t' => ' ',
@@ -126,38 +130,37 @@ fn harmless(c: char) -> char {
     }
 }
 
-/// The line around a place.
 fn excerpt(before: &str, rest: &str) -> Box<str> {
     let skipped = before.chars().count().saturating_sub(SHOWN);
     before.chars().skip(skipped).chain(rest.chars().take(SHOWN)).map(harmless).collect()
 }
 
-/// A place that a person can go to.
+/// A location in a source text, with the source line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The file's name.
+    /// The name of the file.
     pub file: Arc<str>,
-    /// Line, from 1.
+    /// The line, from 1.
     pub line: usize,
-    /// Column in characters, from 1.
+    /// The column in characters, from 1.
     pub column: usize,
-    /// How many characters of the line are meant; at least 1.
+    /// The number of marked characters; at least 1.
     pub width: usize,
-    /// How many characters of a long line stand before `text`.
+    /// The number of characters that `text` omits at the start of a long line.
     pub shown: usize,
-    /// The line itself; of a long one, the part around the column.
+    /// The source line; of a long line, the part around the column.
     pub text: Box<str>,
 }
 
-/// How bad a diagnostic is.
+/// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Loads and is sound; says what it comes to.
+    /// The file is valid; the note explains a consequence.
     Note,
-    /// Loads, but is probably not what was meant.
+    /// The file loads, but probably has an unintended meaning.
     Warning,
-    /// Does not load.
+    /// The file does not load.
     Error,
 }
 
@@ -174,25 +177,25 @@ impl fmt::Display for Severity {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// What kind of finding, from the closed list.
+    /// The kind of finding, from the closed list.
     pub code: Code,
-    /// Where.
+    /// The location.
     pub place: Place,
-    /// What was wanted and what was got: one sentence, lower case, no full stop.
+    /// The expected and the actual content: one lower-case sentence without a full stop.
     pub message: String,
-    /// What would cure it.
+    /// The suggested fix.
     pub help: Option<String>,
 }
 
 impl Diagnostic {
-    /// How bad it is; follows from the code.
+    /// Returns the severity of the code.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.code.severity()
     }
 }
 
-/// The finding as `check` prints it: place and message, the line, a caret with the cure.
+/// The format of the command `check`: location and message, the line, a caret with the fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Place { file, line, column, width, shown, text } = &self.place;
@@ -220,7 +223,7 @@ impl Serialize for Diagnostic {
     }
 }
 
-/// A diagnostic as JSON: stable field names for other programs.
+/// The JSON form of a diagnostic, with stable field names for other programs.
 #[derive(Serialize)]
 struct Flat<'a> {
     severity: Severity,
@@ -232,26 +235,26 @@ struct Flat<'a> {
     help: Option<&'a str>,
 }
 
-/// One line per code: the variant, its stable name and its title. Errors start with E.
+/// Lists the codes: variant, stable name and title. The first letter of a name is its severity.
 macro_rules! codes {
     ($($variant:ident = $name:ident $title:literal,)*) => {
-        /// The closed list of findings.
+        /// The closed list of diagnostic codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code {
             $(#[doc = concat!(stringify!($name), ": ", $title, ".")] $variant,)*
         }
 
         impl Code {
-            /// Every code.
+            /// All codes.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The stable name, for example `E01`.
+            /// Returns the stable name, for example `E01`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => stringify!($name),)* }
             }
 
-            /// The kind of finding in a few words.
+            /// Returns a short description of the code.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title,)* }
@@ -321,7 +324,7 @@ codes! {
 }
 
 impl Code {
-    /// How bad a finding with this code is.
+    /// Returns the severity of findings with this code.
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self.name().as_bytes() {
@@ -332,9 +335,9 @@ impl Code {
     }
 }
 
-/// Findings of one text while it is being read: spans now, places when all is known.
+/// The findings in one text while it is read. Spans become locations at the end.
 ///
-/// Of very many, the first thousand of each severity are kept, and the others counted.
+/// Keeps the first thousand findings of each severity and counts the others.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: Vec<Finding>,
@@ -351,19 +354,18 @@ struct Finding {
     help: Option<String>,
 }
 
-/// Findings of one severity that are kept: a generated file can hold millions.
+/// The maximum of kept findings per severity. A generated file can have millions.
 const KEPT: usize = 1000;
 
-/// Diagnostics shown of one file: nobody reads more.
 const SHOWN_OF_ONE_FILE: usize = 200;
 
 impl Findings {
-    /// Takes down one finding.
+    /// Adds a finding.
     pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
         self.keep(Finding { span, code, message: message.into(), help: None });
     }
 
-    /// Takes down one finding with its cure.
+    /// Adds a finding with a suggested fix.
     pub fn add_with_help(
         &mut self,
         code: Code,
@@ -375,7 +377,8 @@ impl Findings {
         self.keep(Finding { span, code, message: message.into(), help });
     }
 
-    /// Counts one that is not kept, as where [`Self::is_full`]: its words cost nothing then.
+    /// Counts a finding without keeping it. After
+    /// [`Self::is_full`], this avoids building a message.
     pub fn count(&mut self, code: Code) {
         self.beyond.add(code.severity());
     }
@@ -391,13 +394,13 @@ impl Findings {
         }
     }
 
-    /// Whether one of them is an error.
+    /// Returns `true` if there is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }
 
-    /// Whether so many as bad as `code` were found that no further one will be kept.
+    /// Returns `true` if findings with the severity of `code` are no longer kept.
     #[must_use]
     pub fn is_full(&self, code: Code) -> bool {
         let kept = match code.severity() {
@@ -408,8 +411,9 @@ impl Findings {
         KEPT <= kept.len()
     }
 
-    /// The findings in the order of the text, each once; of very many the first two hundred, errors
-    /// before warnings before notes, and the count of the others.
+    /// Returns the findings in the order of the text, without duplicates.
+    ///
+    /// Shows at most two hundred, errors before warnings before notes, and counts the others.
     #[must_use]
     pub fn into_diagnostics(self, source: &Source) -> Diagnostics {
         let Self { mut errors, mut warnings, mut notes, beyond: mut more } = self;
@@ -428,7 +432,8 @@ impl Findings {
 impl Finding {
     fn at(self, source: &Source) -> Diagnostic {
         let Self { span, code, message, help } = self;
-        // A text that is quoted in them may have had its escapes read: it can hold what no line of a file does.
+        // Quoted text can contain decoded escapes, and so
+        // control characters that are missing in the file.
         let harmless = |text: String| text.chars().map(harmless).collect();
         let (message, help) = (harmless(message), help.map(harmless));
         Diagnostic { code, place: source.place(span), message, help }

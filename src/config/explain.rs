@@ -1,8 +1,11 @@
-//! Which limit a descriptor meets, why, and what a first question would be answered.
+//! Explains the limit that a descriptor matches, the reason, and the decision of a new counter.
 //!
-//! Guarantees: made of the same walk and the same step that a request takes; the same data as text
-//! for a terminal and as JSON for other programs.
-//! Leaves out: what a counter holds now, which is for whoever holds it.
+//! Guarantees:
+//! - Uses the same tree walk and the same decision step as a request.
+//! - The text for terminals and the JSON for programs contain the same data.
+//!
+//! Not covered:
+//! - The present state of counters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,72 +24,72 @@ use crate::kernel::rate::sliding_window::Pair;
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A question's descriptors, explained.
+/// The explanation of a check.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Explanation {
-    /// The question's domain.
+    /// The domain of the check.
     pub domain: String,
-    /// The configuration that was asked.
+    /// The revision of the configuration.
     pub revision: u64,
-    /// Whether the configuration has it.
+    /// `true` if the configuration has the domain.
     pub known: bool,
-    /// One per descriptor, in the question's order.
+    /// One explanation per descriptor, in the order of the check.
     pub descriptors: Vec<Explained>,
 }
 
-/// One descriptor, explained.
+/// The explanation of one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Explained {
-    /// As a person writes it: [`written`].
+    /// The descriptor in the format of [`written`].
     pub descriptor: String,
-    /// One per entry that was looked at.
+    /// One step per entry that the lookup compared.
     pub steps: Vec<Looked>,
-    /// How it ended, in a sentence.
+    /// The outcome, as a sentence.
     pub outcome: String,
-    /// The rule, where one was found.
+    /// The rule, if one was found.
     pub rule: Option<Met>,
-    /// The ceiling on requests in flight, where one was found.
+    /// The concurrency limit, if one was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<Under>,
 }
 
-/// The ceiling that a descriptor is under.
+/// The concurrency limit of a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Under {
     /// The node's path.
     pub path: String,
-    /// File and line.
+    /// The source file and line.
     pub place: String,
-    /// The ceiling in words.
+    /// The concurrency limit as text.
     pub says: String,
-    /// Who is there, where a running service was asked and somebody was there lately.
+    /// The state of the bucket, if a running service reported it and the bucket was used recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now: Option<Now>,
 }
 
-/// A ceiling's bucket at one instant.
+/// The state of one bucket at one instant.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Now {
-    /// How many are in flight.
+    /// The number of requests in flight.
     pub in_flight: u64,
-    /// How many wait.
+    /// The number of queued requests.
     pub waiting: u64,
-    /// How many may be in flight.
+    /// The current limit.
     pub limit: u64,
-    /// The latency of those that succeeded, smoothed.
+    /// The smoothed latency of successful requests.
     pub rtt: Option<String>,
-    /// The latency without a queue, where the policy knows one.
+    /// The latency without queueing, if the algorithm measures it.
     pub min_rtt: Option<String>,
-    /// The second over the first: 1 without a queue, less with one.
+    /// The ratio `min_rtt / rtt`: 1 without queueing, less with queueing.
     pub gradient: Option<f64>,
 }
 
-/// One entry at its level.
+/// The candidates for one entry at its level.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Looked {
     /// `key=value`.
     pub entry: String,
-    /// The candidates, in the order of their right.
+    /// The candidates, by priority.
     pub candidates: Vec<Candidate>,
 }
 
@@ -95,49 +98,49 @@ pub struct Looked {
 pub struct Candidate {
     /// `exact`, `pattern` or `bare key`.
     pub how: Cow<'static, str>,
-    /// What it would be called in the file.
+    /// The name in the file.
     pub name: String,
     /// `taken`, `absent` or `outranked`.
     pub verdict: Cow<'static, str>,
 }
 
-/// The rule that a descriptor met.
+/// The rule that applies to a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Met {
     /// The rule's path.
     pub path: String,
-    /// File and line.
+    /// The source file and line.
     pub place: String,
-    /// The rule in words.
+    /// The rule as text.
     pub says: String,
-    /// The strategy's word; absent where the rule is unlimited.
+    /// The strategy keyword; absent if the rule is unlimited.
     pub strategy: Option<Cow<'static, str>>,
-    /// The unit of time the limit counts in.
+    /// The time unit of the limit's arithmetic.
     pub tick: Option<String>,
-    /// Hits that come back per tick, as `hits/ticks`.
+    /// The hits regained per tick, as `hits/ticks`.
     pub tick_is_worth: Option<String>,
-    /// What the counter is kept by, for people; absent where nothing is counted.
+    /// The key of the counter in readable form; absent if nothing is counted.
     pub counter: Option<String>,
-    /// The path of the rule that takes this one out of the question.
+    /// The path of the rule that replaces this one in the check.
     pub replaced_by: Option<String>,
-    /// What a counter at rest would answer.
+    /// The decision of an empty counter.
     pub fresh: Fresh,
 }
 
-/// The answer of a counter at rest.
+/// The decision of an empty counter.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fresh {
-    /// What the question costs.
+    /// The hits of the check.
     pub hits: u64,
-    /// `admitted`, `denied` or `never` (more hits than the limit could ever admit).
+    /// `admitted`, `denied` or `never` (more hits than the limit could ever allow).
     pub verdict: Cow<'static, str>,
-    /// Hits left; absent where nothing is counted.
+    /// The remaining hits; absent if nothing is counted.
     pub remaining: Option<u64>,
-    /// Until the counter is at rest again, or its window ends.
+    /// The time until the counter is empty or its window ends.
     pub reset_after: Option<String>,
 }
 
-/// Explains descriptors, each a list of entries, of one question that costs `hits` at `now`.
+/// Explains a check of these descriptors (lists of entries) that costs `hits` at `now`.
 #[must_use]
 pub fn explain(
     config: &Config,
@@ -181,7 +184,7 @@ fn mark_replaced(explained: &mut [Explained], rules: &[Option<&Rule>]) {
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
     for (one, rule) in explained.iter_mut().zip(rules) {
-        // One without a limit charges nothing that could be spared.
+        // An unlimited rule charges nothing, so there is nothing to replace.
         let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
         if let (Some(met), Some(name)) = (&mut one.rule, name) {
             met.replaced_by = by.get(name).map(|path| (*path).to_owned());
@@ -189,7 +192,6 @@ fn mark_replaced(explained: &mut [Explained], rules: &[Option<&Rule>]) {
     }
 }
 
-/// What every descriptor of one question shares.
 struct Asked<'q> {
     domain: &'q str,
     hits: Hits,
@@ -253,7 +255,6 @@ impl Asked<'_> {
     }
 }
 
-/// What a counter that nobody has asked yet answers.
 fn at_rest(strategy: &Strategy, now: Nanos, hits: Hits) -> Step {
     match strategy {
         Strategy::Gcra(limit) => limit.ask(&Tat::default(), now, hits),

@@ -1,34 +1,39 @@
-//! Rules that an operator holds at one answer for a while.
+//! Forced decisions: an operator makes a rule allow or deny everything for a while.
 //!
-//! Guarantees: what is not held is as the files say; what was held is so again when its time is over, without anybody's doing.
-//! Leaves out: who may hold them, and keeping what is held over a reload ([`crate::engine`]).
+//! Guarantees:
+//! - Rules without a forced decision behave as configured.
+//! - A forced decision ends automatically at its expiry.
+//!
+//! Not covered:
+//! - Authorization of operators.
+//! - Keeping forced decisions across reloads (see [`crate::engine`]).
 
 use super::{Config, Rule};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
-/// What a rule that is held answers, and until when.
+/// A forced decision and its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frozen {
-    /// The answer.
+    /// The forced verdict.
     pub verdict: Verdict,
-    /// When the rule is as its file says again.
+    /// The instant at which the rule behaves as configured again.
     pub until: Nanos,
 }
 
-/// Which rules are held.
+/// The forced decision of all rules with one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Their domain.
+    /// The domain of the rules.
     pub domain: Box<str>,
-    /// Their path: two rules that are written alike in one domain are held alike.
+    /// The path of the rules. Rules of one domain with the same path share a forced decision.
     pub path: Box<str>,
-    /// At what.
+    /// The forced decision.
     pub frozen: Frozen,
 }
 
 impl Rule {
-    /// What it is held at, at `now`.
+    /// Returns the forced verdict at `now`, if there is one.
     #[must_use]
     pub fn frozen_at(&self, now: Nanos) -> Option<Verdict> {
         self.frozen.filter(|frozen| now < frozen.until).map(|frozen| frozen.verdict)
@@ -36,7 +41,7 @@ impl Rule {
 }
 
 impl Config {
-    /// This configuration with these rules held. Cost: a copy of all rules.
+    /// Returns this configuration with these forced decisions. Cost: a copy of all rules.
     #[must_use]
     pub fn holding(&self, held: &[Held]) -> Self {
         let mut config = self.clone();

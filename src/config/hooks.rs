@@ -1,10 +1,13 @@
-//! How a hook that carries no descriptors makes them: Envoy's action words, in `server.yaml`.
+//! Builds descriptors for hooks without them, from Envoy's rate limit actions in `server.yaml`.
 //!
-//! Guarantees: pure; an action means what Envoy's action of that name means, and one whose part is
-//! missing leaves its whole descriptor out, as Envoy does; regular expressions take time linear in
-//! the text.
-//! Leaves out: where a request's attributes come from, which is for each hook's edge, and what is
-//! done with the descriptors.
+//! Guarantees:
+//! - Actions are pure and have the meaning of Envoy's actions of the same name.
+//! - An action with a missing input drops its whole descriptor, as in Envoy.
+//! - Regular expressions take time linear in the text.
+//!
+//! Not covered:
+//! - Extracting request attributes, which each edge does.
+//! - Using the descriptors.
 
 use std::borrow::Cow;
 
@@ -15,27 +18,27 @@ mod matcher;
 
 pub use matcher::{HeaderMatcher, Pattern, Range, StringMatch};
 
-/// The hooks by name; where a request names none, the first rules.
+/// The hooks by name. A request without a hook name uses the first hook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Hooks(pub Vec<Hook>);
 
-/// What one hook asks about.
+/// The domain and the descriptors that one hook sends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hook {
-    /// What routes and NGINX call it.
+    /// The name that routes and NGINX use.
     pub name: String,
-    /// The domain of its questions.
+    /// The domain of the checks.
     pub domain: String,
-    /// One recipe for each descriptor.
+    /// One list of actions for each descriptor.
     pub descriptors: Vec<Vec<Action>>,
 }
 
-/// Makes one entry of a descriptor.
+/// Creates one entry of a descriptor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// Always the same value.
+    /// A constant value.
     GenericKey {
         /// The entry's key.
         #[serde(default = "generic_key")]
@@ -43,71 +46,71 @@ pub enum Action {
         /// The entry's value.
         descriptor_value: String,
     },
-    /// The value of a request header; of several lines the first.
+    /// The value of a request header; the first value if the header is repeated.
     RequestHeaders {
-        /// Which.
+        /// The name of the header.
         header_name: String,
         /// The entry's key.
         descriptor_key: String,
-        /// Without the header only this entry is left out, not the descriptor.
+        /// If the header is missing, skip only this entry instead of the whole descriptor.
         #[serde(default)]
         skip_if_absent: bool,
     },
-    /// The client's address as the proxy trusts it, under the key `remote_address`.
+    /// The client address that the proxy trusts, with the key `remote_address`.
     RemoteAddress {},
-    /// A fixed value, where the headers match.
+    /// A constant value, if the headers match.
     HeaderValueMatch {
         /// The entry's key.
         #[serde(default = "header_match")]
         descriptor_key: String,
         /// The entry's value.
         descriptor_value: String,
-        /// Whether the headers must match, or must not.
+        /// `true` if the headers must match, `false` if they must not.
         #[serde(default = "yes")]
         expect_match: bool,
-        /// All must match.
+        /// The matchers, which must all match.
         headers: Vec<HeaderMatcher>,
     },
     /// The value of a query parameter, percent-decoded.
     QueryParameters {
-        /// Which; the first of several.
+        /// The name of the parameter; the first value counts if it is repeated.
         query_parameter_name: String,
         /// The entry's key.
         descriptor_key: String,
-        /// Without the parameter only this entry is left out, not the descriptor.
+        /// If the parameter is missing, skip only this entry instead of the whole descriptor.
         #[serde(default)]
         skip_if_absent: bool,
     },
-    /// A text in the request's dynamic metadata. NGINX has none.
+    /// A text in the request's dynamic metadata. NGINX has no metadata.
     Metadata {
         /// The entry's key.
         descriptor_key: String,
-        /// Where the text is.
+        /// The location of the text.
         metadata_key: MetadataKey,
-        /// The value where there is none.
+        /// The value if the metadata has no text there.
         #[serde(default)]
         default_value: Option<String>,
-        /// Without either only this entry is left out, not the descriptor.
+        /// Without a text or a default, skip only this entry instead of the whole descriptor.
         #[serde(default)]
         skip_if_absent: bool,
     },
 }
 
-/// A place in metadata.
+/// A location in dynamic metadata.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MetadataKey {
-    /// The namespace: mostly a filter's name.
+    /// The namespace, usually the name of a filter.
     pub key: String,
-    /// The fields that lead to it.
+    /// The path of fields to the text.
     pub path: Vec<PathSegment>,
 }
 
-/// One field.
+/// One field of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PathSegment {
-    /// Its name.
+    /// The name of the field.
     pub key: String,
 }
 
@@ -123,27 +126,27 @@ const fn yes() -> bool {
     true
 }
 
-/// A request as a hook sees it.
+/// The attributes of a request that hooks read.
 #[derive(Clone, Copy)]
 pub struct Attributes<'a> {
-    /// The value of a header by its lower-case name; of several lines the first, which a client that sends more of
-    /// them does not change.
+    /// Returns the first value of a header by its lower-case name.
+    /// A client that repeats the header cannot change this value.
     pub header: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
-    /// The same, and of several lines all, joined by commas.
+    /// Returns all values of a header by its lower-case name, joined by commas.
     pub joined: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// The path with its query.
     pub path: &'a str,
     /// The client's address without a port.
     pub remote_address: Option<&'a str>,
-    /// The text at a namespace and the fields below it.
+    /// Returns the text at a location in dynamic metadata.
     pub metadata: &'a dyn Fn(&MetadataKey) -> Option<String>,
 }
 
-/// One descriptor: keys and values.
+/// The entries of one descriptor: keys and values.
 pub type Entries<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
 impl Hooks {
-    /// The hook of that name, or the first where none is named.
+    /// Returns the hook with this name, or the first hook if `name` is `None`.
     #[must_use]
     pub fn named(&self, name: Option<&str>) -> Option<&Hook> {
         match name {
@@ -154,7 +157,7 @@ impl Hooks {
 }
 
 impl Hook {
-    /// The descriptors of a request; those with a missing part are left out.
+    /// Returns the descriptors of a request, without those with a missing input.
     #[must_use]
     pub fn descriptors<'a>(&'a self, request: &Attributes<'a>) -> Vec<Entries<'a>> {
         let descriptor = |recipe: &'a Vec<Action>| {
@@ -172,7 +175,6 @@ impl Hook {
     }
 }
 
-/// What became of one action.
 enum Made<'a> {
     Entry((&'a str, Cow<'a, str>)),
     Skipped,
@@ -221,7 +223,8 @@ impl Action {
     }
 }
 
-/// The first value of a parameter in a path's query. A `+` is one: Envoy decodes percent signs alone.
+/// Returns the first value of a query parameter. A `+` is
+/// not a space: like Envoy, this decodes only percent signs.
 fn query_parameter<'a>(path: &'a str, name: &str) -> Option<Cow<'a, str>> {
     let query = path.split_once('?')?.1.split('#').next()?;
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));

@@ -1,8 +1,11 @@
-//! What loads, and is probably not what was meant.
+//! Warns about files that load but probably have an unintended meaning.
 //!
-//! Guarantees: a warning is provable from the files alone; there is none for a mere habit. Linear:
-//! of a level's patterns only the first [`WIDEST`] are asked what they cover.
-//! Leaves out: what cannot load, which is for [`super::resolve`].
+//! Guarantees:
+//! - Every warning follows from the files alone; style causes no warning.
+//! - Linear cost: each pattern is compared with the first [`WIDEST`] of its level.
+//!
+//! Not covered:
+//! - Files that do not load (see [`super::resolve`]).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,27 +19,27 @@ use super::tree::pattern::covers;
 use super::tree::{DescriptorTree, NodeId};
 use super::{Charging, Mode};
 
-/// A level with more patterns than this is generated, and its first ones are the widest if any is.
+/// The number of patterns per level that later patterns are compared with. A
+/// level with more is probably generated, and its first patterns are the widest.
 const WIDEST: usize = 100;
 
-/// A finished tree, where its nodes were written, and the names that its rules replace.
 pub(super) struct Lint<'r, 'f, 'a> {
     pub(super) tree: &'r DescriptorTree,
     pub(super) origins: &'r [Origin],
     pub(super) replaces: &'r [(At, Arc<str>)],
     pub(super) slots: Slots<'r>,
-    /// Where `max_overshoot` stands for all limits of the domain.
+    /// The position of `max_overshoot` in the domain's `defaults`.
     pub(super) overshoot: Option<At>,
     pub(super) findings: &'f mut Findings<'a>,
 }
 
-/// What the domain says about charging several counters at once, and where.
+/// The domain's settings for charging several counters together, with their positions.
 pub(super) struct Slots<'r> {
     pub(super) charge: Option<(Charging, At)>,
     pub(super) colocate: Option<&'r (Box<str>, At)>,
 }
 
-/// What one descriptor says in vain, or with another reach than it looks.
+/// Warns about fields of one descriptor that have no effect or an unexpected one.
 pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) {
     if raw.key.value.contains('*') {
         let message = format!(
@@ -63,7 +66,6 @@ pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) 
 }
 
 impl Lint<'_, '_, '_> {
-    /// Everything that only the whole domain shows.
     pub(super) fn run(mut self) {
         for node in self.tree.nodes() {
             self.shadowed_key(node);
@@ -88,7 +90,7 @@ impl Lint<'_, '_, '_> {
         }
     }
 
-    /// How a store of several nodes charges what is charged as one.
+    /// Notes how a Redis Cluster charges limits that are charged together.
     fn several_slots(&mut self) {
         let as_one = self.slots.charge.filter(|(charge, _)| *charge == Charging::AllOrNothing);
         match (as_one, self.slots.colocate) {
@@ -114,7 +116,7 @@ impl Lint<'_, '_, '_> {
         self.tree.nodes().any(|node| self.tree.parts(node).0 == key)
     }
 
-    /// Rules whose descriptors need not have an entry `key`.
+    /// Notes limits whose descriptors may lack an entry `key`.
     fn apart_from(&mut self, key: &str) {
         for node in self
             .tree
@@ -153,7 +155,7 @@ impl Lint<'_, '_, '_> {
         }
     }
 
-    /// A node without a value that a pattern of its level keeps every entry from.
+    /// Warns if a pattern of the level matches every entry of a bare key.
     fn shadowed_key(&mut self, node: NodeId) {
         let (key, value) = self.tree.parts(node);
         if value.is_some() || key.contains('*') {
@@ -172,7 +174,8 @@ impl Lint<'_, '_, '_> {
         covers(self.tree.name(pattern), &format!("{key}_*"))
     }
 
-    /// A node `a`, `b_c` beside a node `a_b`: an entry `a_b`, `c` finds the first.
+    /// Warns if a rule takes entries of another key: beside key `a_b`,
+    /// the rule of key `a` with value `b_c` matches the entry `a_b`, `c`.
     fn ambiguous_key(&mut self, node: NodeId) {
         let (key, Some(value)) = self.tree.parts(node) else { return };
         let (name, level) = (self.tree.name(node), self.tree.node(node).parent);
@@ -206,7 +209,6 @@ impl Lint<'_, '_, '_> {
         }
     }
 
-    /// A node's name and place.
     fn named(&self, node: NodeId) -> String {
         format!("`{}` ({})", self.tree.name(node), self.findings.line(self.at(node)))
     }

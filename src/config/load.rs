@@ -1,8 +1,11 @@
-//! Texts to a configuration: reading and resolving, for every command and every source alike.
+//! Loads texts into a configuration, for all commands and sources.
 //!
-//! Guarantees: everything that is wrong with any file is said or, of very much, counted, also of the others when one cannot
-//! be read; findings come in the order of the files, then by place.
-//! Leaves out: where texts come from.
+//! Guarantees:
+//! - Every problem of every file is reported or counted, even if another file is unreadable.
+//! - Findings are sorted by file, then by position.
+//!
+//! Not covered:
+//! - The origin of the texts.
 
 use std::collections::HashMap;
 
@@ -11,11 +14,13 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
-/// What `texts`, name and bytes, mean together, and the warnings.
+/// Loads `texts`, pairs of name and bytes, and returns the configuration and the warnings.
 ///
 /// # Errors
-/// Everything that is wrong with any of them. Where one cannot be read, the others are still
-/// resolved, so that a person sees all there is to mend at once; what merged ones may only lack because of it is not said.
+///
+/// All findings of all texts. If a text is unreadable, the others are
+/// still resolved, so that a user sees all problems at once. Findings
+/// that depend on an unreadable file of a merged domain are not reported.
 pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,

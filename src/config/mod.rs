@@ -1,8 +1,12 @@
-//! Text to meaning, without opening a file.
+//! Turns configuration text into a [`Config`], without opening files.
 //!
-//! Guarantees: a [`Config`] is complete and sound, or it does not exist and every reason is a
-//! [`diagnostic::Diagnostic`]; a file written for envoyproxy/ratelimit means the same here.
-//! Leaves out: where texts come from ([`crate::source`]) and what counts hits ([`crate::backend`]).
+//! Guarantees:
+//! - A [`Config`] is complete and valid; each problem is a [`diagnostic::Diagnostic`].
+//! - A file written for envoyproxy/ratelimit has the same meaning here.
+//!
+//! Not covered:
+//! - The origin of the text (see [`crate::source`]).
+//! - Counting hits (see [`crate::backend`]).
 
 pub mod calendar;
 pub mod concurrency;
@@ -38,135 +42,136 @@ use crate::kernel::units::{Nanos, Revision};
 use frozen::Frozen;
 use tree::DescriptorTree;
 
-/// Everything the engine needs to know, immutable.
+/// A complete, immutable configuration for the engine.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// The number of this configuration.
+    /// The version number of this configuration.
     pub revision: Revision,
     /// The domains by name.
     pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
 }
 
-/// One domain's rules.
+/// The rules and settings of one domain.
 #[derive(Clone, Debug)]
 pub struct Domain {
     /// The domain's name.
     pub name: Box<str>,
-    /// Which of a question's limits are charged when one denies.
+    /// The limits of a check that are charged if one of them denies.
     pub charge: Charging,
-    /// The key of the entry whose value says where counters live in a store of several nodes.
+    /// The entry key whose value selects the Redis Cluster slot of a counter.
     pub colocate: Option<Box<str>>,
-    /// What a failing backend means for a limit that a request brings where no limit of the domain's matches.
+    /// The fallback of a limit carried in a request, if no limit of the domain matches.
     pub on_backend_failure: OnBackendFailure,
     /// The rules.
     pub tree: DescriptorTree,
 }
 
-/// Which of a question's limits are charged when one of them denies.
+/// The limits of a check that are charged if one of them denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Charging {
-    /// Each is charged whether or not another denies.
+    /// Each limit is charged, even if another denies.
     #[default]
     Each,
-    /// None is charged unless all admit.
+    /// No limit is charged unless all allow.
     AllOrNothing,
 }
 
-/// Opens a text of a rule's metadata that stands for a number JSON does not have: then comes
-/// `inf`, `-inf` or `NaN`. No file means this character, which Unicode reserves for use
-/// within one program; gRPC can express such numbers, and the reference does.
+/// The prefix of a metadata text that represents a number
+/// JSON cannot express: `inf`, `-inf` or `NaN` follows.
+///
+/// gRPC and envoyproxy/ratelimit support such numbers. Unicode reserves
+/// this character for use inside a program, so no file contains it as text.
 pub const NOT_FINITE: char = '\u{fdd0}';
 
-/// What a matching node imposes.
+/// The limit and the options of a node of the descriptor tree.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The limit; `None` is `unlimited`.
     pub limit: Option<Limit>,
-    /// `name`, echoed in answers and the handle for `replaces`.
+    /// `name`: reported in decisions, and referenced by `replaces`.
     pub name: Option<Arc<str>>,
-    /// Names of the rules that this one suppresses in the same question.
+    /// Names of the rules that this rule disables in the same check.
     pub replaces: Box<[Arc<str>]>,
-    /// Decided and reported, not enforced.
+    /// Shadow mode: decided and reported, not enforced.
     pub shadow: bool,
-    /// Joins the quota group.
+    /// `quota_mode`: this rule is a member of the quota group.
     pub quota: bool,
-    /// Metrics carry every run-time key and value.
+    /// Metrics contain the key and value of every entry.
     pub detailed_metric: bool,
-    /// Returned to the caller when not over limit.
+    /// Metadata that is returned to the caller if the rule does not deny.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// The rule's full path: domain, then `key` or `key_value` per level, joined by dots.
     pub path: Box<str>,
-    /// Where it was written: file and line, for `explain`.
+    /// The source file and line, for `explain`.
     pub place: Box<str>,
-    /// What an operator holds it at.
+    /// The decision that an operator forced for a while.
     pub frozen: Option<Frozen>,
 }
 
-/// How much, per what, counted how.
+/// A rate limit: requests per period, counting strategy, mode and fallback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Requests per unit.
     pub requests: u32,
     /// The unit or period.
     pub window: Window,
-    /// How hits are counted, with its numbers.
+    /// The counting strategy with its parameters.
     pub strategy: Strategy,
-    /// What may be answered without asking the store.
+    /// The decisions that need no store call.
     pub mode: Mode,
-    /// What a failing backend means for this limit.
+    /// The fallback while the store does not answer.
     pub on_backend_failure: OnBackendFailure,
 }
 
 /// The period of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// One of the seven units, epoch-aligned.
+    /// One of the seven units, aligned to the Unix epoch.
     Unit(Unit),
-    /// Any other period, epoch-aligned where the strategy has windows.
+    /// Another period; if the strategy has windows, they are aligned to the Unix epoch.
     Per(Nanos),
-    /// A calendar's own days, weeks, months or years.
+    /// Calendar days, weeks, months or years.
     Calendar(Unit, Arc<Calendar>),
 }
 
-/// A calendar: its windows start with a chosen local day.
+/// A calendar whose windows start on a configured local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     /// The time zone.
     pub time_zone: jiff::tz::TimeZone,
     /// The day that a window starts on.
     pub starts: calendar::Starts,
-    /// The windows last asked for.
     pub(crate) latest: calendar::Latest,
 }
 
-/// What may be answered without asking the store.
+/// The decisions that need no store call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// None: every check calls the store.
     #[default]
     Strict,
-    /// What a denial that is not over yet denies.
+    /// Denials from the deny cache, until their retry-after.
     CachedDeny,
-    /// What a balance of borrowed hits covers; leases are granted under these terms.
+    /// Checks that the lease balance covers; leases are granted under these terms.
     Leased(Terms),
 }
 
-/// What the caller gets when the backend fails.
+/// The fallback of a limit while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBackendFailure {
-    /// An error; Envoy's `failure_mode_deny` decides.
+    /// Return an error; Envoy's `failure_mode_deny` decides.
     #[default]
     Error,
-    /// Admit.
+    /// Allow.
     Allow,
     /// Deny.
     Deny,
-    /// This replica's part, counted in its own memory.
+    /// Count in memory against this replica's local share.
     Local,
 }
 
 impl Limit {
-    /// How this limit's counters are named apart from those that count otherwise.
+    /// Returns the part of the counter key that separates different ways of counting.
     #[must_use]
     pub fn counting(&self) -> Counting {
         match (&self.strategy, &self.window) {
@@ -178,7 +183,7 @@ impl Limit {
         }
     }
 
-    /// The strategy with the calendar's windows around `now`, where it has any.
+    /// Returns the strategy; for a calendar limit, with the windows around `now`.
     #[must_use]
     pub fn strategy_at(&self, now: Nanos) -> Strategy {
         match (&self.strategy, &self.window) {
@@ -193,7 +198,7 @@ impl Limit {
 }
 
 impl Window {
-    /// The period's length; a calendar's window has its unit's nominal one.
+    /// Returns the length of the period; a calendar window has its unit's nominal length.
     #[must_use]
     pub const fn length(&self) -> Nanos {
         match self {
@@ -202,7 +207,7 @@ impl Window {
         }
     }
 
-    /// The unit, where the period is one.
+    /// Returns the unit, if the period is one.
     #[must_use]
     pub const fn unit(&self) -> Option<Unit> {
         match self {

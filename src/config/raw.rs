@@ -1,8 +1,11 @@
-//! One file, letter for letter: what was written and where, before anything is judged.
+//! Reads a limits file into typed fields with positions, without judging their meaning.
 //!
-//! Guarantees: accepts exactly the files whose text, key names and scalar types the base language
-//! accepts, with both of its passes; finds every problem of a file at once.
-//! Leaves out: what the words mean together, which is for [`super::resolve`].
+//! Guarantees:
+//! - Accepts the text, key names and scalar types that envoyproxy/ratelimit accepts, and no others.
+//! - Finds every problem of a file at once, apart from syntax errors.
+//!
+//! Not covered:
+//! - The meaning of the fields: see [`super::resolve`].
 
 mod metadata;
 mod names;
@@ -14,13 +17,13 @@ use schemars::JsonSchema;
 use super::diagnostic::{Diagnostics, Findings, Source, Span, Spanned};
 use super::{schema, yaml};
 
-/// Reads one file: `name` is what a person knows it by.
+/// Reads one file. Diagnostics show `name` as the name of the file.
 ///
-/// Gives the file, its text for later places, and the warnings, in the order of the text.
+/// Returns the file, its source for later positions, and the warnings in the order of the text.
 ///
 /// # Errors
 ///
-/// Every error and warning of the file. After a syntax error there is only that one.
+/// Returns every error and warning of the file. A syntax error is returned alone.
 pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Diagnostics), Diagnostics> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
@@ -31,7 +34,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Diagnostics), Dia
     if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
 }
 
-/// The text of a file that was read, for places in it. Cost: as much as decoding it takes.
+/// Returns the source of a file, for positions in it. The cost is that of decoding the text.
 #[must_use]
 pub fn source(name: &str, bytes: &[u8]) -> Source {
     Source::new(name, yaml::decode(bytes, &mut Findings::default()))
@@ -50,235 +53,238 @@ fn file(text: &str, findings: &mut Findings) -> File {
     typed::read(&tree, &blamed, findings)
 }
 
-/// A whole file: one domain.
+/// A limits file, which contains one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::parking)]
 pub struct File {
-    /// The domain that the proxy asks for. Empty when absent, and then refused.
+    /// The domain that the proxy sends. It must not be empty.
     #[schemars(schema_with = "schema::text")]
     pub domain: Spanned<String>,
-    /// The first level of rules: what the first entry of a descriptor is held against.
+    /// The first level of rules. They match the first entry of a descriptor.
     #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// Which of a question's limits are charged when one of them denies: each (the default), or
-    /// none unless all admit.
+    /// The limits of a check that are charged when one of them denies. `each`,
+    /// the default, charges all limits; `all_or_nothing` charges none.
     #[schemars(schema_with = "schema::charge")]
     pub charge: Option<Spanned<String>>,
-    /// The key of the entry whose value says where in a Redis Cluster counters live: those of one
-    /// value live side by side, so that one step can charge them.
+    /// The key of the entry that places counters in a Redis Cluster. Counters with
+    /// the same value of this entry share a slot, so that one script can charge them.
     #[schemars(schema_with = "schema::text")]
     pub colocate: Option<Spanned<String>>,
-    /// What every limit of the domain is that does not say otherwise.
+    /// The defaults for every limit of the domain.
     pub defaults: Option<Defaults>,
 }
 
-/// `defaults` of a domain.
+/// The defaults for every limit of a domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// How hits are counted.
+    /// The strategy that counts hits.
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
-    /// What the caller gets when the store does not answer; by default an error.
+    /// The fallback while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// What is answered without asking the store: nothing (`strict`), known denials (`cached_deny`), or
-    /// what borrowed hits cover (`leased`).
+    /// The decisions that need no store call: none (`strict`), remembered
+    /// denials (`cached_deny`), or hits that a lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// What the fleet may admit above the limit at most, for `leased`: hits, or a percentage of the
-    /// limit as in `2%`; 0 is for `fixed_window`, and never passes the limit of a window.
+    /// The largest overshoot of the fleet, for `leased`: hits, or a percentage of the
+    /// limit such as `2%`. 0 needs `fixed_window` and never exceeds the limit of a window.
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
 }
 
-/// One node of the descriptor tree.
+/// One rule of the descriptor tree.
 #[expect(clippy::struct_excessive_bools, reason = "the language's own switches, each by its name")]
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["key"]))]
 pub struct Descriptor {
-    /// Where the node stands: its first key.
+    /// The position of the rule: its first key.
     #[schemars(skip)]
     pub span: Span,
-    /// The key of the entry, letter for letter. Empty when absent, and then refused.
+    /// The key of the entry, which must match exactly. It must not be empty.
     #[schemars(schema_with = "schema::text")]
     pub key: Spanned<String>,
-    /// The value of the entry, letter for letter, or a pattern where it has a `*`. Empty or absent
-    /// means any value that no other rule of the level takes.
+    /// The value of the entry, which must match exactly, or a pattern if it contains `*`.
+    /// An empty or absent value matches all values that no other rule of the level matches.
     #[schemars(schema_with = "schema::text")]
     pub value: Spanned<String>,
-    /// The limit of descriptors that end here. Without it what matches here is exempt from rates.
+    /// The rate limit of descriptors that end here. Without it they have no rate limit.
     pub rate_limit: Option<RateLimit>,
-    /// The next level of rules, for the entry that follows.
+    /// The next level of rules, for the next entry.
     #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// Counts and reports, and never denies.
+    /// Counts and reports, but never denies.
     #[schemars(with = "Option<bool>")]
     pub shadow_mode: bool,
-    /// Joins the quota group, which denies only as a whole.
+    /// Adds the limit to the quota group of a check, which denies only as a whole.
     #[schemars(with = "Option<bool>")]
     pub quota_mode: bool,
-    /// Metrics carry the key and value of every entry as they were asked.
+    /// Adds the key and value of every entry, as received, to the metrics.
     #[schemars(with = "Option<bool>")]
     pub detailed_metric: bool,
-    /// Metrics carry the value of this entry as it was asked.
+    /// Adds the value of this entry, as received, to the metrics.
     #[schemars(with = "Option<bool>")]
     pub value_to_metric: bool,
-    /// All values that the pattern matches share one counter.
+    /// Uses one counter for all values that match the pattern.
     #[schemars(with = "Option<bool>")]
     pub share_threshold: Spanned<bool>,
-    /// Free-form; returned to the proxy when the descriptor is not over its limit.
+    /// Free-form data, returned to the proxy unless the descriptor is over its limit.
     #[schemars(schema_with = "schema::metadata")]
     pub metadata: Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
-    /// The ceiling on requests in flight of descriptors that end here, beside or instead of a rate.
+    /// The limit of requests in flight for descriptors
+    /// that end here, beside or instead of a rate limit.
     pub concurrency: Option<Concurrency>,
 }
 
-/// `rate_limit` of a node.
+/// The rate limit of a rule.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, transform = schema::one_period)]
 pub struct RateLimit {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// How many hits per unit or period. 0 denies everything.
+    /// The hits per unit or period. 0 denies everything.
     #[schemars(schema_with = "schema::requests")]
     pub requests_per_unit: Spanned<u32>,
-    /// The unit, in any case. A month has 30 days and a year 365, unless a calendar is given.
+    /// The unit, in upper or lower case. Without a
+    /// calendar, a month has 30 days and a year has 365.
     #[schemars(schema_with = "schema::unit")]
     pub unit: Spanned<String>,
-    /// Admits everything and counts nothing; instead of a unit.
+    /// Allows everything and counts nothing. It replaces the unit.
     #[schemars(with = "Option<bool>")]
     pub unlimited: Spanned<bool>,
-    /// The name that answers show and `replaces` refers to.
+    /// The name that decisions show and `replaces` refers to.
     #[schemars(schema_with = "schema::text")]
     pub name: Spanned<String>,
-    /// The names of rules that this one takes out of the same question.
+    /// The names of rules that this rule removes from the same check.
     #[schemars(schema_with = "schema::replaces")]
     pub replaces: Vec<Spanned<String>>,
-    /// The period, instead of a unit: whole numbers with ms, s, m, h or d, as in `90s` or `1h30m`.
+    /// The period, instead of a unit: whole numbers
+    /// with ms, s, m, h or d, such as `90s` or `1h30m`.
     #[schemars(schema_with = "schema::optional_duration")]
     pub per: Option<Spanned<String>>,
-    /// How hits are counted; `fixed_window` unless the defaults say otherwise.
+    /// The strategy that counts hits. Default: the domain's default, or `fixed_window`.
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
-    /// Hits admitted at one instant, for `gcra`; `requests_per_unit` where it is absent.
+    /// The hits that are allowed at one instant, for `gcra`. Default: `requests_per_unit`.
     #[schemars(schema_with = "schema::optional_count")]
     pub burst: Option<Spanned<u32>>,
-    /// What is answered without asking the store: nothing (`strict`), known denials (`cached_deny`), or
-    /// what borrowed hits cover (`leased`).
+    /// The decisions that need no store call: none (`strict`), remembered
+    /// denials (`cached_deny`), or hits that a lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
-    /// What the fleet may admit above the limit at most, for `leased`: hits, or a percentage of the
-    /// limit as in `2%`; 0 is for `fixed_window`, and never passes the limit of a window.
+    /// The largest overshoot of the fleet, for `leased`: hits, or a percentage of the
+    /// limit such as `2%`. 0 needs `fixed_window` and never exceeds the limit of a window.
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
-    /// Hits that a replica borrows at a time, for `leased`; learned from demand where it is absent.
+    /// The hits that a replica borrows at a time, for `leased`. Default: learned from demand.
     #[schemars(schema_with = "schema::optional_count")]
     pub lease_hits: Option<Spanned<u32>>,
-    /// What the caller gets when the store does not answer; by default an error.
+    /// The fallback while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// Windows of a calendar, for `fixed_window` per day, week, month or year.
+    /// Calendar windows, for `fixed_window` per day, week, month or year.
     pub calendar: Option<Calendar>,
 }
 
-/// `calendar` of a limit.
+/// The calendar windows of a limit.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["time_zone"]))]
 pub struct Calendar {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// The name of the time zone, as in `Europe/Berlin`.
+    /// The name of the time zone, such as `Europe/Berlin`.
     #[schemars(with = "String")]
     pub time_zone: Option<Spanned<String>>,
-    /// The day that a window starts on: a week's from 1 (Monday) to 7 or by name, a month's from 1
-    /// to 31 (31 is its last), a year's as month and day, `04-01`.
+    /// The day on which a window starts. Week: 1 (Monday) to 7, or a name. Month:
+    /// 1 to 31, where 31 is the last day. Year: month and day, such as `04-01`.
     #[schemars(schema_with = "schema::starts_on")]
     pub starts_on: Option<Spanned<String>>,
 }
 
-/// `concurrency` of a node.
+/// The concurrency limit of a rule.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["limit"]))]
 pub struct Concurrency {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// How many requests may be in flight; with `adaptive`, at first.
+    /// The largest number of requests in flight. With `adaptive`, this is the initial limit.
     #[schemars(schema_with = "schema::at_least_one")]
     pub limit: Option<Spanned<u32>>,
-    /// Infers the ceiling from latency.
+    /// Infers the limit from latency.
     pub adaptive: Option<Adaptive>,
-    /// Over which replicas the ceiling is held: `leased`, one for all that share a store, the default
-    /// where there is one; `strict`, one for all as well, with a call to the store for each request, for
-    /// ceilings too small to be shared out; `local`, each its own.
+    /// The replicas that share the limit. `leased`, the default with a shared store: all
+    /// replicas, by shares. `strict`: all replicas, with a store call for each request,
+    /// for limits too small to divide. `local`: each replica has its own limit.
     #[schemars(schema_with = "schema::ceiling_mode")]
     pub mode: Option<Spanned<String>>,
-    /// What one without a share may have in flight while the store does not answer: `deny`, nothing;
-    /// `local`, its last fair part; `allow`, what it holds to be right alone.
+    /// The limit of a replica without a share while the store does not answer. `deny`:
+    /// 0. `local`: its last fair share. `allow`: the limit that it would use alone.
     #[schemars(schema_with = "schema::ceiling_failure")]
     pub on_backend_failure: Option<Spanned<String>>,
-    /// Who may wait for a place; nobody without it.
+    /// The queue of requests that wait for a permit. Default: no queue.
     pub queue: Option<Queue>,
-    /// How long a place is kept where its release may never come; 60s where it is absent.
+    /// The lifetime of a permit whose release may never arrive. Default: 60s.
     #[schemars(schema_with = "schema::optional_duration")]
     pub max_duration: Option<Spanned<String>>,
-    /// What one who is turned away is answered.
+    /// The response to a rejected request.
     pub reject: Option<Reject>,
 }
 
-/// `adaptive` of a ceiling.
+/// The inference of a concurrency limit from latency.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default)]
 pub struct Adaptive {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// By which law; `gradient` where it is absent.
+    /// The algorithm. Default: `gradient`.
     #[schemars(schema_with = "schema::policy")]
     pub policy: Option<Spanned<String>>,
-    /// The ceiling is never below; 1 where it is absent.
+    /// The smallest limit. Default: 1.
     #[schemars(schema_with = "schema::optional_count")]
     pub min: Option<Spanned<u32>>,
-    /// The ceiling is never above; 1000, or `limit` where that is more, where it is absent.
+    /// The largest limit. Default: 1000, or `limit` if that is larger.
     #[schemars(schema_with = "schema::optional_count")]
     pub max: Option<Spanned<u32>>,
 }
 
-/// `queue` of a ceiling.
+/// The queue of a concurrency limit.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["size", "timeout"]))]
 pub struct Queue {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// How many may wait at once.
+    /// The largest number of waiting requests.
     #[schemars(schema_with = "schema::at_least_one")]
     pub size: Option<Spanned<u32>>,
-    /// How long one may wait.
+    /// The longest wait of a request.
     #[schemars(schema_with = "schema::duration")]
     pub timeout: Option<Spanned<String>>,
 }
 
-/// `reject` of a ceiling.
+/// The response to a request that a concurrency limit rejects.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default)]
 pub struct Reject {
-    /// Where the block stands.
+    /// The position of the block.
     #[schemars(skip)]
     pub span: Span,
-    /// The HTTP status; 503 where it is absent.
+    /// The HTTP status. Default: 503.
     #[schemars(schema_with = "schema::status")]
     pub status: Option<Spanned<u32>>,
-    /// What `Retry-After` says, in whole seconds, rounded up; no header where it is absent.
+    /// The time in the `Retry-After` header, rounded up to whole seconds. Default: no header.
     #[schemars(schema_with = "schema::optional_duration")]
     pub retry_after: Option<Spanned<String>>,
-    /// The body; none where it is absent.
+    /// The body. Default: empty.
     #[schemars(schema_with = "schema::text")]
     pub body: Option<Spanned<String>>,
 }

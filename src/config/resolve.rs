@@ -1,9 +1,12 @@
-//! Raw files to a [`Config`], or every reason why not.
+//! Converts parsed files to a [`Config`], or reports all problems.
 //!
-//! Guarantees: the reference's checks, in and across files; all problems of all files at once,
-//! never half a configuration; linear in the size of the files, and no recursion, so that no depth
-//! of nesting overflows the stack.
-//! Leaves out: what text and which keys a file may have, which is for [`super::raw`].
+//! Guarantees:
+//! - Applies envoyproxy/ratelimit's checks, within and across files.
+//! - Reports all problems of all files; never returns a partial configuration.
+//! - Linear in the size of the files, without recursion, so deep nesting is safe.
+//!
+//! Not covered:
+//! - Text and keys of a file (see [`super::raw`]).
 
 mod calendar_of;
 mod ceiling;
@@ -27,13 +30,15 @@ use crate::kernel::units::Revision;
 use findings::{At, Findings};
 use limit::{Ask, Block, Defaults};
 
-/// The configuration that `files` make, and its warnings.
+/// Resolves `files` to a configuration and its warnings.
 ///
-/// With `merge_domains`, files of one domain are one: their first levels side by side, patterns in
-/// the order of `files`; `charge` and `defaults` may be in any of them, and must agree.
+/// With `merge_domains`, the files of one domain are merged. Their first levels are
+/// combined, with patterns in the order of `files`. `charge`, `colocate` and
+/// `defaults` may be in any file. If several files have one, the values must be equal.
 ///
 /// # Errors
-/// Everything that is wrong with any of the files, by file and place, and the warnings after it.
+///
+/// All findings of all files, by file and position, including the warnings.
 pub fn resolve(
     files: &[(File, Source)],
     revision: Revision,
@@ -44,7 +49,8 @@ pub fn resolve(
     read(files, revision, &groups, findings)
 }
 
-/// The same of the files that could be read, where others could not: what merged ones lack, those may have.
+/// Resolves the readable files if others are unreadable. With
+/// `merge_domains`, checks that an unreadable file could affect are skipped.
 pub(super) fn resolve_rest(
     files: &[(File, Source)],
     revision: Revision,
@@ -70,16 +76,16 @@ fn read<'a>(
     Ok((Config { revision, domains }, warnings))
 }
 
-/// The files of one domain, by their number.
+/// The files of one domain, as indexes.
 struct Group<'r> {
     domain: &'r str,
     files: Vec<usize>,
-    /// Whether no other file can be of this domain.
+    /// No other file can belong to this domain.
     is_whole: bool,
 }
 
-/// Without merging, each file is a group of its own even where that is an error: then the rest of it
-/// is checked as well.
+/// Groups files by domain. Without merging, a file with a duplicate
+/// domain forms its own group, so that the rest of it is checked too.
 fn by_domain<'r>(
     files: &'r [(File, Source)],
     merge: bool,
@@ -121,14 +127,11 @@ fn duplicate_domain(
     findings.add(Code::DuplicateDomain, at, message, cure);
 }
 
-/// Where a node was written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Origin {
-    /// Its key's place.
     pub(crate) key: At,
 }
 
-/// The descriptors of one level of one file, and the node above them.
 struct Level<'r> {
     file: usize,
     parent: NodeId,
@@ -140,10 +143,9 @@ struct DomainReader<'r, 'f, 'a> {
     group: &'r Group<'r>,
     findings: &'f mut Findings<'a>,
     builder: Builder,
-    /// By node.
+    /// Indexed by node.
     origins: Vec<Origin>,
     defaults: Defaults,
-    /// The names that rules replace.
     replaces: Vec<(At, Arc<str>)>,
 }
 
@@ -184,7 +186,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             }
         }
         let tree = self.builder.finish();
-        // A tree that nobody will see, with a node left out or a file, would only be accused of what it lacks.
+        // An incomplete tree would cause false warnings about missing nodes.
         if self.group.is_whole && !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
             let slots = Slots { charge, colocate: colocate.as_ref() };
@@ -224,7 +226,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         said.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
-    /// Where the domain says a `max_overshoot` for all its limits.
+    /// Returns the position of `max_overshoot` in the domain's `defaults`.
     fn overshoot(&self) -> Option<At> {
         self.group.files.iter().find_map(|&file| {
             let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
@@ -232,7 +234,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         })
     }
 
-    /// What the files of the domain say of something that they must not say differently, and where.
+    /// Reads a setting that must be equal in all files of the domain, with its position.
     fn agreed<T: PartialEq>(
         &mut self,
         word: &str,
@@ -259,8 +261,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.findings.add(Code::Contradiction, at, message, cure);
     }
 
-    /// Adds a descriptor, checked; one that cannot be added is there all the same, out of every
-    /// lookup's sight, so that what is below it is checked as well.
+    /// Adds and checks a descriptor. A descriptor that cannot be added
+    /// becomes a hidden node, so that its children are checked too.
     fn descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
         let key = At { file, span: place_of(raw) };
         let node = self.node(parent, raw, key);
@@ -341,7 +343,6 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
     }
 
-    /// How often a leased limit is expected to ask.
     fn forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
         if let Some((said, bound)) = limit.and_then(overshoot::forecast) {
             let at = self.origins[node.index()].key;
@@ -422,7 +423,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 }
 
-/// A descriptor's key, or the descriptor where it has none.
+/// Returns the span of the descriptor's key, or of the descriptor if it has no key.
 fn place_of(raw: &Descriptor) -> Span {
     let Spanned { span, .. } = raw.key;
     if span.end == 0 { raw.span } else { span }

@@ -1,9 +1,12 @@
-//! The JSON Schema of a limits file, so that an editor completes and checks it.
+//! The JSON Schema of a limits file, for completion and validation in editors.
 //!
-//! Guarantees: made of the types that files are read into and of the word lists they are resolved
-//! with, so what it proposes is accepted; a key in a place where it would be ignored is flagged.
-//! Leaves out: what only the whole domain shows, which is for `check`; words whose machinery is not
-//! there yet; YAML's own abbreviations, which editors expand before they look here.
+//! Guarantees:
+//! - Derived from the parser's types and keyword lists, so every proposal is accepted.
+//! - A key in a place where it would be ignored is flagged.
+//!
+//! Not covered:
+//! - Checks of a whole domain (see the command `check`).
+//! - YAML's abbreviations, which editors expand first.
 
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -12,7 +15,7 @@ use serde_json::{Value, json};
 use super::raw::File;
 use super::resolve::{duration, overshoot, words};
 
-/// The schema of a limits file.
+/// Returns the schema of a limits file.
 #[must_use]
 pub fn limits() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
@@ -21,7 +24,7 @@ pub fn limits() -> Value {
     schema.to_value()
 }
 
-/// Text; what YAML reads as something else keeps its spelling.
+/// Returns the schema of text. YAML scalars of other types keep their spelling.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["string", "integer", "boolean", "null"]})
 }
@@ -42,7 +45,6 @@ pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
     one_of(words::MODES.iter().map(|&(word, _)| word))
 }
 
-/// Hits, or a percentage with at most two decimals.
 pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": 0, "maximum": u32::MAX},
@@ -51,7 +53,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// The lower-case words are proposed, every case is taken.
+/// Proposes the lower-case keywords and accepts any case.
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^({})$", in_any_case(&words));
@@ -105,7 +107,7 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// At the top of a file, where nothing reads it.
+/// Adds the unused top-level field `metadata`, which may contain anchors.
 pub(super) fn parking(schema: &mut Schema) {
     let anything = json!({"description": "A place for anchors; nothing reads it."});
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
@@ -126,7 +128,7 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-/// A limit says one of the three.
+/// Requires `unit`, `per` or `unlimited`, and excludes `unit` together with `per`.
 pub(super) fn one_period(schema: &mut Schema) {
     let text = json!({"type": "string"});
     let said = |word: &str| json!({"required": [word], "properties": {word: text}});
@@ -136,17 +138,15 @@ pub(super) fn one_period(schema: &mut Schema) {
     schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": both}));
 }
 
-/// One of these words, or nothing.
 fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
     or_nothing(&json_schema!({"enum": words.collect::<Vec<_>>()}))
 }
 
-/// A word may stand without a value, as if it were not there.
+/// Accepts null as well: a key without a value counts as absent.
 fn or_nothing(schema: &Schema) -> Schema {
     json_schema!({"anyOf": [schema, {"type": "null"}]})
 }
 
-/// Any of the words, as a part of a pattern.
 fn in_any_case(words: &[&str]) -> String {
     let either = |letter: char| ['[', letter.to_ascii_uppercase(), letter, ']'];
     let any_case = words.iter().map(|word| word.chars().flat_map(either).collect::<String>());

@@ -1,13 +1,15 @@
-//! What a process can be told from outside, in one table.
+//! The table of all settings of a process, with everything that follows from it.
 //!
-//! Guarantees: the table below is the only list of settings. The typed [`Settings`], the flags, the
-//! environment variables, the keys of `server.yaml`, its JSON Schema, the file that is shipped and
-//! what `--print-config` shows all follow from it. Beside it a process heeds where `OTEL_*` says that
-//! it tells spans and counts ([`crate::telemetry::otlp`]), and how wrong [`crate::clock::SHIFT`] says
-//! that its clock is, which is for tests of fleets alone. Of two doors that name one setting the stronger
-//! wins: flags, then the environment, then `server.yaml`, then the default. Every problem of every
-//! door is reported at once, even where a stronger door wins.
-//! Leaves out: reading the command line, the environment and the file, which is for [`crate::cli`].
+//! Guarantees:
+//! - The table below is the only list of settings.
+//! - Flags, variables, `server.yaml`, its JSON Schema and `--print-config` follow from it.
+//! - A flag wins over a variable, a variable over `server.yaml`, that over the default.
+//! - Every invalid value is reported at once, even if a stronger value overrides it.
+//!
+//! Not covered:
+//! - Reading the command line, the environment and the file: see [`crate::cli`].
+//! - The `OTEL_*` variables: see [`crate::telemetry::otlp`].
+//! - The clock offset for fleet tests: see [`crate::clock::SHIFT`].
 
 mod address;
 mod backend;
@@ -48,7 +50,7 @@ use crate::kernel::units::Nanos;
 
 macro_rules! settings {
     ($( $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $unit:literal; )+) => {
-        /// Everything a process can be told from outside, checked.
+        /// The settings of a process, validated.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(clippy::struct_excessive_bools, reason = "each is a switch that a person sets")]
         pub struct Settings {
@@ -88,263 +90,277 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Files and directories of limits, watched for changes; in the environment separated by `:`.
+    /// Limits files and directories, watched for changes. In the environment, `:` separates them.
     limits: Vec<PathBuf> = Vec::new(), "paths";
-    /// Join the names of `limits` and what is below them by dots, and take only those that begin with this and
-    /// a dot; empty for all.
+    /// Only load files whose name begins with this text and a dot; empty loads
+    /// all. A file's name is its path below `limits`, with dots for slashes.
     limits_prefix: String = String::new(), "text";
-    /// Read files and directories below `limits` whose names begin with a dot, too.
+    /// Also load files and directories below `limits` whose names begin with a dot.
     limits_dot_files: bool = false, "switch";
-    /// Take a path of `limits` that is not there for an empty directory; with none at all nothing is limited.
+    /// Treat a missing path of `limits` as an empty
+    /// directory. If all are missing, nothing is limited.
     limits_optional: bool = false, "switch";
-    /// A management server that has the limits, instead of files: Envoy's aggregated discovery service.
+    /// xDS server (Envoy's aggregated discovery service) that provides the limits instead of files.
     xds_server: Option<Address> = None, "address";
-    /// What this process calls itself to the management server.
+    /// Node ID that is sent to the xDS server.
     xds_node_id: String = "default".to_owned(), "text";
-    /// What it tells the management server of itself.
+    /// Node metadata that is sent to the xDS server.
     xds_node_metadata: Pairs = Pairs::default(), "pairs";
-    /// Headers of the stream to the management server.
+    /// Headers that are sent to the xDS server.
     xds_headers: Headers = Headers::default(), "pairs";
-    /// Speak TLS to the management server.
+    /// Use TLS for the xDS server.
     xds_tls: bool = false, "switch";
-    /// PEM file of who may sign the management server's certificate; without it whom this system trusts.
+    /// CA bundle (PEM) that verifies the xDS server. Default: the system's CAs.
     xds_tls_ca_file: Option<PathBuf> = None, "path";
-    /// Whom this system trusts may sign it, too, beside those of `xds_tls_ca_file`.
+    /// Also trust the system's CAs for the xDS server, in addition to `xds_tls_ca_file`.
     xds_tls_system_roots: bool = false, "switch";
-    /// PEM file with the certificate that is shown to the management server.
+    /// Client certificate (PEM) for the xDS server.
     xds_tls_cert_file: Option<PathBuf> = None, "path";
-    /// PEM file with the key of `xds_tls_cert_file`.
+    /// Private key (PEM) of `xds_tls_cert_file`.
     xds_tls_key_file: Option<PathBuf> = None, "path";
-    /// Whom the management server's certificate must be made out to, instead of to the host that is called.
+    /// Name that the xDS server's certificate must contain. Default: the host in `xds_server`.
     xds_tls_server_name: Option<HostName> = None, "name";
-    /// Shortest wait before the management server is called again; it doubles at each failure.
+    /// Shortest wait before reconnecting to the xDS server. It doubles after each failure.
     xds_backoff_min: Nanos = Nanos(500 * Nanos::MILLI.0), "duration";
-    /// Longest wait before the management server is called again.
+    /// Longest wait before reconnecting to the xDS server.
     xds_backoff_max: Nanos = Nanos::from_secs(30), "duration";
-    /// Draw each wait anew between the shortest and what is due.
+    /// Choose each reconnect wait at random between `xds_backoff_min` and the current backoff.
     xds_backoff_jitter: bool = true, "switch";
-    /// Longest message that is taken from the management server; 0: 4 MiB.
+    /// Largest message that is accepted from the xDS server. 0 means 4 MiB.
     xds_max_message: u32 = 0, "bytes";
-    /// Address that gRPC, HTTP and metrics listen on.
+    /// IP address that gRPC, HTTP and metrics listen on.
     host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED), "IP address";
-    /// gRPC: rate limits, health, reflection. 0 takes a free port and prints it.
+    /// Port of gRPC: rate limits, health, reflection. 0 chooses a free port and prints it.
     grpc_port: u16 = 8081, "TCP port";
-    /// Address that gRPC listens on, where it is another than `host`.
+    /// IP address that gRPC listens on, if it differs from `host`.
     grpc_host: Option<IpAddr> = None, "IP address";
     /// Unix socket that gRPC listens on, instead of `grpc_port`.
     grpc_socket: Option<PathBuf> = None, "path";
-    /// About how long a gRPC connection may last before it is told to go, a tenth more or less; 0: for ever.
+    /// Age at which a gRPC connection is asked to close (GOAWAY), plus or minus 10 %. 0: never.
     grpc_max_age: Nanos = Nanos(0), "duration";
-    /// How long calls of a connection that was told to go have to finish before it is closed; 0: any time.
+    /// Time that calls have to finish after the GOAWAY of `grpc_max_age`. 0: no limit.
     grpc_max_age_grace: Nanos = Nanos(0), "duration";
-    /// PEM file with gRPC's certificate, and those up to its root, read anew when it changes; none for no TLS.
+    /// Certificate chain (PEM) of gRPC, reloaded when the file changes. Without it gRPC has no TLS.
     grpc_tls_cert_file: Option<PathBuf> = None, "path";
-    /// PEM file with the key of `grpc_tls_cert_file`.
+    /// Private key (PEM) of `grpc_tls_cert_file`.
     grpc_tls_key_file: Option<PathBuf> = None, "path";
-    /// PEM file of who must have signed each client's certificate; without it clients need none.
+    /// CA bundle (PEM) that verifies gRPC clients. Without it clients need no certificate.
     grpc_tls_client_ca_file: Option<PathBuf> = None, "path";
-    /// DNS name that each client's certificate must be made out to.
+    /// DNS name that each gRPC client's certificate must contain.
     grpc_tls_client_name: Option<HostName> = None, "name";
-    /// Address that HTTP listens on, where it is another than `host`.
+    /// IP address that HTTP listens on, if it differs from `host`.
     http_host: Option<IpAddr> = None, "IP address";
-    /// HTTP: `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`. 0 takes a free port and prints it.
+    /// Port of HTTP: `/json`, `/check`, `/hold`, `/healthcheck`,
+    /// `/livez`, `/readyz`. 0 chooses a free port and prints it.
     http_port: u16 = 8080, "TCP port";
-    /// Let other processes of this user listen on the same ports at the same time.
+    /// Let other processes of the same user listen on the same ports (`SO_REUSEPORT`).
     reuse_port: bool = false, "switch";
-    /// Serve metrics on a port of their own.
+    /// Serve metrics on a separate port.
     metrics: bool = true, "switch";
-    /// Address that metrics listen on, where it is another than `host`.
+    /// IP address that metrics listen on, if it differs from `host`.
     metrics_host: Option<IpAddr> = None, "IP address";
-    /// Path of the metrics.
+    /// HTTP path of the metrics.
     metrics_path: String = "/metrics".to_owned(), "path";
-    /// Whose metrics are shown: this service's own, envoyproxy/ratelimit's, or both.
+    /// Names of the metrics: this service's own, envoyproxy/ratelimit's, or both.
     metrics_names: MetricNames = MetricNames::Own, "word";
-    /// File that says how envoyproxy/ratelimit's statistics become metrics, as `statsd_exporter` reads it.
+    /// File that maps envoyproxy/ratelimit's statistics
+    /// to metrics, in the format of `statsd_exporter`.
     metrics_mapping: Option<PathBuf> = None, "path";
-    /// Without `metrics_mapping`: envoyproxy/ratelimit's response times are milliseconds, not seconds.
+    /// Without `metrics_mapping`: envoyproxy/ratelimit's
+    /// response times are in milliseconds, not seconds.
     metrics_milliseconds: bool = false, "switch";
-    /// Most rules that are counted one by one under envoyproxy/ratelimit's names; what comes then is counted as
-    /// `_overflow_`.
+    /// Largest number of rules with statistics of their own under
+    /// envoyproxy/ratelimit's names. Further rules are counted as `_overflow_`.
     max_rule_stats: u32 = 10_000, "rules";
-    /// Where envoyproxy/ratelimit's statistics are sent: nowhere, to StatsD, to DogStatsD, to standard error.
+    /// Destination of envoyproxy/ratelimit's statistics: none, StatsD, DogStatsD or standard error.
     stats_sink: StatsSink = StatsSink::None, "word";
-    /// Where StatsD or DogStatsD listens.
+    /// Address of StatsD or DogStatsD.
     stats_address: Option<Address> = None, "address";
-    /// How StatsD is spoken to; DogStatsD always by datagrams.
+    /// Transport to StatsD. DogStatsD always uses UDP.
     stats_protocol: StatsProtocol = StatsProtocol::Tcp, "word";
-    /// How often statistics are sent.
+    /// Interval at which statistics are sent.
     stats_interval: Nanos = Nanos::from_secs(10), "duration";
-    /// Tags of every statistic that is sent.
+    /// Tags that are added to every statistic.
     stats_tags: Pairs = Pairs::default(), "pairs";
-    /// How DogStatsD's names become other names and tags; inline as JSON in a flag or variable.
+    /// Rules that turn DogStatsD names into other names and tags. A flag or variable takes JSON.
     stats_mogrifiers: Mogrifiers = Mogrifiers::default(), "rules";
-    /// HTTP: `/metrics`. 0 takes a free port and prints it.
+    /// Port of metrics: `/metrics`. 0 chooses a free port and prints it.
     metrics_port: u16 = 9090, "TCP port";
-    /// Address that admin listens on; anything but loopback needs `admin_token` or `debug_pages`.
+    /// IP address that admin listens on. Any other than
+    /// loopback needs `admin_token` or `debug_pages`.
     admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// HTTP: `/config`, `/counter`, `/explain`, `/fleet`, `/frozen`, `/permits`, `/rlconfig`, `/stats`,
-    /// `/debug/pprof/profile`; by POST `/freeze`, `/grant`, `/reset`, `/thaw`. 0 takes a free port and prints it.
+    /// Port of admin: `/config`, `/counter`, `/explain`, `/fleet`,
+    /// `/frozen`, `/permits`, `/rlconfig`, `/stats`; by POST `/freeze`,
+    /// `/grant`, `/reset`, `/thaw`. 0 chooses a free port and prints it.
     admin_port: u16 = 6070, "TCP port";
-    /// Show `/`, `/stats` and `/rlconfig` on admin to anybody, as envoyproxy/ratelimit's debug port does, and the
-    /// rest to those with the token alone.
+    /// Serve `/`, `/stats` and `/rlconfig` of admin without a token, as
+    /// envoyproxy/ratelimit's debug port does. All other pages need the token.
     debug_pages: bool = false, "switch";
-    /// What admin's callers send as `Authorization: Bearer …`; a flag shows it to every local user.
+    /// Token that admin's callers send as `Authorization: Bearer …`.
+    /// A flag is visible to every local user.
     admin_token: Option<Secret> = None, "text";
-    /// Releases from NGINX's `access_log`, as datagrams; empty for none. 0 takes a free port and prints it.
+    /// UDP port for releases from NGINX's `access_log`;
+    /// empty for none. 0 chooses a free port and prints it.
     syslog_port: Option<u16> = None, "UDP port";
-    /// Address that releases are received on.
+    /// IP address that receives these releases.
     syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// Whose releases are heeded, separated by commas; those of all others are dropped.
+    /// Networks, separated by commas, from which releases are accepted. All others are dropped.
     syslog_from: Networks = Networks::loopback(), "networks";
-    /// Ends of requests from other replicas that share a Redis, which reached the wrong one; empty for none. Nothing
-    /// listens without a Redis. 0 takes a free port and prints it.
+    /// Port for forwarded releases from other replicas that share a Redis; empty
+    /// for none. It is closed without a Redis. 0 chooses a free port and prints it.
     peer_port: Option<u16> = Some(8082), "TCP port";
-    /// Address that other replicas are heard on; anything but loopback needs a secret or certificates.
+    /// IP address that other replicas connect to. Any
+    /// other than loopback needs a secret or certificates.
     peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-    /// Address that other replicas call, where it is another than `peer_host`.
+    /// IP address that other replicas use for this one, if it differs from `peer_host`.
     peer_address: Option<IpAddr> = None, "IP address";
-    /// Where other replicas may be, separated by commas; what says that it is elsewhere is not called.
+    /// Networks of the replicas, separated by commas. Addresses outside of them are never called.
     peer_networks: Networks = Networks::private(), "networks";
-    /// What seals everything that replicas tell each other, the same for all of a fleet; a flag shows it to every local
-    /// user.
+    /// Secret that signs all messages between replicas, the same
+    /// in the whole fleet. A flag is visible to every local user.
     peer_secret: Option<Secret> = None, "text";
-    /// File with the same, instead of `peer_secret`.
+    /// File with the secret, instead of `peer_secret`.
     peer_secret_file: Option<PathBuf> = None, "path";
-    /// PEM file with the certificate that replicas show each other, and those up to its root, read anew when it changes.
+    /// Certificate chain (PEM) for connections between replicas, reloaded when the file changes.
     peer_tls_cert_file: Option<PathBuf> = None, "path";
-    /// PEM file with the key of `peer_tls_cert_file`.
+    /// Private key (PEM) of `peer_tls_cert_file`.
     peer_tls_key_file: Option<PathBuf> = None, "path";
-    /// PEM file of who must have signed each replica's certificate.
+    /// CA bundle (PEM) that verifies the certificates of other replicas.
     peer_tls_ca_file: Option<PathBuf> = None, "path";
-    /// DNS name that each replica's certificate must be made out to.
+    /// DNS name that each replica's certificate must contain.
     peer_tls_name: Option<HostName> = None, "name";
-    /// Where counters live: in this process, or in a Redis that replicas share.
+    /// Store of the counters: this process's memory, or a Redis that replicas share.
     backend: Backend = Backend::Memory, "place";
-    /// File with the password for Redis, read anew for each connection; the user stays in `backend`.
+    /// File with the Redis password, read again for each connection. The user stays in `backend`.
     backend_password_file: Option<PathBuf> = None, "path";
-    /// PEM file of who may sign the certificate of Redis; without it whom this system trusts.
+    /// CA bundle (PEM) that verifies Redis. Default: the system's CAs.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
-    /// Whom this system trusts may sign it, too, beside those of `backend_tls_ca_file`.
+    /// Also trust the system's CAs for Redis, in addition to `backend_tls_ca_file`.
     backend_tls_system_roots: bool = false, "switch";
-    /// PEM file with the certificate that is shown to Redis, and those up to its root.
+    /// Client certificate chain (PEM) for Redis.
     backend_tls_cert_file: Option<PathBuf> = None, "path";
-    /// PEM file with the key of `backend_tls_cert_file`.
+    /// Private key (PEM) of `backend_tls_cert_file`.
     backend_tls_key_file: Option<PathBuf> = None, "path";
-    /// Whom the certificate of Redis must be made out to, instead of to the host that is called.
+    /// Name that the certificate of Redis must contain. Default: the host of the connection.
     backend_tls_server_name: Option<HostName> = None, "name";
-    /// Let the certificate of Redis be made out to anybody; who signed it is looked at all the same.
+    /// Accept any name in the certificate of Redis. Its CA is still verified.
     backend_tls_any_name: bool = false, "switch";
-    /// ACL user for the sentinels themselves; their default user without.
+    /// ACL user for the sentinels. Default: their default user.
     backend_sentinel_user: String = String::new(), "text";
-    /// Password for the sentinels themselves; a flag shows it to every local user.
+    /// Password for the sentinels. A flag is visible to every local user.
     backend_sentinel_password: Option<Secret> = None, "text";
-    /// File with the password for the sentinels themselves, read anew for each connection.
+    /// File with the password for the sentinels, read again for each connection.
     backend_sentinel_password_file: Option<PathBuf> = None, "path";
-    /// How long one question may wait for Redis before `on_backend_failure` answers it.
+    /// Timeout of one check's wait for Redis. After it `on_backend_failure` decides.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
-    /// A second Redis for limits whose period is one second, or nothing: then `backend` has these, too. The
-    /// files of `backend` are its too: those of TLS, and that of the password where its URL has none.
+    /// A second Redis for limits with a period of one second; empty to keep them in `backend`.
+    /// It uses the TLS files of `backend`, and its password file if the URL has no password.
     backend_per_second: Option<RedisUrl> = None, "place";
-    /// What every key in Redis begins with, the reference's keys apart.
+    /// Prefix of every key in Redis, except the keys in envoyproxy/ratelimit's format.
     key_prefix: String = "sluicegate".to_owned(), "text";
-    /// Name of this replica among those that share a Redis, another one for each; empty for the host's
-    /// name and a random end.
+    /// Name of this replica, unique among the replicas that
+    /// share a Redis. Empty: the host name and a random suffix.
     node_id: String = String::new(), "text";
-    /// Fewest replicas by which `on_backend_failure: local` divides a limit, however few are seen.
+    /// Smallest number of replicas by which `on_backend_failure: local` divides a limit.
     replicas_min: AtLeastOne = AtLeastOne::ONE, "replicas";
-    /// How often a replica tells Redis of the ceilings that it shares with others.
+    /// Interval at which a replica reports its shared concurrency limits to Redis.
     fleet_heartbeat: Nanos = Nanos::SECOND, "duration";
-    /// How long a share of a ceiling is good without an answer from Redis.
+    /// Time that a share of a concurrency limit stays valid without a reply from Redis.
     fleet_term: Nanos = Nanos::from_secs(5), "duration";
-    /// How a counter's key is written: unmistakably, or as envoyproxy/ratelimit writes it.
+    /// Format of counter keys: unambiguous, or envoyproxy/ratelimit's.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
-    /// What the reference's keys begin with (its `CACHE_KEY_PREFIX`).
+    /// Prefix of keys in envoyproxy/ratelimit's format (its `CACHE_KEY_PREFIX`).
     reference_key_prefix: ReferencePrefix = ReferencePrefix::default(), "text";
-    /// The reference's keys live up to so much longer than their window, drawn anew at each hit.
+    /// Largest random time that envoyproxy/ratelimit's
+    /// keys outlive their window, drawn at each hit.
     expiry_jitter: Nanos = Nanos::from_secs(300), "duration";
-    /// Memory for reference's keys that are over, denied without asking Redis until their window ends; 0: none.
+    /// Memory of the deny cache for envoyproxy/ratelimit's keys, which
+    /// needs no Redis call until their window ends. 0: no cache.
     local_deny_cache: u64 = 0, "bytes";
-    /// Under the reference's keys: a denied question charges only the limits that deny it.
+    /// With envoyproxy/ratelimit's keys: a denied check charges only the limits that deny it.
     stop_when_over: bool = false, "switch";
-    /// Most keys that the memory backend counts at one time.
+    /// Largest number of keys in the memory store.
     max_keys: u64 = 10_000_000, "keys";
-    /// What a new key gets once there are `max_keys`.
+    /// Decision for a new key when there are already `max_keys` keys.
     when_full: WhenFull = WhenFull::Deny, "word";
-    /// Most buckets of ceilings on requests in flight at one time, with names of 512 bytes on average; one more takes
-    /// the place of an idle one, or is turned away.
+    /// Largest number of concurrency buckets, for names of 512 bytes on average. A
+    /// new bucket replaces an idle one. If none is idle, the request is rejected.
     max_buckets: u64 = 100_000, "buckets";
-    /// What a limit carried in a request may do: replace the configured one, nothing, only tighten it.
+    /// Effect of a limit in a request: replace the configured limit, none, or only tighten it.
     overrides: Overrides = Overrides::Allow, "word";
-    /// Whether a descriptor may give hits back (`is_negative_hits`); otherwise it is refused.
+    /// Accept descriptors that return hits (`is_negative_hits`). Otherwise their check is an error.
     negative_hits: bool = false, "switch";
     /// Decide and report, but never deny.
     shadow_mode: bool = false, "switch";
-    /// Treat every limit as marked `quota_mode`: deny only when all that a question meets are used up.
+    /// Treat every limit as `quota_mode`: deny only if all limits that match a check are exhausted.
     quota_mode: bool = false, "switch";
-    /// Join files that name the same domain, instead of refusing the second.
+    /// Merge files that name the same domain. Otherwise the second file is an error.
     merge_domains: bool = false, "switch";
-    /// Part of a limit from which on a caller counts as near it.
+    /// Fraction of a limit above which a caller counts as near the limit.
     near_limit_ratio: Ratio = Ratio::REFERENCE, "part of the limit";
-    /// Rate limit headers in answers: none, the reference's three, the IETF draft's, or all of them.
+    /// Rate limit headers in responses: none,
+    /// envoyproxy/ratelimit's three, the IETF draft's, or all.
     response_headers: ResponseHeaders = ResponseHeaders::None, "word";
-    /// Put the reference's three headers on the request on its way to the upstream, too.
+    /// Also add envoyproxy/ratelimit's three headers to the request to the upstream.
     request_headers: bool = false, "switch";
-    /// Name of the reference's header with the limit. An empty one is sent, too, as the reference does, though HTTP/2
-    /// has no header without a name; `response_headers` leaves headers out.
+    /// Name of the header with the limit. An empty name is sent too, as envoyproxy/ratelimit
+    /// does, although HTTP/2 forbids it. To omit headers, use `response_headers`.
     limit_header: HeaderName = header("RateLimit-Limit"), "header name";
-    /// Name of the reference's header with what is left of it. An empty one is sent, too, as with `limit_header`.
+    /// Name of the header with the remaining hits. An empty name is sent too; see `limit_header`.
     remaining_header: HeaderName = header("RateLimit-Remaining"), "header name";
-    /// Name of the reference's header with the seconds until it is whole again. An empty one is sent, too, as with
-    /// `limit_header`.
+    /// Name of the header with the seconds until the limit
+    /// resets. An empty name is sent too; see `limit_header`.
     reset_header: HeaderName = header("RateLimit-Reset"), "header name";
     /// Send `Retry-After` with a denial.
     retry_after: bool = false, "switch";
-    /// Send the question and the rules' metadata back as dynamic metadata.
+    /// Return the check and the metadata of its rules as dynamic metadata.
     dynamic_metadata: bool = false, "switch";
-    /// Start although the first load is refused, and serve without limits until one is accepted.
+    /// Start even if the first load fails, and serve without limits until a load succeeds.
     start_without_config: bool = false, "switch";
     /// Report `NOT_SERVING` until at least one domain is loaded.
     healthy_with_config: bool = false, "switch";
-    /// Report `NOT_SERVING` while the store of counters does not answer.
+    /// Report `NOT_SERVING` while the store is unavailable.
     healthy_with_backend: bool = false, "switch";
-    /// What SIGHUP does: reload the limits, or stop as SIGTERM does.
+    /// Effect of SIGHUP: reload the limits, or stop as SIGTERM does.
     on_hangup: OnHangup = OnHangup::Reload, "word";
-    /// How long files must rest after a change before they are read again.
+    /// Time that files must stay unchanged after a change before they are reloaded.
     reload_debounce: Nanos = Nanos(100 * Nanos::MILLI.0), "duration";
-    /// Time between `NOT_SERVING` and GOAWAY, for load balancers to look elsewhere.
+    /// Time between `NOT_SERVING` and GOAWAY, so that load balancers stop sending calls.
     drain_delay: Nanos = Nanos::from_secs(5), "duration";
-    /// Time after GOAWAY that calls in flight have to finish.
+    /// Time that calls in flight have to finish after GOAWAY.
     drain_timeout: Nanos = Nanos::from_secs(20), "duration";
-    /// How hooks without descriptors of their own make them; inline as JSON in a flag or variable.
+    /// Descriptors of hooks whose requests contain none. A flag or variable takes JSON.
     hooks: Hooks = Hooks::default(), "hooks";
-    /// Tell spans and counts to the collector that `OTEL_*` variables name, if they name one.
+    /// Send traces and metrics to the OTLP collector that
+    /// the `OTEL_*` variables name, if they name one.
     otlp: bool = true, "switch";
-    /// How OTLP is spoken, where `OTEL_EXPORTER_OTLP_PROTOCOL` does not say.
+    /// OTLP protocol, if `OTEL_EXPORTER_OTLP_PROTOCOL` is not set.
     otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, "word";
-    /// Tell counts as well, where `OTEL_METRICS_EXPORTER` does not say.
+    /// Send metrics too, if `OTEL_METRICS_EXPORTER` is not set.
     otlp_counts: bool = true, "switch";
-    /// Who tells, where `OTEL_SERVICE_NAME` does not say.
+    /// Service name in OTLP, if `OTEL_SERVICE_NAME` is not set.
     otlp_service: String = "sluicegate".to_owned(), "text";
-    /// What else is told of who tells, as far as `OTEL_RESOURCE_ATTRIBUTES` does not say it.
+    /// Resource attributes in OTLP. Attributes in `OTEL_RESOURCE_ATTRIBUTES` win.
     otlp_attributes: Pairs = Pairs::default(), "pairs";
-    /// Part of the traces that no caller decided about, where `OTEL_TRACES_SAMPLER` does not say.
+    /// Fraction of traces to sample if the caller did
+    /// not decide and `OTEL_TRACES_SAMPLER` is not set.
     otlp_sampled: Ratio = Ratio::ALL, "part of the traces";
-    /// Threads that answer; 0 takes one for each core.
+    /// Number of worker threads. 0: one for each core.
     threads: u32 = 0, "threads";
-    /// Least important log line that is written.
+    /// Lowest level of log lines that are written.
     log_level: LogLevel = LogLevel::Info, "word";
-    /// Log lines for people, or one JSON object a line, with this service's keys or envoyproxy/ratelimit's.
+    /// Format of log lines: text, or JSON with this service's keys or envoyproxy/ratelimit's.
     log_format: LogFormat = LogFormat::Text, "word";
 }
 
-/// What every variable's name begins with.
+/// The prefix of every environment variable.
 pub const PREFIX: &str = "SLUICEGATE_";
 
-/// Words of the language whose machinery is not in this version. Naming one is an error: a person
-/// who sets a deadline and sees the process start believes that there is one.
+/// Names of settings that are reserved for a later version. Using one is an
+/// error, so that the process never starts without the requested behavior.
 pub const LATER: &[&str] = &[];
 
-/// One row of the table.
+/// One row of the table of settings.
 #[derive(Debug)]
 pub struct Setting {
     /// The name in `server.yaml`: `a_b_c`.
@@ -353,20 +369,19 @@ pub struct Setting {
     pub flag: String,
     /// The environment variable: `SLUICEGATE_A_B_C`.
     pub variable: String,
-    /// What it is for.
+    /// The description of the setting.
     pub doc: String,
-    /// What its value counts or is.
+    /// The unit or the kind of the value.
     pub unit: &'static str,
-    /// What is accepted, for a sentence.
+    /// The accepted values, as part of a sentence.
     pub accepts: String,
-    /// How many texts make its value.
+    /// The number of texts that make a value.
     pub shape: Shape,
-    /// The accepted texts, where they are a closed list.
+    /// The accepted texts, if they are a closed list.
     pub choices: &'static [&'static str],
-    /// Whether a text for it must not be shown.
+    /// `true` if the value is a secret and must not be printed.
     pub hidden: bool,
     is_scalar: bool,
-    /// Its part of the JSON Schema.
     schema: serde_json::Value,
     masked: fn(&str) -> String,
     why: fn(&str) -> Option<String>,
@@ -376,25 +391,25 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The value that `settings` holds, as YAML.
+    /// Returns the value in `settings` as YAML.
     #[must_use]
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
     }
 
-    /// Whether what a file says is meant as it is written.
+    /// Returns `true` if the value is the literal text in a file, even if it looks like a number.
     fn is_text(&self) -> bool {
         !self.is_scalar && self.shape != Shape::Block
     }
 }
 
-/// Every setting, in the order that a person reads them.
+/// Returns all settings in reading order.
 #[must_use]
 pub fn table() -> &'static [Setting] {
     &TABLE
 }
 
-/// A default name; the table's own are sound, which a test holds.
+/// Returns a default header name. A test checks that the names in the table are valid.
 fn header(name: &str) -> HeaderName {
     HeaderName::new(name).unwrap_or_default()
 }

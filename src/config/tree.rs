@@ -1,11 +1,15 @@
-//! The rules of one domain and how a descriptor finds its own.
+//! The rules of one domain, and the lookup of a descriptor's rule.
 //!
-//! Guarantees: the reference's algorithm. Every node stands under one string, `key` or `key_value`.
-//! A descriptor is walked entry by entry: the exact `key_value`, else the first pattern of the
-//! level in the file's order, else the bare `key`. No way back, and the depth must be the rule's.
-//! A lookup allocates nothing (up to [`SHARED_INLINE`] shared positions); its cost does not depend
-//! on the number of nodes, and a level's patterns are asked only where the exact name is absent.
-//! Leaves out: reading rules from a file, which is for [`super::resolve`].
+//! Guarantees:
+//! - Follows envoyproxy/ratelimit: each node is named `key` or `key_value`.
+//! - Priority per entry: exact `key_value`, first matching pattern in file order, bare `key`.
+//! - A lookup never backtracks, and the descriptor must end at the rule's depth.
+//! - A lookup allocates nothing, up to [`SHARED_INLINE`] shared positions.
+//! - The cost does not depend on the number of nodes.
+//! - Patterns of a level are compared only if no exact name matches.
+//!
+//! Not covered:
+//! - Reading rules from files (see [`super::resolve`]).
 
 pub(crate) mod builder;
 mod metric;
@@ -26,55 +30,57 @@ use super::frozen::Frozen;
 use pattern::Composite;
 use table::{Goal, Table};
 
-/// Shared positions that a [`Match`] holds without allocating.
+/// The shared positions that a [`Match`] stores without allocation.
 pub const SHARED_INLINE: usize = 1;
 
 /// The rules of one domain.
 ///
-/// Cost: one table for all levels, one text for all names; 60 to 145 bytes a node besides its name and rule.
+/// Memory: one table for all levels and one text for all names. A
+/// node needs 60 to 145 bytes, in addition to its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
     table: Table,
-    /// By number.
+    /// Indexed by [`NodeId`].
     nodes: Vec<Node>,
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
-    /// Whose rule each is.
+    /// The node of each rule, by [`RuleId`].
     ruled: Vec<NodeId>,
-    /// By node, ascending: few nodes have one, and a node's line is full.
+    /// Sorted by node. Stored outside [`Node`], because few
+    /// nodes have a limit and a node already fills a cache line.
     ceilings: Vec<(NodeId, Ceiling)>,
 }
 
-/// A rule and what its counter is keyed by.
+/// A rule and the replacements in its counter key.
 #[derive(Debug)]
 pub struct Match<'t> {
-    /// What the matching node imposes.
+    /// The rule of the matching node.
     pub rule: &'t Rule,
-    /// Positions whose run-time value gives way to this text in counter keys: all values that a
-    /// `share_threshold` pattern matches are one.
+    /// The replacements of run-time values in the counter key. With
+    /// `share_threshold`, all values that the pattern matches share one counter.
     pub shared: Shared<'t>,
 }
 
-/// A ceiling and what its bucket is named by.
+/// A concurrency limit and the replacements in its bucket name.
 #[derive(Debug)]
 pub struct Covered<'t> {
-    /// What the matching node imposes.
+    /// The concurrency limit of the matching node.
     pub ceiling: &'t Ceiling,
-    /// As in [`Match`].
+    /// The replacements of run-time values, as in [`Match`].
     pub shared: Shared<'t>,
 }
 
-/// Entry positions, from 0 and ascending, and what stands there instead of the run-time value.
+/// Positions of entries (from 0, ascending), each with the text that replaces the run-time value.
 pub type Shared<'t> = SmallVec<[(usize, &'t str); SHARED_INLINE]>;
 
-/// The number of a node; also names the level below it. The root is the domain itself.
+/// The number of a node, and of the level below it. The root represents the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) const ROOT: Self = Self(0);
-    /// What a [`Goal`] has room for.
+    /// The largest number that a [`Goal`] can store.
     const LAST: u32 = Goal::RULE - 1;
 
     pub(crate) fn index(self) -> usize {
@@ -82,17 +88,19 @@ impl NodeId {
     }
 }
 
-/// A node. Lookups read those that have others below them, patterns, and the few of which a rule is not all.
+/// A node of the tree. A lookup reads only nodes with
+/// children, patterns, and nodes with more than a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
     name: Name,
-    /// How many bytes of the name are the key; the rest is `_` and the value.
+    /// The length of the key in the name. The rest of the name is `_` and the value.
     key_len: u32,
     rule: Option<RuleId>,
     wildcards: Range<u32>,
-    /// Whose bit `length % 32` is zero for a length that no name of the level below has.
+    /// A bit set of name lengths on the level below. If
+    /// bit `length % 32` is zero, no name has that length.
     lengths_below: u32,
     pub(crate) marks: Marks,
 }
@@ -107,7 +115,6 @@ impl RuleId {
     }
 }
 
-/// Where a name stands in `names`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name {
     start: u32,
@@ -121,23 +128,22 @@ impl Name {
     }
 }
 
-/// What a node says about counters and metrics of the questions that pass through it.
+/// The options of a node for counters and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// `share_threshold`.
     pub(crate) share_threshold: bool,
-    /// `value_to_metric`: the metric's key carries this level's run-time value.
+    /// `value_to_metric`: the metric's key includes this level's run-time value.
     pub(crate) value_to_metric: bool,
 }
 
-/// How a node was found.
+/// The kind of name under which a node was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// By `key_value` as it stands.
+    /// The exact `key_value`.
     Exact,
-    /// By a pattern.
+    /// A pattern.
     Wildcard,
-    /// By `key` alone.
+    /// The bare `key`.
     Bare,
 }
 
@@ -148,7 +154,7 @@ impl Default for DescriptorTree {
 }
 
 impl DescriptorTree {
-    /// The rule of a descriptor, if it has one.
+    /// Returns the rule of a descriptor, if there is one.
     #[inline]
     pub fn lookup<'e, E>(&self, entries: E) -> Option<Match<'_>>
     where
@@ -159,8 +165,8 @@ impl DescriptorTree {
         Some(Match { rule, shared })
     }
 
-    /// The same, with what is shared put to the end of `shared`: a [`Match`] is large, and to move it about would cost
-    /// more than the search.
+    /// Returns the rule of a descriptor, and appends to `shared`. This avoids
+    /// moving a large [`Match`], which would cost more than the search.
     #[inline]
     pub(crate) fn find_rule<'t, 'e, E>(
         &'t self,
@@ -173,7 +179,7 @@ impl DescriptorTree {
         self.rule_at(self.walk(entries, shared)?)
     }
 
-    /// The ceiling of a descriptor, if it has one: of the same node as its rule would be.
+    /// Returns the concurrency limit at the node where the descriptor ends, if there is one.
     pub fn ceiling<'e, E>(&self, entries: E) -> Option<Covered<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
@@ -186,13 +192,13 @@ impl DescriptorTree {
         self.ceiling_of(goal.node()?).map(|ceiling| Covered { ceiling, shared })
     }
 
-    /// Every ceiling, parents before their children's.
+    /// Returns all concurrency limits, parents before children.
     #[must_use]
     pub fn ceilings(&self) -> impl ExactSizeIterator<Item = &Ceiling> {
         self.ceilings.iter().map(|(_, ceiling)| ceiling)
     }
 
-    /// Where a descriptor ends.
+    /// Returns the target of a descriptor's last entry.
     #[inline]
     fn walk<'t, 'e, E>(&'t self, entries: E, shared: &mut Shared<'t>) -> Option<Goal>
     where
@@ -213,20 +219,19 @@ impl DescriptorTree {
         None
     }
 
-    /// Every rule, parents before their children's.
+    /// Returns all rules, parents before children.
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
     }
 
-    /// Holds the rules of this path.
     pub(super) fn freeze(&mut self, path: &str, frozen: Frozen) {
         for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
             rule.frozen = Some(frozen);
         }
     }
 
-    /// The pattern that was taken, if all values that it matches share one counter.
+    /// Returns the matched pattern, if all values that it matches share one counter.
     #[inline]
     fn shared_by(&self, goal: Goal, how: How) -> Option<&str> {
         let node = self.node_at(goal).filter(|_| how == How::Wildcard)?;
@@ -250,13 +255,12 @@ impl DescriptorTree {
         self.find(level.id, bare, Composite::joined(key)).map(|goal| (goal, How::Bare))
     }
 
-    /// What the name `subject` of a level leads to.
     #[inline]
     fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<Goal> {
         self.table.find(&self.names, level, hash, subject)
     }
 
-    /// The node of a level that stands under exactly `name`.
+    /// Returns the node with exactly this name.
     pub(crate) fn named(&self, level: NodeId, name: &str) -> Option<NodeId> {
         let goal = self.find(level, name_hash(level, name), Composite::joined(name))?;
         goal.rule().map_or_else(|| goal.node(), |rule| self.ruled.get(rule.index()).copied())
@@ -280,7 +284,7 @@ impl DescriptorTree {
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        // The root is no node that a file wrote.
+        // The root is not in any file.
         (1..self.nodes.len()).filter_map(|index| u32::try_from(index).ok().map(NodeId))
     }
 
@@ -301,19 +305,19 @@ impl DescriptorTree {
         self.ceilings.get(at).map(|(_, ceiling)| ceiling)
     }
 
-    /// The string that the node stands under: `key` or `key_value`.
+    /// Returns the node's name: `key` or `key_value`.
     pub(crate) fn name(&self, node: NodeId) -> &str {
         self.text(self.node(node).name)
     }
 
-    /// The node's `key`, and its `value` if it has one.
+    /// Returns the node's key, and its value if it has one.
     pub(crate) fn parts(&self, node: NodeId) -> (&str, Option<&str>) {
         let name = self.name(node);
         let key_len = self.node(node).key_len as usize;
         (&name[..key_len], name.get(key_len + 1..))
     }
 
-    /// The patterns of the level below `level`, in the file's order.
+    /// Returns the patterns of the level below `level`, in file order.
     pub(crate) fn wildcards(&self, level: NodeId) -> &[NodeId] {
         self.patterns(self.node(level))
     }
@@ -338,25 +342,26 @@ impl Node {
         self.lengths_below != 0
     }
 
-    /// Whether the level below may have a name of `len` bytes: where it has not, as a level of bare
-    /// keys has not of `key_value`, neither hash nor search is needed.
+    /// Returns `false` if the level below has no name of `len` bytes. The
+    /// lookup can then skip hashing, for example on a level of bare keys.
     const fn may_name(&self, len: usize) -> bool {
         self.lengths_below & (1 << (len % 32)) != 0
     }
 }
 
-/// What stands in counter keys for the values that the pattern `name` matches: the pattern without
-/// the request's key, or all of it where it does not begin with that key.
+/// Returns the text that replaces a value in counter keys: the pattern without the
+/// request's key. If the pattern does not start with that key, returns the whole pattern.
 fn substitute<'t>(name: &'t str, key: &str) -> &'t str {
     name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
 }
 
-/// The hasher of a level's names that begin with `key`. FNV sees a stream of bytes, so that `key`
-/// and `key_value` need not be joined and share their beginning, and costs a few nanoseconds for
-/// names of this length. It is no secret: the table holds what the configuration says, and nobody
-/// who asks can put anything into it.
+/// Returns the hasher state after `key` on a level.
+///
+/// FNV hashes a stream of bytes, so `key` and `key_value` share work and need no joined
+/// string. It costs a few nanoseconds for names of this length. A keyed hash is
+/// unnecessary: the table contains only configured names, so clients cannot add entries.
 fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
-    // An odd factor, so that no two levels begin alike.
+    // An odd factor gives each level a different start state.
     let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     hasher.write(key);
     hasher

@@ -1,20 +1,25 @@
-//! A descriptor as a person writes it: `api_key=me,path=/`.
+//! The text form of a descriptor: `api_key=me,path=/`.
 //!
-//! Guarantees: every list of entries, one at least, can be written and is read back: `\,` is a comma that ends no entry, `\=` an `=` that ends
-//! no key, `\\` a backslash. Before anything else a backslash is itself.
-//! Leaves out: which entries anybody knows.
+//! Guarantees:
+//! - Every non-empty list of entries can be formatted and parsed back.
+//! - Escapes: `\,` is a comma in an entry, `\=` an `=` in a key.
+//! - `\\` is a backslash; before other characters a backslash is literal.
+//!
+//! Not covered:
+//! - Lookup of the entries.
 
 use std::fmt::Write as _;
 
-/// The entries of `text`, in its order.
+/// Parses the entries of `text`, in order.
 ///
 /// # Errors
-/// A sentence for the person who wrote it.
+///
+/// A sentence for the user who wrote the text.
 pub fn entries(text: &str) -> Result<Vec<(String, String)>, String> {
     parts(text).into_iter().map(entry).collect()
 }
 
-/// `entries` as [`entries`] reads them.
+/// Formats entries in the form that [`entries`] parses.
 pub fn written<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
@@ -24,13 +29,13 @@ pub fn written<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> Str
     text
 }
 
-/// The same entries, as the engine takes them.
+/// Borrows the entries in the form that the engine accepts.
 #[must_use]
 pub fn borrowed(entries: &[(String, String)]) -> Vec<(&str, &str)> {
     entries.iter().map(|(key, value)| (&**key, &**value)).collect()
 }
 
-/// What commas part, each with its backslashes.
+/// Splits at unescaped commas and keeps the backslashes.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(end) = first(rest, ',') {
@@ -51,7 +56,7 @@ fn entry(part: &str) -> Result<(String, String), String> {
     Ok((plain(key), plain(value.get(1..).unwrap_or_default())))
 }
 
-/// Where `wanted` first stands for itself.
+/// Returns the position of the first unescaped `wanted`.
 fn first(text: &str, wanted: char) -> Option<usize> {
     let mut characters = text.char_indices().peekable();
     while let Some((at, character)) = characters.next() {

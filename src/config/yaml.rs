@@ -1,9 +1,13 @@
-//! YAML as the base language has it: one document as a tree of nodes with their places.
+//! Parses YAML as envoyproxy/ratelimit does: one document as a tree of nodes with positions.
 //!
-//! Guarantees: keeps what a typed reader loses (scalar style, source text, order, repeated keys,
-//! merge keys where they stand); scalars mean what YAML 1.1 says; no input makes it recurse deeper
-//! than [`DEPTH`], and aliases are counted before anything follows them.
-//! Leaves out: which keys and types a limits file has, which is for [`super::raw`].
+//! Guarantees:
+//! - Keeps scalar style, source text, order, repeated keys and merge keys.
+//! - Scalars have their meaning in YAML 1.1.
+//! - Recursion is never deeper than [`DEPTH`].
+//! - Aliases are counted before any code follows them.
+//!
+//! Not covered:
+//! - The keys and types of a limits file: see [`super::raw`].
 
 mod decode;
 mod input;
@@ -18,10 +22,10 @@ pub(super) use node::{Id, Kind, Tree, parse};
 pub(super) use scalar::Value;
 pub(super) use soundness::{Budget, check};
 
-/// Nesting levels that a file may have, aliases followed. A descriptor takes two of them.
+/// The most nesting levels of a file, with aliases followed. A descriptor takes two of them.
 ///
-/// Every walk over a tree recurses at most this deep: within the 2 MiB stack of any thread.
+/// Every walk over a tree recurses at most this deep, which fits the 2 MiB stack of any thread.
 pub(super) const DEPTH: usize = 512;
 
-/// Bytes that a file may have.
+/// The size of the largest file, in bytes.
 pub(super) const BYTES: usize = 64 * 1024 * 1024;

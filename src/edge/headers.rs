@@ -1,19 +1,23 @@
-//! Headers about limits: one table for all protocols.
+//! Builds the rate limit headers, in one table for all protocols.
 //!
-//! Guarantees: times are whole seconds, rounded up; every value is visible ASCII; at most
-//! [`MAX_LISTED`] limits are listed, so a header's length is bounded by the rules' names.
-//! Leaves out: which limit binds (decided in `kernel::decision`) and how a protocol carries
-//! headers.
+//! Guarantees:
+//! - Times are whole seconds, rounded up.
+//! - Every value is visible ASCII.
+//! - At most [`MAX_LISTED`] limits are listed, so the names of the rules bound the length.
 //!
-//! | header | from | when |
+//! Not covered:
+//! - The choice of the binding limit (see `kernel::decision`).
+//! - Adding headers to a message (see each protocol).
+//!
+//! | header | source | condition |
 //! |---|---|---|
-//! | the reference's three, in order, as configured | the binding limit | `reference`, and a limit binds |
-//! | `RateLimit-Policy`: `"name";q=100;w=60` | every limit that was counted, or denies | `draft`, and there is one |
-//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | as above |
-//! | `Retry-After` | the wait that lets the whole question pass | denied, and waiting helps |
+//! | three names from the settings | the binding limit | `reference`, and a limit binds |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft` |
+//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft` |
+//! | `Retry-After` | the time until the whole check fits | denied, and waiting helps |
 //!
-//! Sources: the reference's service for the three; draft-ietf-httpapi-ratelimit-headers-10 and RFC
-//! 9651 (structured fields) for the next two; RFC 9110 §10.2.3 for the last.
+//! Sources: envoyproxy/ratelimit for the first three. draft-ietf-httpapi-ratelimit-headers-10
+//! and RFC 9651 (structured fields) for the next two. RFC 9110 §10.2.3 for the last.
 
 use std::fmt::{self, Write as _};
 
@@ -24,35 +28,34 @@ use crate::engine::Answer;
 use crate::kernel::decision::{Finding, Shown};
 use crate::kernel::units::Nanos;
 
-/// Most limits that `RateLimit` and `RateLimit-Policy` list; a client reads a few, and headers of
-/// several kilobytes are refused by servers between here and there.
+/// The maximum number of limits in `RateLimit` and `RateLimit-Policy`.
+/// Proxies on the way to the client may reject headers of several kilobytes.
 pub const MAX_LISTED: usize = 8;
 
-/// The name of a limit whose rule has none.
 const UNNAMED: &str = "default";
 
 /// The largest integer of a structured field: 15 digits. Source: RFC 9651 §3.3.1.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Which headers answers carry.
+/// The headers that replies contain.
 #[derive(Clone, Debug, Default)]
 pub struct Headers {
-    /// The reference's three, under these names.
+    /// The names of envoyproxy/ratelimit's three headers. `None` sends none.
     pub reference: Option<Names>,
-    /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
+    /// Sends `RateLimit` and `RateLimit-Policy` of the IETF draft.
     pub draft: bool,
-    /// `Retry-After` on denials.
+    /// Sends `Retry-After` with denials.
     pub retry_after: bool,
 }
 
-/// The names of the reference's three headers, sent as they are, empty ones included.
+/// The names of envoyproxy/ratelimit's three headers. They are sent unchanged, even if empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// Requests per unit.
+    /// The header for the requests per unit.
     pub limit: Box<str>,
-    /// Hits left.
+    /// The header for the remaining hits.
     pub remaining: Box<str>,
-    /// Seconds until the window ends.
+    /// The header for the seconds until the window ends.
     pub reset: Box<str>,
 }
 
@@ -70,21 +73,21 @@ impl Default for Names {
 pub type Header<'h> = (&'h str, String);
 
 impl Headers {
-    /// Those that the settings choose.
+    /// Returns the headers that the settings enable.
     #[must_use]
     pub fn chosen(settings: &Settings) -> Self {
         let chosen = settings.response_headers;
         let reference = matches!(chosen, ResponseHeaders::Reference | ResponseHeaders::All);
         Self {
             reference: reference.then(|| Names::chosen(settings)),
-            // In shadow mode every limit is one that clients must not obey.
+            // In shadow mode no client should obey a limit.
             draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All)
                 && !settings.shadow_mode,
             retry_after: settings.retry_after,
         }
     }
 
-    /// The headers of `answer`, in the order they are sent. Allocates nothing when all are off.
+    /// Returns the headers for `answer` in the order of sending. Allocates nothing if all are off.
     #[must_use]
     pub fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 6]> {
         let mut headers = SmallVec::new();
@@ -102,7 +105,7 @@ impl Headers {
 }
 
 impl Names {
-    /// Those that the settings say.
+    /// Returns the names from the settings.
     #[must_use]
     pub fn chosen(settings: &Settings) -> Self {
         Self {
@@ -126,7 +129,7 @@ impl Names {
     }
 }
 
-/// The two headers of the draft.
+/// Returns the two headers of the draft.
 ///
 /// Limits in shadow mode are left out: a client that obeys the header would enforce them.
 fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
@@ -168,8 +171,8 @@ fn policy_name(shown: &Shown) -> &str {
     shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(UNNAMED)
 }
 
-/// A limit's name between the quotes of a structured field's string. What such a string cannot hold is
-/// percent-encoded.
+/// A limit's name as the content of a structured field string.
+/// Percent-encodes bytes that such a string cannot contain.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -182,8 +185,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Each limit under a name of its own, so that the two headers pair up: the second of one name is `name-2`, or the next
-/// number that makes no name of another limit.
+/// Makes the names unique, so that the items of the two headers pair up. The
+/// second limit named `name` becomes `name-2`, or the next number that is free.
 fn names(own: &[String]) -> SmallVec<[String; MAX_LISTED]> {
     let mut names = SmallVec::new();
     for (index, name) in own.iter().enumerate() {
@@ -196,7 +199,7 @@ fn names(own: &[String]) -> SmallVec<[String; MAX_LISTED]> {
     names
 }
 
-/// Whole seconds, rounded up, at least one: zero would mean "at once" or "no window".
+/// Converts to whole seconds, rounded up. At least 1, because 0 would mean "now" or "no window".
 fn seconds(duration: Nanos) -> u64 {
     duration.as_secs_ceil().max(1)
 }

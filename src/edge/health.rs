@@ -1,7 +1,11 @@
-//! Whether this process wants to be asked: one state that every protocol's health check shows.
+//! Stores the readiness of this process, which the health checks of all protocols report.
 //!
-//! Guarantees: once draining, never ready again; every watcher sees the last state.
-//! Leaves out: why the state changes, which is for [`crate::cli`].
+//! Guarantees:
+//! - A draining process never becomes ready again.
+//! - Every watcher receives the latest state.
+//!
+//! Not covered:
+//! - The reasons for a change (see [`crate::cli`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,16 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The state of readiness.
+/// The readiness of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// Ask away.
+    /// The process is ready.
     Yes,
-    /// No limits are loaded, and the process was told that it needs some.
+    /// No limits are loaded, and the settings require some.
     NoConfig,
-    /// The store of counters does not answer, and the process was told to heed that.
+    /// The store is unavailable, and the settings make readiness depend on it.
     NoBackend,
-    /// The process is about to end; questions under way are answered.
+    /// The process is shutting down. Requests in flight are finished.
     Draining,
 }
 
@@ -34,34 +38,34 @@ impl fmt::Display for Ready {
     }
 }
 
-/// The shared state of readiness. Clones are one state.
+/// The readiness, shared by all clones.
 #[derive(Clone, Debug)]
 pub struct Health(Arc<State>);
 
 #[derive(Debug)]
 struct State {
     shown: watch::Sender<Ready>,
-    /// Whether the store of counters answers, as far as that is heeded.
+    /// `false` if the store is unavailable and the settings make readiness depend on it.
     has_backend: AtomicBool,
-    /// The state but for that.
+    /// The readiness apart from the store.
     own: Mutex<Ready>,
 }
 
 impl Health {
-    /// A process that starts in `first`.
+    /// Creates the state with the readiness `first`.
     #[must_use]
     pub fn new(first: Ready) -> Self {
         let (shown, has_backend) = (watch::Sender::new(first), AtomicBool::new(true));
         Self(Arc::new(State { shown, has_backend, own: Mutex::new(first) }))
     }
 
-    /// The state now.
+    /// Returns the current readiness.
     #[must_use]
     pub fn ready(&self) -> Ready {
         *self.0.shown.borrow()
     }
 
-    /// Changes the state, unless the process is draining: there is no way back from that.
+    /// Changes the readiness. Does nothing while draining, which is final.
     pub fn set(&self, next: Ready) {
         let mut own = self.0.own.lock();
         if *own != Ready::Draining {
@@ -70,7 +74,8 @@ impl Health {
         self.show(*own);
     }
 
-    /// Heeds whether the store of counters answers: without it a ready process is not.
+    /// Records if the store is available. A ready process
+    /// without a store reports [`Ready::NoBackend`].
     pub fn set_backend(&self, answers: bool) {
         self.0.has_backend.store(answers, Ordering::Relaxed);
         let own = self.0.own.lock();
@@ -83,7 +88,7 @@ impl Health {
         self.0.shown.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 
-    /// Sees every change from now on.
+    /// Returns a receiver of all changes from now on.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Ready> {
         self.0.shown.subscribe()

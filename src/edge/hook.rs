@@ -1,11 +1,15 @@
-//! What a hook without descriptors asks about a request: the message that Envoy's rate limit filter
-//! would have sent.
+//! Builds the check for hooks: calls from proxies that send no descriptors.
 //!
-//! Guarantees: every such hook asks in the same way and so is answered by the same tables; a hook
-//! that does not exist is refused in words; a request of which no descriptor can be made is not
-//! asked about, as in Envoy.
-//! Ceilings are asked where an id can tell of the request's end, and only there.
-//! Leaves out: where a request's attributes come from, and how each protocol says what is here.
+//! The check is the message that Envoy's rate limit filter would have sent.
+//!
+//! Guarantees:
+//! - All hooks build the check in the same way.
+//! - An unknown hook name is an error that lists the known names.
+//! - A request without any descriptor is allowed without a check, as in Envoy.
+//! - Concurrency limits apply only if the request has an id to release it by.
+//!
+//! Not covered:
+//! - Reading the attributes and writing the reply (see each protocol).
 
 use std::time::Duration;
 
@@ -23,36 +27,38 @@ use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::Outcome;
 
-/// How often a process that goes looks whether anybody still waits in a queue.
+/// The interval at which a draining process examines the queues for its permits.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The header that carries a request's id. The proxy mints it and overwrites what a client sent.
+/// The header with the request's id. The proxy creates
+/// the id and overwrites a header of the client.
 pub const ID: &str = "x-sluicegate-id";
 
-/// The header, and the key of dynamic metadata, that names the replica which answered: its release goes there.
+/// The name of the replica that decided. The release must reach
+/// this replica. Used as a header and as a key in dynamic metadata.
 pub const OWNER: &str = "x-sluicegate-owner";
 
-/// Why a request that a hook brings has no answer.
+/// The reasons for which a hook's request gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
-    /// Every descriptor lacks a part. The request passes.
+    /// No descriptor is complete. The request is allowed.
     #[error("no descriptor can be made of this request")]
     NothingToAsk,
-    /// The setting is empty.
+    /// The setting `hooks` is empty.
     #[error("no hooks are set, so that nothing says what to ask; see the setting `hooks`")]
     NoHooks,
-    /// The request names another hook than those that are set.
+    /// The request names an unknown hook.
     #[error("no hook is named {name:?}; the setting `hooks` has {known}")]
     UnknownHook {
-        /// What was named.
+        /// The unknown name.
         name: String,
-        /// What could have been.
+        /// The names in the setting `hooks`.
         known: String,
     },
-    /// The id is none, or is in flight already.
+    /// The id is invalid or already in flight.
     #[error("{ID}: {0}")]
     BadId(&'static str),
-    /// Asked, and refused.
+    /// The engine rejected the check.
     #[error(transparent)]
     Refused(Refusal),
 }
@@ -66,12 +72,17 @@ impl From<Refusal> for Unanswered {
     }
 }
 
-/// Asks `request`, within `patience`: under its ceilings, whose permits `id` holds until it is
-/// released, or the rate limits alone where no id could give anything back. Safe to cancel. Of a request that is not
-/// asked about the end comes all the same, and finds that nothing is held.
+/// Decides `request` within `patience`. Safe to cancel.
+///
+/// With an id, the concurrency limits apply too, and the permits belong
+/// to `id` until its release. Without an id, only the rate limits apply.
+///
+/// If there is no check to decide, the id is recorded as one
+/// without permits. Its release is then not an early release.
 ///
 /// # Errors
-/// What `request` says, [`Unanswered::BadId`] and [`Unanswered::Refused`]; nothing is held then.
+/// The error in `request`, [`Unanswered::BadId`] or
+/// [`Unanswered::Refused`]. In these cases no permit is acquired.
 pub async fn ask(
     engine: &Engine,
     reporting: &Reporting,
@@ -96,23 +107,23 @@ fn pass_by(engine: &Engine, id: Option<&str>) {
     }
 }
 
-/// Until the process goes, and nobody waits any longer for the place of a request whose end is seen here: once nobody looks,
-/// it is not given back.
+/// Waits until the process drains and no request waits in a queue for `permits`. Until then this
+/// process must watch for the end of the request, because nobody else would release the permits.
 pub(in crate::edge) async fn may_go(
     leaving: &mut watch::Receiver<bool>,
     permits: Option<&Permits>,
 ) {
-    // A sender that is gone means that the process is ending as well.
+    // A dropped sender also means that the process ends.
     let _gone = leaving.wait_for(|leaving| *leaving).await.is_err();
     while permits.is_some_and(Permits::are_waited_for) {
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// The question of the hook of that name, or of the first where none is named.
+/// Builds the check of the hook `name`, or of the first hook if `name` is `None`.
 ///
 /// # Errors
-/// [`Unanswered`] in all cases but the last.
+/// [`Unanswered::NothingToAsk`], [`Unanswered::NoHooks`] or [`Unanswered::UnknownHook`].
 pub fn request<'a>(
     hooks: &'a Hooks,
     name: Option<&str>,
@@ -144,7 +155,7 @@ fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
     }
 }
 
-/// The text at `key` of what the filter `filter` said.
+/// Returns the string that the filter `filter` wrote at `key`.
 pub(super) fn said_by<'m>(
     filter: &str,
     key: &str,
@@ -156,8 +167,8 @@ pub(super) fn said_by<'m>(
     }
 }
 
-/// The text in Envoy's dynamic metadata at `key`. Only a text: a number or a list is none, as for
-/// Envoy's action.
+/// Returns the string at `key` in Envoy's dynamic metadata.
+/// Other types count as missing, as in Envoy's action.
 pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
     let (last, path) = key.path.split_last()?;
     let mut below = metadata?.filter_metadata.get(&key.key)?;
@@ -173,7 +184,6 @@ pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<
     }
 }
 
-/// What telemetry calls it.
 pub(super) const fn counted(admitted: &Result<Admitted, Unanswered>) -> Outcome {
     match admitted {
         Ok(Admitted::Decided(answer, _)) => super::admitted(answer.verdict),
@@ -182,7 +192,6 @@ pub(super) const fn counted(admitted: &Result<Admitted, Unanswered>) -> Outcome 
     }
 }
 
-/// What telemetry calls a request without an answer.
 pub(super) const fn unanswered(why: &Unanswered) -> Outcome {
     match why {
         Unanswered::NothingToAsk => Outcome::NothingToAsk,

@@ -1,9 +1,14 @@
-//! Protocols in, protocols out; no decisions.
+//! Converts between wire protocols and the engine: requests in, decisions out.
 //!
-//! Guarantees: every protocol asks the same [`Engine`](crate::engine::Engine) and shows its answer
-//! by the same two tables ([`grpc::convert`] for fields, [`headers`] for headers); what cannot be
-//! read is refused with that protocol's own error and moves no counter.
-//! Leaves out: what the answer is, and where the listeners' sockets come from ([`crate::cli`]).
+//! Guarantees:
+//! - Every protocol calls the same [`Engine`](crate::engine::Engine).
+//! - All protocols share one table for fields
+//!   ([`grpc::convert`]) and one for headers ([`headers`]).
+//! - An invalid request gets an error of its own protocol and changes no counter.
+//!
+//! Not covered:
+//! - Decisions (see [`crate::engine`]).
+//! - Creating the listening sockets (see [`crate::cli`]).
 
 pub mod grpc;
 pub mod headers;
@@ -17,20 +22,19 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::Outcome;
 use crate::telemetry::stats::Stat;
 
-/// What answers show beyond the verdict, resolved once from the settings.
+/// The parts of a reply beside the verdict, resolved once from the settings.
 #[derive(Clone, Debug, Default)]
 pub struct Reporting {
-    /// Headers for the downstream client.
+    /// The headers for the downstream client.
     pub headers: headers::Headers,
-    /// The reference's three headers for the upstream, under these names.
+    /// The names of envoyproxy/ratelimit's three headers for the upstream. `None` sends none.
     pub upstream: Option<headers::Names>,
-    /// Whether answers carry `dynamic_metadata`.
+    /// Adds `dynamic_metadata` to replies.
     pub dynamic_metadata: bool,
-    /// Whether `is_negative_hits` gives hits back; refused otherwise.
+    /// Lets `is_negative_hits` return hits to a counter. Otherwise such a check is an error.
     pub negative_hits: bool,
 }
 
-/// What telemetry calls the outcome of a question.
 fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
     match answer {
         Ok(answer) => admitted(answer.verdict),
@@ -38,11 +42,11 @@ fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
     }
 }
 
-/// Tells the reference's statistics of a question that was refused.
+/// Counts a failed check in the statistics of envoyproxy/ratelimit.
 fn tell(engine: &Engine, refusal: &Refusal) {
     let Some(stats) = engine.stats() else { return };
     if let Refusal::RefundsAreOff { .. } = refusal {
-        // To the reference this is a message that cannot be read.
+        // envoyproxy/ratelimit counts this as a message that it cannot parse.
         return;
     }
     let is_stores = matches!(refusal, Refusal::BackendDown(_));

@@ -1,8 +1,12 @@
-//! Releases of places by datagrams: what the stock `access_log` of NGINX sends when a request ends.
+//! Receives permit releases as syslog datagrams from the `access_log` directive of NGINX.
 //!
-//! Guarantees: a datagram is a release to the letter or is dropped and counted; one from an address
-//! that is not trusted is not looked at. None is answered.
-//! Leaves out: a datagram that is lost, whose place `max_duration` frees.
+//! Guarantees:
+//! - A datagram that does not match the format exactly is dropped and counted.
+//! - Datagrams from untrusted addresses are not parsed.
+//! - No datagram is answered.
+//!
+//! Not covered:
+//! - Lost datagrams: the permit expires after `max_duration`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,37 +21,38 @@ use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Datagram, DatagramCame};
 
-/// The longest release: an id of 128, an owner, and the times of some forty attempts.
+/// The longest release in bytes: an id of 128 bytes,
+/// an owner, and the times of about forty attempts.
 pub const LONGEST: usize = 512;
 
-/// The pause after a failed receive: without it a broken socket spins.
+/// The pause after a failed receive. Without it a broken socket would cause a busy loop.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How much longer than NGINX's time, which is in milliseconds and cut, the time from here to here may
-/// be and still be the better measurement: beyond it a slow client had its part in it.
+/// The maximum excess of our own time over NGINX's. NGINX truncates to milliseconds, so our
+/// time is more precise within this excess. Beyond it, a slow client added to our time.
 const COARSE: Nanos = Nanos(1_500_000);
-/// What is cut off on average.
+/// The mean error of truncation to milliseconds.
 const CUT: Nanos = Nanos(500_000);
 
-/// What the client closed before there was an answer; NGINX's own.
+/// NGINX's status for a client that closed the connection before the response.
 const CLIENT_LEFT: u16 = 499;
 
-/// What a release says.
+/// A release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended<'d> {
     /// The request's id.
     pub id: &'d str,
-    /// Who holds its place, where that is said.
+    /// The replica that owns the permit, if the datagram names it.
     pub owner: Option<&'d str>,
-    /// How it went.
+    /// The outcome of the request.
     pub outcome: Outcome,
-    /// How long the upstream took, to the millisecond; `None` where none was asked.
+    /// The latency of the upstream, in milliseconds. `None` if no upstream was called.
     pub rtt: Option<Nanos>,
 }
 
-/// Takes releases from `socket` for ever.
+/// Receives releases from `socket` forever. Drops datagrams from addresses outside `from`.
 pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, from: Networks) {
-    // One byte more than a release has: what fills it is too long.
+    // One byte more than the longest release, to detect longer datagrams.
     let mut buffer = [0; LONGEST + 1];
     loop {
         match socket.recv_from(&mut buffer).await {
@@ -77,14 +82,14 @@ fn take(engine: &Engine, source: IpAddr, datagram: &[u8]) -> Datagram {
     Datagram::Read
 }
 
-/// The better of NGINX's time and our own.
+/// Returns the more precise latency: our own measurement or NGINX's.
 #[must_use]
 pub fn refined(nginx: Nanos, own: Option<Nanos>) -> Nanos {
     own.filter(|own| *own <= nginx.plus(COARSE)).unwrap_or_else(|| nginx.plus(CUT))
 }
 
-/// Reads `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=… rtt=0.012`, with or without the owner, and
-/// nothing else.
+/// Parses `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=…
+/// rtt=0.012`. The owner is optional. Returns `None` for any other text.
 #[must_use]
 pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
     let mut fields = message(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
@@ -108,7 +113,7 @@ pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
     Some(Ended { id, owner, outcome, rtt })
 }
 
-/// The owner before the rest. NGINX writes nothing, or `-`, where nobody is named.
+/// Splits the optional owner from the rest. NGINX writes an unset owner as nothing or `-`.
 fn owned(text: &str) -> Option<(Option<&str>, &str)> {
     let Some(text) = text.strip_prefix("owner=") else { return Some((None, text)) };
     let (owner, rest) = text.split_once(' ')?;
@@ -118,8 +123,8 @@ fn owned(text: &str) -> Option<(Option<&str>, &str)> {
     }
 }
 
-/// What stands behind the priority, the date and the tag. Source: RFC 3164, section 4.1, as NGINX
-/// writes it with `nohostname`.
+/// Returns the text after the priority, date and tag. Source:
+/// RFC 3164, section 4.1, as NGINX writes it with `nohostname`.
 fn message(text: &str) -> Option<&str> {
     let (priority, text) = text.strip_prefix('<')?.split_once('>')?;
     let (date, text) = text.split_at_checked("Nov 20 15:55:25".len())?;
@@ -134,7 +139,8 @@ fn message(text: &str) -> Option<&str> {
     text.strip_prefix(" sluicegate: ").filter(|_| is_priority && is_date)
 }
 
-/// The last of NGINX's times: one for each attempt, after `, ` or ` : `; `-` where none was made.
+/// Returns the last time in NGINX's list, which has one time per
+/// attempt. The separators are `, ` and ` : `. A `-` means no attempt.
 fn last_time(text: &str) -> Result<Option<Nanos>, NoTime> {
     let mut last = None;
     for part in text.split(" : ").flat_map(|group| group.split(", ")) {
@@ -146,10 +152,9 @@ fn last_time(text: &str) -> Result<Option<Nanos>, NoTime> {
     Ok(last)
 }
 
-/// What stands where a time should.
 struct NoTime;
 
-/// `1.234` in seconds.
+/// Parses seconds with three decimals, such as `1.234`.
 fn seconds(text: &str) -> Option<Nanos> {
     let (whole_seconds, milliseconds) = text.split_once('.')?;
     if milliseconds.len() != 3 {
@@ -160,7 +165,7 @@ fn seconds(text: &str) -> Option<Nanos> {
     seconds.checked_add(rest).map(Nanos)
 }
 
-/// Digits alone: `parse` takes a sign as well.
+/// Parses decimal digits. Unlike `parse`, rejects a sign.
 fn whole<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

@@ -1,12 +1,19 @@
-//! Who may be in flight: buckets behind locks, and waiting for a place in them.
+//! Acquires and releases the permits of this replica's
+//! concurrency limits, and waits in their queues.
 //!
-//! Guarantees: what is held is given back once, whatever happens to whom it was given: a
-//! [`Held`] that is dropped leaves, an acquire whose future is dropped leaves the queue, or gives
-//! back the permit that was on its way. Nobody waits longer than its patience, for the store no longer than for its
-//! answer. Buckets are bounded, and those that have been idle are dropped: after a while, or for new ones.
-//! Leaves out: the decisions, which are [`Limiter`]'s; ids of requests (see
-//! [`Register`](crate::kernel::concurrency::Register)); which questions ask for which bucket.
-//! Cost: two locks for an acquire (the map's for as long as a look-up takes), one for a release.
+//! Guarantees:
+//! - A permit is released once: [`Held`] releases it when dropped.
+//! - A canceled acquire leaves the queue, or releases a permit just granted.
+//! - A request waits no longer than its timeout.
+//! - Buckets are bounded. Idle ones are removed after a while or for new ones.
+//!
+//! Not covered:
+//! - The decisions: see [`Limiter`](crate::kernel::concurrency::Limiter).
+//! - Request ids: see [`Register`](crate::kernel::concurrency::Register).
+//! - The buckets of a check: see [`super::ceilings`].
+//!
+//! Cost: an acquire takes two locks, and a release takes
+//! one. The lock of the map lasts only for the look-up.
 
 mod bucket;
 mod buckets;
@@ -36,18 +43,19 @@ pub use leased::{Shared, Shown};
 pub use queued::{with_places, with_wait};
 pub use strict::{Seen, Strictly};
 
-/// How long after a deadline at most a permit is taken back, where nobody comes by before.
+/// The longest delay between a permit's deadline and
+/// its release, in a bucket without other traffic.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How long a bucket is kept after its last permit: what it learnt is lost with it.
+/// The time for which an idle bucket is kept. Its adaptive limit is lost with it.
 const KEPT_IDLE: Nanos = Nanos::from_secs(600);
 
-/// Of a bucket that no ceiling covers any longer: all pass.
+/// The limit of a bucket that no concurrency limit covers any longer: every request is allowed.
 const FREE: u32 = u32::MAX;
 
-/// The name of a bucket: whatever tells two ceilings apart.
+/// The name of a bucket. Two different buckets have different names.
 pub type Name = Box<[u8]>;
 
-/// All ceilings of this replica.
+/// All concurrency limits of this replica.
 #[derive(Debug)]
 pub struct Admission {
     clock: Arc<Clock>,
@@ -56,75 +64,81 @@ pub struct Admission {
     fleet: Option<Arc<Fleet>>,
 }
 
-/// What one asks for.
+/// A request for one permit.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// Which bucket.
+    /// The name of the bucket.
     pub bucket: &'a [u8],
-    /// The configuration that says so.
+    /// The revision of the configuration that defines the limit.
     pub revision: Revision,
-    /// What its ceiling is; where it was something else, it is this from now on, unless a later configuration
-    /// said that.
+    /// The rules of the limit. They replace the bucket's
+    /// rules, unless those come from a later revision.
     pub rules: &'a Rules,
-    /// How long the permit may be out; `None` where its end is always seen, as a stream's is.
+    /// The longest time until the release. `None` if the
+    /// end of the request is always seen, as for a stream.
     pub keep: Option<Nanos>,
-    /// How long one can wait oneself; zero asks without a queue.
+    /// The longest wait in the queue. Zero: the request does not queue.
     pub patience: Nanos,
-    /// How long one can wait for the store, where it has to be asked; zero asks it, and waits for no answer.
+    /// The longest wait for the store, if a store call is needed.
+    /// Zero: the call is sent, and its reply is not awaited.
     pub answer: Nanos,
-    /// What the ceiling is to the fleet; nothing where this replica holds it alone.
+    /// The parameters of a fleet-wide limit. `None` for a limit of this replica alone.
     pub shared: Option<Shared>,
 }
 
-/// Why one was turned away.
+/// The reason why a request got no permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// The ceiling is reached, and there is no queue or no patience for one.
+    /// The limit is reached, and the request cannot queue.
     #[error("the ceiling on requests in flight is reached")]
     Full,
-    /// The ceiling is reached and so is the queue's size.
+    /// The limit is reached, and the queue is full.
     #[error("the ceiling on requests in flight is reached, and its queue is full")]
     QueueFull,
-    /// A place in the queue did not become a permit in time.
+    /// The queue timeout passed before a permit was free.
     #[error("no permit became free in the time to wait for one")]
     Late,
-    /// There are as many buckets as there may be, or as large ones, and none of those looked at is idle.
+    /// The number or the total size of the buckets is
+    /// at its maximum, and no examined bucket is idle.
     #[error("there are as many ceilings in use as may be")]
     TooManyBuckets,
 }
 
 impl Admission {
-    /// No buckets yet, and never more than `most`, nor more bytes of names than 512 for each of those
-    /// together (1 MiB where that is more): one more takes the place of an idle one. `jitter` is any
-    /// number, another one for each replica: it spreads the recalibrations of ceilings.
+    /// Creates an empty set of at most `most` buckets.
+    ///
+    /// Their names have at most 512 bytes per bucket in total, and at least 1 MiB is
+    /// allowed. Beyond that, a new bucket replaces an idle one. `jitter` is any number
+    /// that differs between replicas. It spreads the recalibrations of adaptive limits.
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
         Self { clock, buckets: RwLock::new(Buckets::new(most)), jitter, fleet: None }
     }
 
-    /// The same, one of a fleet that shares ceilings.
+    /// Adds the connection to the fleet, for fleet-wide limits.
     #[must_use]
     pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
         Self { fleet: Some(fleet), ..self }
     }
 
-    /// The fleet's voice, where there is a fleet.
+    /// Returns the fleet reporter, if this replica belongs to a fleet.
     #[must_use]
     pub fn fleet(&self) -> Option<&Fleet> {
         self.fleet.as_deref()
     }
 
-    /// A permit of a bucket, at once or after waiting for it. Safe to cancel: a dropped future holds
-    /// neither a place nor a permit.
+    /// Acquires a permit, and waits in the queue if the request allows it. Safe to
+    /// cancel: a dropped future leaves neither a queue entry nor a permit behind.
     ///
     /// # Errors
-    /// Why there is none; nothing is held then.
+    /// The reason of the rejection. No permit is taken then.
     pub async fn acquire(&self, mut ask: Ask<'_>) -> Result<Held, Denied> {
         let mut waited = false;
         loop {
             let bucket = self.bucket(&ask)?;
             let fleet = self.fleet();
-            // A bucket that was dropped meanwhile has a successor.
+            // `None`: the bucket was removed in the meantime,
+            // and the next look-up finds its successor.
             let Some(place) = bucket.arrive(&self.clock, &ask, fleet, waited) else { continue };
             return match place {
                 Place::Cold(answers) => {
@@ -149,9 +163,11 @@ impl Admission {
         }
     }
 
-    /// Puts what `rules` says of each bucket in force, as of `revision`, and what it is to the fleet; no
-    /// ceiling where it says nothing. What a bucket learnt stays; those whom that lets pass are woken. The
-    /// next who asks by other rules, of no earlier configuration, puts those in force.
+    /// Applies the rules of configuration `revision` to every bucket.
+    ///
+    /// `rules` returns the rules of a bucket and its fleet parameters, or `None` if no limit covers
+    /// it any longer. Adaptive limits are kept. Waiting requests that the new rules allow are
+    /// woken. A later acquire with other rules replaces these, unless it has an earlier revision.
     pub fn reload_all(
         &self,
         revision: Revision,
@@ -165,14 +181,15 @@ impl Admission {
         }
     }
 
-    /// Sets this replica's part of a ceiling.
+    /// Sets this replica's share of a limit.
     pub fn share(&self, bucket: &[u8], share: u32) {
         self.tell(bucket, Event::Share(share));
     }
 
-    /// Takes back what is over its deadline and drops what has been idle for long.
+    /// Releases the permits whose deadline has passed,
+    /// and removes buckets that have been idle for long.
     pub fn sweep(&self) {
-        // For ages alone: each bucket is swept at an instant of its own.
+        // Only for the idle times: each bucket reads the clock again under its lock.
         let now = self.clock.steady();
         let all = self.each();
         let is_idle = |bucket: &&Arc<Bucket>| bucket.sweep(&self.clock).is_some_and(is_old(now));
@@ -182,7 +199,7 @@ impl Admission {
         }
     }
 
-    /// Sweeps for ever: the one timer behind all deadlines of permits.
+    /// Runs [`Self::sweep`] forever. This is the only timer behind the deadlines of permits.
     pub async fn run(&self) {
         let mut ticks = tokio::time::interval(SWEEP);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -192,36 +209,36 @@ impl Admission {
         }
     }
 
-    /// How many buckets there are.
+    /// Returns the number of buckets.
     #[must_use]
     pub fn buckets(&self) -> usize {
         self.buckets.read().len()
     }
 
-    /// How many are in flight, wait and may be in flight in `bucket`; `None` where it is idle.
+    /// Returns the requests in flight, the queue length and the
+    /// limit of `bucket`. `None` if there is no such bucket.
     #[must_use]
     pub fn load(&self, bucket: &[u8]) -> Option<Load> {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
     }
 
-    /// Every bucket with what it is at, each at an instant of its own.
+    /// Returns a snapshot of every bucket. The snapshots are taken one after another.
     #[must_use]
     pub fn looks(&self) -> Vec<(Name, Look)> {
         self.all().into_iter().map(|(name, bucket)| (name, bucket.look())).collect()
     }
 
-    /// One bucket; `None` where it is idle.
+    /// Returns a snapshot of one bucket. `None` if there is no such bucket.
     #[must_use]
     pub fn look(&self, bucket: &[u8]) -> Option<Look> {
         let bucket = self.buckets.read().get(bucket).cloned();
         bucket.map(|bucket| bucket.look())
     }
 
-    /// The permits that have been out for longest, at most `most`: the bucket of each, and for how
-    /// long.
+    /// Returns the `most` oldest permits, each with its bucket and its age, oldest first.
     #[must_use]
     pub fn oldest(&self, most: usize) -> Vec<(Name, Nanos)> {
-        // The youngest of them on top, to make room for an older one.
+        // The youngest of them is on top, so that an older one can replace it.
         let mut oldest = BinaryHeap::new();
         for (name, bucket) in self.all() {
             for since in bucket.admitted() {
@@ -236,7 +253,7 @@ impl Admission {
         oldest.into_sorted_vec().into_iter().map(age).collect()
     }
 
-    /// How much there is of everything together.
+    /// Returns the sums over all buckets.
     #[must_use]
     pub fn total(&self) -> Total {
         let (all, most) = (self.each(), self.buckets.read().most());
@@ -277,38 +294,39 @@ impl Admission {
     }
 }
 
-/// One bucket at one instant.
+/// The load of one bucket at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// How many are in flight.
+    /// The number of requests in flight.
     pub in_flight: u32,
-    /// How many wait.
+    /// The number of waiting requests.
     pub waiting: usize,
-    /// How many may be in flight; `u32::MAX` where no ceiling covers it any longer.
+    /// The limit. `u32::MAX` if no concurrency limit covers the bucket any longer.
     pub limit: u32,
 }
 
 impl Load {
-    /// How many may be in flight; `None` where no ceiling covers it any longer.
+    /// Returns the limit. `None` if no concurrency limit covers the bucket any longer.
     #[must_use]
     pub fn limit(&self) -> Option<u32> {
         Some(self.limit).filter(|limit| *limit != FREE)
     }
 }
 
-/// One bucket at one instant, with what is known of its backend.
+/// A snapshot of one bucket: its load and the latency of its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Who is there.
+    /// The load.
     pub load: Load,
-    /// The latency of those that succeeded, smoothed; `None` before the first.
+    /// The smoothed latency of successful requests. `None` before the first one.
     pub rtt: Option<Nanos>,
-    /// The latency without a queue, as far as the ceiling's policy knows one.
+    /// The latency without queueing, if the adaptive algorithm has an estimate.
     pub min_rtt: Option<Nanos>,
 }
 
 impl Look {
-    /// minRTT over RTT, in millionths: 1,000,000 is no queue, and less is one.
+    /// Returns min RTT / RTT in millionths. 1,000,000
+    /// means no queueing; a smaller value means queueing.
     #[must_use]
     pub fn gradient(&self) -> Option<u64> {
         let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
@@ -316,20 +334,20 @@ impl Look {
     }
 }
 
-/// All buckets at one instant, or nearly.
+/// The sums over all buckets. Each bucket is read at its own instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
-    /// How many buckets there are.
+    /// The number of buckets.
     pub buckets: usize,
-    /// How many there may be.
+    /// The largest number of buckets.
     pub most: usize,
-    /// How many are in flight.
+    /// The number of requests in flight.
     pub in_flight: u64,
-    /// How many wait.
+    /// The number of waiting requests.
     pub waiting: usize,
 }
 
-/// A permit in somebody's hands. Dropped, it leaves, and tells nothing of the backend.
+/// A permit that is released when dropped. A drop counts as no latency sample.
 #[derive(Debug)]
 pub struct Held {
     bucket: Arc<Bucket>,
@@ -340,44 +358,46 @@ pub struct Held {
 }
 
 impl Held {
-    /// Gives the permit back. `rtt` is the request's latency where somebody measured it better than
-    /// from acquire to release. False when its deadline had taken it back before.
+    /// Releases the permit. `rtt` is the latency of the request, if the
+    /// caller measured it better than from acquire to release. Returns
+    /// `false` if the permit's deadline has already released it.
     #[must_use]
     pub fn release(mut self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         self.leave(outcome, rtt)
     }
 
-    /// What it is held for goes on, and nobody here will see its end: it is given back by its deadline alone.
+    /// Leaves the permit to its deadline: the request continues, but its end will not be seen here.
     pub fn go_on(mut self) {
         self.left = true;
         self.bucket.goes_on(&self.clock, self.permit);
     }
 
-    /// When it was admitted; `None` where its deadline took it back.
+    /// Returns the instant of the acquire. `None` if the deadline has released the permit.
     #[must_use]
     pub fn since(&self) -> Option<Nanos> {
         self.bucket.since(&self.clock, self.permit)
     }
 
-    /// How long it has been held; `None` where its deadline took it back.
+    /// Returns the time since the acquire. `None` if the deadline has released the permit.
     #[must_use]
     pub fn age(&self) -> Option<Nanos> {
         self.since().map(|since| self.clock.steady().since(since))
     }
 
-    /// Whether somebody waits in its bucket.
+    /// Returns `true` if requests wait in the permit's bucket.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         0 < self.bucket.load().waiting
     }
 
-    /// How long it may be out; `None` where its end is always seen.
+    /// Returns the longest time until the release. `None` if the end of the request is always seen.
     #[must_use]
     pub const fn keep(&self) -> Option<Nanos> {
         self.keep
     }
 
-    /// The request was seen alive: its time counts from now. False when its deadline took it back.
+    /// Restarts the deadline of the permit, because the request is still
+    /// active. Returns `false` if the deadline has already released the permit.
     #[must_use]
     pub fn renew(&self) -> bool {
         let Some(keep) = self.keep else { return true };

@@ -1,13 +1,17 @@
-//! Questions under ceilings on requests in flight.
+//! Acquires the permits of a check before its rate limits are decided.
 //!
-//! Guarantees: ceilings are asked before rate limits, in one order for all questions, so that two
-//! that wait cannot wait for each other; all permits or none. A permit whose deadline comes while its
-//! question waits for another is gone: the question gives back all, and begins anew while it may still
-//! wait. A question that a ceiling turns away has moved no counter; one that a rate limit denies holds
-//! no permit. A dropped future, and dropped [`Permits`], give everything back. A question that waited
-//! comes to the next ceiling as the configuration in force has that by then.
-//! Leaves out: who tells that a request has ended, which is each hook's; a question asked by
-//! [`Engine::decide`] meets no ceiling, because nobody would give its permits back.
+//! Guarantees:
+//! - All checks acquire permits in the same order, so they cannot deadlock.
+//! - A check gets all of its permits or none.
+//! - If a permit expires during the wait, the check restarts while time is left.
+//! - A check that a concurrency limit rejects changes no counter.
+//! - A check that a rate limit denies keeps no permit.
+//! - Dropping the future or [`Permits`] releases everything.
+//! - After a wait, the next limit is taken from the current configuration.
+//!
+//! Not covered:
+//! - The end of a request: each protocol reports it.
+//! - Checks of [`Engine::decide`]: they need no permits, because they have no end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,119 +32,123 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::{CeilingReached, Decided};
 
-/// How many buckets there may be unless something else is said.
+/// The default for the largest number of buckets.
 pub const MAX_BUCKETS: usize = 100_000;
 
-/// What became of a question that asked for permits.
+/// The result of a check that needs permits.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
 pub enum Admitted {
-    /// Every ceiling let it pass, and the rate limits answered. After a denial nothing is held.
+    /// The check has its permits and a decision. After a denial the permits are empty.
     Decided(Answer, Permits),
-    /// A ceiling turned it away; no counter has moved.
+    /// A concurrency limit rejected the check. No counter changed.
     Rejected(Rejection),
 }
 
-/// What a ceiling answers one whom it turns away.
+/// The response to a check that a concurrency limit rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// Status, `Retry-After` and body.
+    /// The status, `Retry-After` and body.
     pub reject: Reject,
-    /// Why.
+    /// The reason of the rejection.
     pub reason: Reason,
-    /// The ceiling's path.
+    /// The path of the limit.
     pub path: Box<str>,
 }
 
-/// What a request in flight holds. Dropped, it is given back, and tells nothing of the backend.
+/// The permits of a request in flight. Dropping them releases them without a latency sample.
 #[derive(Debug, Default)]
 #[must_use = "what is dropped is given back"]
 pub struct Permits(SmallVec<[Held; 1]>);
 
 impl Permits {
-    /// Gives everything back. `rtt` is the request's latency where somebody measured it better than
-    /// from admission to now.
+    /// Releases all permits. `rtt` is the latency of the request, if
+    /// the caller measured it better than from acquire to release.
     pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
-        // What its deadline took back is given back already.
+        // `false` only means that deadlines have released the permits.
         let _held = self.give_back(outcome, rtt);
     }
 
-    /// The same; false where nothing was held any longer, because deadlines took it back.
+    /// Releases all permits. Returns `false` if there
+    /// were none, or deadlines had released all of them.
     #[must_use]
     pub fn give_back(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
         let rtt = rtt.or_else(|| self.all_for());
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
-    /// The request was seen alive: the deadlines of what is held count from now. False where deadlines
-    /// took back any of it before, or there was nothing.
+    /// Restarts the deadlines, because the request is still active. Returns
+    /// `false` if there are no permits, or a deadline has released one.
     #[must_use]
     pub fn renew(&self) -> bool {
-        // Every one: what is left behind one that is gone goes on.
+        // Renew all permits: `all()` would stop at the first expired one.
         self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
     }
 
-    /// Whether all of it is still held; not where there was nothing.
+    /// Returns `true` if there are permits and none has been released by its deadline.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.is_empty() && self.0.iter().all(|held| held.since().is_some())
     }
 
-    /// When the last of it was admitted, as far as it is still held.
+    /// Returns the latest acquire instant of the permits that are still valid.
     #[must_use]
     pub fn since(&self) -> Option<Nanos> {
         self.0.iter().filter_map(Held::since).max()
     }
 
-    /// For how long all of several have been held: the first waited in no backend while the last had a queue. `None` of
-    /// one alone, which counts that itself.
+    /// Returns the time since the last acquire. With several permits, an earlier one also measured
+    /// the wait in a later queue. `None` for a single permit, which measures its own latency.
     fn all_for(&self) -> Option<Nanos> {
         let several = self.0.get(1).is_some();
         several.then(|| self.0.iter().filter_map(Held::age).min()).flatten()
     }
 
-    /// The longest time that anything held may be out: after it nothing is.
+    /// Returns the longest `max_duration` of the permits. After this time all of them have expired.
     #[must_use]
     pub fn longest_keep(&self) -> Option<Nanos> {
         self.0.iter().filter_map(Held::keep).max()
     }
 
-    /// The shortest time that anything held may be out: within it all is to be renewed.
+    /// Returns the shortest `max_duration` of the permits.
+    /// All of them must be renewed within this time.
     #[must_use]
     pub fn shortest_keep(&self) -> Option<Nanos> {
         self.0.iter().filter_map(Held::keep).min()
     }
 
-    /// Whether somebody waits in a queue for a place that the end of this one frees.
+    /// Returns `true` if a request waits in a queue for one of these permits.
     #[must_use]
     pub fn are_waited_for(&self) -> bool {
         self.0.iter().any(Held::is_waited_for)
     }
 
-    /// The process goes, and the requests go on where it sees their ends no more. They count for as long as it lives; where a
-    /// fleet holds the ceiling they count after that until `max_duration` is over.
+    /// Leaves the permits to their deadlines, because this process stops
+    /// while the requests continue. They count while the process runs.
+    /// Permits of a fleet-wide limit count until `max_duration` is over.
     pub fn go_on(self) {
         self.0.into_iter().for_each(Held::go_on);
     }
 
-    /// Whether nothing is held: no ceiling covers the question.
+    /// Returns `true` if there are no permits: no concurrency limit covers the check.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What a question holds on its way from ceiling to ceiling.
+/// The permits that a check has acquired so far.
 #[derive(Default)]
 struct Taking {
     permits: Permits,
-    /// Of ceilings in shadow: one that is lost is missed by nobody.
+    /// Permits of limits in shadow mode. Losing one has no effect.
     shadow: Vec<Held>,
 }
 
 impl Taking {
-    /// One more, if there is one. The time of those before it counts from now as well: whoever is told
-    /// how long that is may have waited for this one. False where a deadline took back any meanwhile.
+    /// Adds a permit, and restarts the deadlines of the earlier ones:
+    /// the caller learns the duration only after this wait. Returns
+    /// `false` if a deadline has released one in the meantime.
     fn add(&mut self, held: Option<Held>, shadow: bool) -> bool {
         self.shadow.retain(Held::renew);
         let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
@@ -158,54 +166,54 @@ impl Taking {
     }
 }
 
-/// What came of going from ceiling to ceiling, where none turned the question away.
+/// The result of one pass over the limits of a check.
 enum Taken {
     All(Permits),
-    /// A deadline took one back on the way, and nothing is held. To begin anew; to wait until then.
+    /// A deadline released a permit, and the others were released
+    /// too. The check starts again and waits until this instant.
     Lost(Nanos),
 }
 
-/// How long a permit may be out.
+/// The time after which a permit expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Until its request has ended: that is seen.
+    /// Never: the end of the request is always seen.
     ToTheEnd,
-    /// For `max_duration` at most: nobody may ever tell of the end.
+    /// After `max_duration`, because the end of the request may never be reported.
     MaxDuration,
 }
 
-/// Since when a question waits, and until when.
+/// The start and the deadlines of a check's waits.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     begun: Nanos,
-    /// In queues.
     queues: Option<Nanos>,
-    /// For what the store says of a ceiling.
     store: Option<Nanos>,
 }
 
 impl Wait {
-    /// That of one who asks now. Without any patience it asks without a queue; that is no end.
+    /// Creates the deadlines of a check that starts at `begun`. A timeout
+    /// of zero disables queueing, but does not limit store calls.
     fn of(begun: Nanos, patience: Option<Nanos>) -> Self {
         let end = patience.map(|patience| begun.plus(patience));
         Self { begun, queues: end, store: end.filter(|end| begun < *end) }
     }
 }
 
-/// From `now` until `end`.
 fn left(now: Nanos, end: Option<Nanos>) -> Nanos {
     end.map_or(Nanos(u64::MAX), |end| end.since(now))
 }
 
-/// A bucket's name and its ceiling.
 type Asked<'c> = SmallVec<[(CounterKey, &'c Ceiling); 2]>;
 
 impl Engine {
-    /// Asks the question's ceilings for permits, waiting in their queues and for the store for at most `patience`
-    /// together (zero asks without a queue), and then the rate limits. Safe to cancel.
+    /// Acquires the permits of the check, then decides its rate limits.
+    ///
+    /// `patience` limits the waits in queues and for the store,
+    /// all together. Zero disables queueing. Safe to cancel.
     ///
     /// # Errors
-    /// As [`Engine::decide_within`]; nothing is held then.
+    /// As [`Engine::decide_within`]. No permit is taken then.
     pub async fn admit(
         &self,
         question: &Question<'_>,
@@ -214,8 +222,8 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::ToTheEnd).await
     }
 
-    /// The same for one whose end may never be told: each permit is out for its ceiling's
-    /// `max_duration` at most, whatever is done with it, unless it is renewed.
+    /// Does the same for a caller that may never report the end. Each permit
+    /// expires after the `max_duration` of its limit unless it is renewed.
     ///
     /// # Errors
     /// As [`Engine::admit`].
@@ -227,7 +235,7 @@ impl Engine {
         self.admit_under(question, question, patience, Keep::MaxDuration).await
     }
 
-    /// The same, but only `covered` meets ceilings, and what `keep` says counts.
+    /// Does the same with the given `keep`. Only the descriptors of `covered` need permits.
     pub(super) async fn admit_under(
         &self,
         covered: &Question<'_>,
@@ -253,7 +261,6 @@ impl Engine {
         Ok(Admitted::Decided(answer, held))
     }
 
-    /// Goes from ceiling to ceiling once.
     async fn permits(
         &self,
         config: &Arc<Config>,
@@ -272,7 +279,7 @@ impl Engine {
                     ceiling.map(|ceiling| (newer.revision, ceiling))
                 }
             };
-            // None is there any more.
+            // The newer configuration has no limit for this bucket.
             let Some((revision, ceiling)) = ceiling else { continue };
             let held = self.permit(bucket, (revision, ceiling), wait, keep).await?;
             if !taking.add(held, self.is_shadow(ceiling)) {
@@ -282,8 +289,8 @@ impl Engine {
         Ok(Taken::All(taking.all()))
     }
 
-    /// What becomes of one who lost a permit while it waited for that of `ceiling`: it is late once it has waited
-    /// for as long as all queues let it, or its caller does.
+    /// Decides about a check that lost a permit while it waited for `ceiling`. It
+    /// starts again unless the timeouts of all queues, or of the caller, have passed.
     fn lost(
         &self,
         asked: &[(CounterKey, &Ceiling)],
@@ -298,21 +305,22 @@ impl Engine {
         Ok(Taken::Lost(last))
     }
 
-    /// The configuration in force, where that is another than `config`. Cost: where it is not, nothing
-    /// that all cores write to.
+    /// Returns the current configuration if it differs from
+    /// `config`. The usual path writes no shared memory.
     fn newer_than(&self, config: &Arc<Config>) -> Option<Arc<Config>> {
         let newest = self.config.load();
         Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
     }
 
-    /// How long the question may wait in queues, all of them together, however often it begins anew.
+    /// Returns the longest total time that the check may wait in queues, including restarts.
     #[must_use]
     pub fn longest_wait(&self, question: &Question<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
         longest(&asked(&config, question))
     }
 
-    /// The bucket over a descriptor, if a ceiling covers it and somebody was there lately.
+    /// Returns a snapshot of the bucket that covers a
+    /// descriptor. `None` if there is no such limit or bucket.
     #[must_use]
     pub fn look(&self, domain: &str, entries: &[(&str, &str)]) -> Option<Look> {
         let config = self.config()?;
@@ -325,8 +333,10 @@ impl Engine {
         self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
     }
 
-    /// The ceilings in use, by path, each with its buckets added up; in no order. Of one that the store counts all replicas
-    /// have the whole in force, and each has its part here, so that they too can be added up.
+    /// Returns the limits in use by path, each summed over its buckets.
+    ///
+    /// For a strict limit, each replica shows its part of
+    /// the limit, so that sums over replicas are correct.
     #[must_use]
     pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
         let Some(config) = self.config() else { return HashMap::new() };
@@ -345,7 +355,7 @@ impl Engine {
         fleet.map_or(limit, |fleet| fleet.part(name, limit))
     }
 
-    /// Puts the ceilings of `config` in force for those who wait already.
+    /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
     pub(super) fn reload_ceilings(&self, config: &Config) {
         if let Some(fleet) = self.ceilings.fleet() {
             let all = || config.domains.values().flat_map(|domain| domain.tree.ceilings());
@@ -358,24 +368,22 @@ impl Engine {
         });
     }
 
-    /// Who is in flight.
+    /// Returns the concurrency limits of this replica.
     #[must_use]
     pub const fn ceilings(&self) -> &Admission {
         &self.ceilings
     }
 
-    /// What `ceiling` is to the fleet, if this is one and it is shared.
     fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
         self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
     }
 
-    /// What `ceiling` is where the store is asked for each permit.
     fn strictly(&self, ceiling: &Ceiling) -> Option<Strictly> {
         self.ceilings.fleet().and_then(|fleet| fleet.strictly(ceiling))
     }
 
-    /// By what this replica works. `min` is the whole fleet's, and one of many may need less; where the store
-    /// is asked those who wait do so in another line.
+    /// Returns the local rules of a limit. `min` applies to the whole fleet,
+    /// and one replica may need less. Strict limits have another queue.
     fn rules(&self, ceiling: &Ceiling) -> Rules {
         let shared = self.shared(ceiling).is_some();
         let own =
@@ -384,13 +392,13 @@ impl Engine {
         Rules { adaptive: ceiling.rules.adaptive.map(own), waiting, ..ceiling.rules }
     }
 
-    /// Whether one that `ceiling` turns away passes all the same.
+    /// Returns `true` if a rejection by `ceiling` is only reported.
     fn is_shadow(&self, ceiling: &Ceiling) -> bool {
         ceiling.shadow || self.policy.shadow
     }
 
-    /// A permit. One that passes all the same where it is turned away waits in no queue, and for no share that is not known yet:
-    /// it waits for the store alone where that is asked for each permit, because nobody else could say what comes of it.
+    /// Acquires one permit. In shadow mode a check neither queues nor waits for an unknown
+    /// share. With a strict limit it waits for the store, which alone knows the count.
     async fn permit(
         &self,
         bucket: &CounterKey,
@@ -408,7 +416,7 @@ impl Engine {
         let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
         let ask = Ask { bucket, revision, rules, keep, patience, answer, shared };
         let acquired = match strictly {
-            // Boxed: one of a ceiling in shares does not carry about what this takes.
+            // Boxed, to keep the future of the other modes small.
             Some(strictly) => {
                 Box::pin(self.ceilings.acquire_strictly(ask, strictly, self.backend())).await
             }
@@ -425,18 +433,18 @@ impl Engine {
     }
 }
 
-/// One ceiling, all its buckets together.
+/// One concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct InUse {
-    /// How many buckets.
+    /// The number of buckets.
     pub buckets: u64,
-    /// How many are in flight.
+    /// The number of requests in flight.
     pub in_flight: u64,
-    /// How many wait.
+    /// The number of waiting requests.
     pub waiting: u64,
-    /// How many may be in flight: of a ceiling that the store counts this replica's part.
+    /// The sum of the limits. For a strict limit, this replica's part.
     pub limit: u64,
-    /// The bucket with most in flight.
+    /// The bucket with the most requests in flight.
     pub busiest: Option<Look>,
 }
 
@@ -453,7 +461,7 @@ impl InUse {
     }
 }
 
-/// Tells of one who is turned away, and says what it is answered.
+/// Counts the rejection, and returns the response.
 fn turned_away(ceiling: &Ceiling, reason: Reason) -> Rejection {
     CeilingReached { reason, enforced: true }.emit();
     let reasons = std::iter::once(reason);
@@ -462,13 +470,11 @@ fn turned_away(ceiling: &Ceiling, reason: Reason) -> Rejection {
     Rejection { reject, reason, path }
 }
 
-/// How long one may wait in the queues of all these.
 fn longest(asked: &[(CounterKey, &Ceiling)]) -> Nanos {
     let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
 }
 
-/// The ceiling of the bucket of that name.
 fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
     let (domain, entries) = CounterKey::read_ceiling(name)?;
     let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
@@ -484,8 +490,8 @@ const fn reason(denied: Denied) -> Reason {
     }
 }
 
-/// The ceilings over a question, each once, in the order of their names. What only looks, or gives
-/// back, is not in flight.
+/// Returns the limits that cover the check, each once,
+/// sorted by bucket name. Peeks and refunds need no permit.
 fn asked<'c>(config: &'c Config, question: &Question<'_>) -> Asked<'c> {
     let Some(domain) = config.domains.get(question.domain) else { return Asked::new() };
     let mut asked = Asked::new();

@@ -1,9 +1,13 @@
-//! What the caller gets when the store of counters does not answer.
+//! The fallback: decides the charges without a reply from the store.
 //!
-//! Guarantees: each limit's own `on_backend_failure` decides for it; `error` on any limit that was
-//! not answered refuses the whole question, before anything is counted here, but for one that a limit
-//! held by an operator denies: that is denied, whatever the others would say.
-//! Leaves out: why the store does not answer; counting here ([`super::local`]).
+//! Guarantees:
+//! - The `on_backend_failure` of each limit decides its own charge.
+//! - `error` on an unanswered limit refuses the whole check, before any local charge.
+//! - A forced denial takes precedence over `error`.
+//!
+//! Not covered:
+//! - The reason of the store failure.
+//! - Local counters: see [`super::local`].
 
 use smallvec::SmallVec;
 
@@ -16,29 +20,28 @@ use crate::kernel::decision::{Cause, Cost, Reason, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::BackendFailed;
 
-/// A charge's outcome, whoever gave it.
+/// The outcome of a charge, with its source.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Settled {
-    /// The store.
     Answered(Outcome),
-    /// `on_backend_failure`.
+    /// `on_backend_failure: allow` or `deny`.
     Ruled(Verdict, Reason),
-    /// This replica's part.
+    /// This replica's local share.
     Local(Outcome),
-    /// Nobody: another limit of the question is known to deny it.
+    /// Not charged: another limit is known to deny the check.
     NotAsked,
 }
 
-/// Whether the store left any charge unanswered.
+/// Returns `true` if the store failed to reply to a charge.
 pub(super) fn is_needed(outcomes: &[Outcome]) -> bool {
     outcomes.iter().any(|outcome| cause(*outcome).is_some())
 }
 
-/// Settles every charge of `plan`.
+/// Decides every charge of `plan`.
 ///
 /// # Errors
-/// [`Refusal::BackendDown`] where a charge was not answered, its limit says `error`, and the question is not
-/// denied without it, or it would have given hits back.
+/// [`Refusal::BackendDown`] if an unanswered charge has `on_backend_failure:
+/// error`. Not if the check is denied anyway, unless the charge is a refund.
 #[cold]
 pub(super) fn settle(
     plan: &Plan<'_>,
@@ -60,7 +63,7 @@ pub(super) fn settle(
     let mut refusing = asked.filter_map(|(charge, (rule, outcome))| {
         cause(*outcome).filter(|_| refuses(rule)).map(|cause| (charge.cost, cause))
     });
-    // Hits that were not given back are somebody's loss whatever became of the question.
+    // A lost refund is a loss for the caller, even if the check is denied.
     let refusing = if plan.is_denied(quota_for_all) {
         refusing.find(|(cost, _)| matches!(cost, Cost::Refund(_)))
     } else {

@@ -1,8 +1,12 @@
-//! Rules that operators hold at one answer, over reloads and until their time is over.
+//! Applies forced decisions: an operator makes a rule allow or deny everything for a while.
 //!
-//! Guarantees: a configuration is put in force with what is held then, in the order in which it came; at most [`MOST`] rules are
-//! held, each for [`LONGEST`] at most; replicas that share a store hold the same about a second later, one that starts among them.
-//! Leaves out: how they tell each other: with the record of each ([`super::membership`]).
+//! Guarantees:
+//! - Forced decisions survive reloads until they expire.
+//! - At most [`MOST`] rules are forced, each for at most [`LONGEST`].
+//! - Replicas that share a store agree after about a second, including new ones.
+//!
+//! Not covered:
+//! - The transport between replicas: see the records of [`super::membership`].
 
 mod holds;
 
@@ -18,44 +22,44 @@ use crate::kernel::units::Nanos;
 use holds::Holds;
 pub use holds::{Told, word};
 
-/// Most rules that are held at one time.
+/// The largest number of forced rules.
 pub const MOST: usize = 100;
-/// The longest that a rule is held.
+/// The longest duration of a forced decision.
 pub const LONGEST: Nanos = Nanos::from_secs(24 * 60 * 60);
 
-/// What is held, and what the files say.
+/// The forced decisions and the configuration that they apply to.
 #[derive(Debug, Default)]
 pub(super) struct Freezer(Mutex<Inside>);
 
 #[derive(Debug, Default)]
 struct Inside {
-    /// As the files have it.
+    /// The configuration without forced decisions.
     written: Option<Arc<Config>>,
     holds: Holds,
 }
 
-/// Why a rule is not held, or not let go.
+/// The reason why a decision is not forced, or not released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is nothing to hold.
+    /// No configuration is loaded.
     #[error("no limits are loaded")]
     NoConfig,
-    /// No rule with a limit.
+    /// No rule with a limit matches.
     #[error("no rate limit counts this descriptor; /explain says what it meets")]
     NoLimit,
-    /// Not for so long, or for no time.
+    /// The duration is out of range.
     #[error("a limit is held for 1s to 24h")]
     TooLong,
-    /// Too many.
+    /// The largest number of forced decisions is reached.
     #[error("as many limits are held already as may be ({MOST}); let one go")]
     Full,
-    /// It is not held.
+    /// The rule has no forced decision.
     #[error("this limit is not held")]
     NotHeld,
 }
 
 impl Freezer {
-    /// Puts what was written in force, with what is held.
+    /// Publishes `written` with the current forced decisions.
     pub(super) fn load(&self, written: Arc<Config>, now: Nanos, put: impl FnOnce(Arc<Config>)) {
         let mut inside = self.0.lock();
         inside.written = Some(written);
@@ -70,7 +74,7 @@ impl Inside {
         put(if held.is_empty() { Arc::clone(written) } else { Arc::new(written.holding(&held)) });
     }
 
-    /// The path of the rule that counts a descriptor.
+    /// Returns the path of the rule that limits the descriptor.
     fn path(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Box<str>, Refused> {
         let written = self.written.as_ref().ok_or(Refused::NoConfig)?;
         let domain = written.domains.get(domain).ok_or(Refused::NoLimit)?;
@@ -80,11 +84,11 @@ impl Inside {
 }
 
 impl Engine {
-    /// Holds the limit that counts this descriptor at `verdict` for so long, here and at the replicas that hear of it. A limit
-    /// that is held already is held anew.
+    /// Forces `verdict` for the limit of this descriptor, here and
+    /// at the other replicas. Replaces an earlier forced decision.
     ///
     /// # Errors
-    /// Why not.
+    /// A duration outside 1 s to 24 h, no matching limit, or too many forced decisions.
     pub fn freeze(
         &self,
         (domain, entries): (&str, &[(&str, &str)]),
@@ -108,10 +112,11 @@ impl Engine {
         Ok(Held { domain: domain.into(), path, frozen })
     }
 
-    /// Lets the limit that counts this descriptor go, here and at the replicas that hear of it; its path.
+    /// Ends the forced decision for the limit of this descriptor,
+    /// here and at the other replicas. Returns the path of the rule.
     ///
     /// # Errors
-    /// Why not.
+    /// No matching limit, or no forced decision.
     pub fn thaw(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Box<str>, Refused> {
         let now = self.clock().now();
         let mut inside = self.freezer.0.lock();
@@ -127,18 +132,16 @@ impl Engine {
         Ok(path)
     }
 
-    /// What is held now, by domain and path.
+    /// Returns the current forced decisions by domain and path.
     #[must_use]
     pub fn frozen(&self) -> Vec<Held> {
         self.freezer.0.lock().holds.held(self.clock().now())
     }
 
-    /// What other replicas are to hold as well.
     pub(super) fn told_of_holds(&self) -> Vec<Told> {
         self.freezer.0.lock().holds.told(self.clock().now())
     }
 
-    /// Holds and lets go what other replicas tell of.
     pub(super) fn hear_of_holds(&self, told: &[Told]) {
         if told.is_empty() {
             return;

@@ -1,11 +1,14 @@
-//! Permits by the ids that proxies mint, where asking and giving back are two calls.
+//! Stores permits by request id, for proxies that acquire and release in two calls.
 //!
-//! Guarantees: an id holds what it was given once; while it waits or holds permits it is for nobody
-//! else, and who asks with it all the same holds nothing and has moved no counter. A release that
-//! comes before its acquire is remembered for a while, and what the acquire then takes is given back
-//! at once; the release of a request that was given nothing, whyever, is none of those. What is remembered is
-//! bounded for each source, and a full memory refuses, it never evicts.
-//! Leaves out: how a call says what it is, which is the edge's.
+//! Guarantees:
+//! - An id gets permits once. While it waits or has permits, other acquires with it fail.
+//! - An acquire that fails because of its id changes no counter.
+//! - An early release is remembered for a while; the later acquire is released at once.
+//! - The release of a request without permits does not count as an early release.
+//! - Early releases are bounded per source. Beyond the bound new ones are refused.
+//!
+//! Not covered:
+//! - The format of the calls: see the protocols in `edge`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,32 +24,31 @@ use crate::kernel::decision::Question;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{IdEvent, IdSeen};
 
-/// How long after its deadline at most an id is forgotten.
+/// The longest delay between a deadline and the removal of its id.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Early releases that are remembered, and how long, where nothing else is said: longer than a release
-/// overtakes its acquire by, and as many as a proxy's clients can be made to leave in that time.
+/// The default bounds on early releases. The time is longer than a release can overtake
+/// its acquire by. The numbers cover the clients of a proxy that cancel in that time.
 pub(super) const BOUNDS: Bounds =
     Bounds { per_source: 50_000, total: 200_000, keep: Nanos::from_secs(10) };
 
-/// Ids up to which those that hold nothing are kept as well.
+/// The number of ids up to which ids without permits are stored too.
 const MOST: usize = 200_000;
 
-/// Where a release comes from; nobody can tell apart those without an address.
+/// The address that sent a release. Senders without an address share one bound.
 type Source = Option<IpAddr>;
 
 type Known = Register<Box<str>, Source, Permits>;
 
-/// What ids hold.
 #[derive(Debug)]
 pub(super) struct Ids(Mutex<Known>);
 
-/// An id for which an answer is sought; dropped, it may be asked with again. Where it was given nothing until then,
-/// whatever the reason, that is noted.
+/// An id with a pending acquire. Dropping it frees the id, and
+/// records that the id has no permits unless `given` is set.
 struct Claim<'e> {
     engine: &'e Engine,
     id: Box<str>,
-    /// It was given something, which may be over by now.
+    /// `true` if the id got permits. They may have ended since.
     given: bool,
 }
 
@@ -54,7 +56,8 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let mut ids = self.engine.ids.0.lock();
         ids.unclaim(&self.id);
-        // Before anybody else may ask with it: the note would swallow the release of one that waits.
+        // Under the same lock: a later record could consume
+        // the release of another acquire with this id.
         if !self.given {
             note_nothing(&mut ids, self.engine.clock().steady(), &self.id);
         }
@@ -66,15 +69,15 @@ impl Ids {
         Self(Mutex::new(Register::new(bounds)))
     }
 
-    /// `id`, for one question; nothing where it is another's, which waits or holds its permits still.
-    /// What deadlines left of them is given back.
+    /// Reserves `id` for one acquire. Returns `None` if the id waits or has
+    /// permits already. Removes the permits that their deadlines have released.
     fn claim(&self, now: Nanos, id: Box<str>) -> Option<Box<str>> {
         let mut ids = self.0.lock();
         let holds = ids.held(&id).map(|permits| permits.is_held());
         if holds == Some(true) || !ids.claim(id.clone()) {
             return None;
         }
-        // Also that it was given nothing: the release of one that waits must not find that.
+        // Also removes a record without permits. The release of the new acquire must not find it.
         let before = holds.map(|_| ids.release(now, &id, &None));
         drop(ids);
         if matches!(&before, Some(Released::Held(permits)) if !permits.is_empty()) {
@@ -84,8 +87,8 @@ impl Ids {
     }
 }
 
-/// Notes that `id` holds nothing, for as long as an early release would be noted: the release of
-/// a request that was given nothing comes as well, and must not take an early one's place.
+/// Records that `id` has no permits, for as long as an early release is remembered.
+/// The release of a rejected request would otherwise count as an early release.
 fn note_nothing(ids: &mut Known, now: Nanos, id: &str) {
     if ids.len() < MOST {
         let until = now.plus(ids.bounds().keep);
@@ -93,10 +96,10 @@ fn note_nothing(ids: &mut Known, now: Nanos, id: &str) {
     }
 }
 
-/// Whether `id` can be one.
+/// Validates a request id.
 ///
 /// # Errors
-/// What one is.
+/// The format of a valid id.
 pub fn check_id(id: &str) -> Result<(), &'static str> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let is_one = (16..=128).contains(&id.len()) && id.bytes().all(sound);
@@ -104,13 +107,14 @@ pub fn check_id(id: &str) -> Result<(), &'static str> {
 }
 
 impl Engine {
-    /// As [`Engine::admit`], but only `covered`, a part of `question`, meets ceilings, and the permits
-    /// are held by `id` until it is released or their `max_duration` is over. `descriptor` is where
-    /// the id stands, for whom it is refused to.
+    /// Acquires permits and stores them under `id` until the release or `max_duration`.
+    ///
+    /// Works like [`Engine::admit`], but only the descriptors of `covered`, a part of `question`,
+    /// need permits. `descriptor` is the index of the descriptor with the id, for errors.
     ///
     /// # Errors
-    /// As [`Engine::admit`]; [`Refusal::BadId`] where the id waits or holds permits already, before
-    /// anything is asked for.
+    /// As [`Engine::admit`]. [`Refusal::BadId`] if the id
+    /// waits or has permits already; nothing is acquired then.
     pub async fn acquire(
         &self,
         (id, descriptor): (&str, usize),
@@ -118,7 +122,7 @@ impl Engine {
         question: &Question<'_>,
         patience: Option<Nanos>,
     ) -> Result<Admitted, Refusal> {
-        // First of all: whom it is refused to has moved no counter.
+        // Before anything else, so that a refused id changes no counter.
         let Some(claim) = self.claim(id) else {
             IdSeen(IdEvent::Taken).emit();
             let why = "this id is in flight already: one id is for one request";
@@ -134,8 +138,8 @@ impl Engine {
         })
     }
 
-    /// The request of `id` is not asked about: its release finds that it holds nothing. Of an id that waits or holds
-    /// permits nothing changes.
+    /// Records that the request of `id` needs no permits, so that its release is
+    /// not an early release. Does not affect an id that waits or has permits.
     pub fn pass_by(&self, id: &str) {
         drop(self.claim(id));
     }
@@ -145,8 +149,7 @@ impl Engine {
         Some(Claim { engine: self, id, given: false })
     }
 
-    /// Puts `permits` in the hands of the id. Whose release came first is over: what it took is given
-    /// back here.
+    /// Stores `permits` under the id. Releases them if the release of the id came first.
     fn hold(&self, mut claim: Claim<'_>, permits: Permits) {
         claim.given = true;
         let now = self.clock().steady();
@@ -155,14 +158,14 @@ impl Engine {
         IdSeen(match acquired {
             Acquired::Held => IdEvent::Acquired,
             Acquired::Over(_) => IdEvent::Over,
-            // Nobody's: what is claimed is held by no other.
+            // Unreachable: a claimed id has no other permits.
             Acquired::Taken(_) => IdEvent::Taken,
         })
         .emit();
     }
 
-    /// Gives back what `id` holds, or remembers that it is over. `rtt` is the request's latency where
-    /// the proxy measured it. False where it held nothing, or its deadline was before.
+    /// Releases the permits of `id`, or remembers an early release. `rtt` is the latency that
+    /// the proxy measured. Returns `false` if the id had no permits, or its deadline has passed.
     pub fn release(
         &self,
         id: &str,
@@ -182,7 +185,7 @@ impl Engine {
         permits.give_back(outcome, rtt)
     }
 
-    /// As [`Engine::release`], but what is not known is not remembered.
+    /// Does the same as [`Engine::release`], but does not remember an unknown id.
     pub(super) fn release_known(&self, id: &str, outcome: Outcome, rtt: Option<Nanos>) -> Found {
         let released = {
             let (mut ids, id) = (self.ids.0.lock(), id.into());
@@ -204,21 +207,22 @@ impl Engine {
         }
     }
 
-    /// For how long `id` holds all of its permits without a renewal, if it holds any.
+    /// Returns the time within which `id` must be renewed
+    /// to keep all its permits. `None` without permits.
     #[must_use]
     pub fn held_by(&self, id: &str) -> Option<Nanos> {
         self.ids.0.lock().held(&id.into())?.shortest_keep()
     }
 
-    /// The request of `id` was seen alive: `max_duration` counts from now. False where it holds
-    /// nothing, or a deadline took back any of it before; what is left is renewed all the same.
+    /// Restarts `max_duration`, because the request of `id` is still active. Returns `false` if the
+    /// id has no permits, or a deadline has released one. The others are renewed in both cases.
     pub fn renew(&self, id: &str) -> bool {
         let (mut ids, id) = (self.ids.0.lock(), id.into());
         let Some(permits) = ids.held(&id) else { return false };
         let is_whole = permits.renew();
         let is_left = is_whole || permits.since().is_some();
         let keep = permits.longest_keep().filter(|_| is_left);
-        // Read under the lock, as whoever else moves the deadline of an id does.
+        // The clock is read under the lock, because other calls may move the same deadline.
         let renewed = keep.is_some_and(|keep| ids.renew(&id, self.clock().steady().plus(keep)));
         if renewed {
             IdSeen(IdEvent::Renewed).emit();
@@ -226,21 +230,21 @@ impl Engine {
         renewed && is_whole
     }
 
-    /// How long `id` has been in flight; `None` where it holds nothing.
+    /// Returns the time since `id` acquired its permits. `None` without permits.
     #[must_use]
     pub fn held_for(&self, id: &str) -> Option<Nanos> {
         let since = self.ids.0.lock().held(&id.into()).and_then(|permits| permits.since())?;
         Some(self.clock().steady().since(since))
     }
 
-    /// How many early releases are remembered, and how many may be.
+    /// Returns the number of remembered early releases, and its bound.
     #[must_use]
     pub fn early_releases(&self) -> (usize, u32) {
         let ids = self.ids.0.lock();
         (ids.tombstones(), ids.bounds().total)
     }
 
-    /// Takes back for ever what is over its deadline.
+    /// Releases expired permits and removes expired ids, forever.
     pub async fn expire_on(&self) {
         tokio::join!(self.ceilings.run(), self.forget_ids());
     }
@@ -254,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Takes back what the next id over its deadline holds, if there is one.
+    /// Removes the next expired id. Returns `false` if there is none.
     fn forget_id(&self) -> bool {
         let Some((_, permits)) = self.ids.0.lock().expire(self.clock().steady()) else {
             return false;

@@ -1,8 +1,12 @@
-//! Where `on_backend_failure: local` counts: this replica's own memory.
+//! Decides charges from this replica's memory during a store outage (`on_backend_failure: local`).
 //!
-//! Guarantees: what is admitted here is within this replica's part, and is owed to the store
-//! ([`super::owed`]) unless the store may have it already.
-//! Leaves out: how large a part is ([`super::parts`]).
+//! Guarantees:
+//! - Allowed hits are within this replica's local share.
+//! - Allowed hits become fallback debt, unless the store may have counted them already.
+//!
+//! Not covered:
+//! - The size of a local share: see [`super::parts`].
+//! - Fallback debt: see [`super::owed`].
 
 use std::sync::Arc;
 
@@ -18,7 +22,7 @@ use crate::kernel::decision::{Cause, Cost, Group, Verdict, combine};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// What counts when the backend does not.
+/// The local counters and the fallback debt of this replica.
 #[derive(Debug)]
 pub struct Local {
     pub(super) memory: Arc<Memory>,
@@ -26,28 +30,29 @@ pub struct Local {
     pub(super) owed: Owed,
 }
 
-/// A charge that the store did not answer, and why.
+/// A charge without a reply from the store, and the failure.
 pub(super) type Unanswered<'p> = (&'p Charge, Cause);
 
-/// The outcome of a part of no hits.
+/// The outcome of a local share of zero hits.
 pub(super) const NOTHING: Outcome =
     Outcome::Stepped(Step::Never(Room { remaining: Hits(0), reset_after: Nanos(0) }));
 
 impl Local {
-    /// Counts in `memory`, by this replica's part among those of `membership`.
+    /// Creates counters in `memory`. The list of replicas
+    /// in `membership` determines the local shares.
     #[must_use]
     pub fn new(memory: Arc<Memory>, membership: Arc<Membership>) -> Self {
         Self { memory, membership, owed: Owed::default() }
     }
 
-    /// Puts `charges` to their parts; one outcome each, in order.
+    /// Charges the local shares. Returns one outcome for each charge, in order.
     pub(super) fn charge(&self, charges: &[Unanswered<'_>], rule: Rule, now: Nanos) -> Outcomes {
         let parts: SmallVec<[Option<Strategy>; 2]> =
             charges.iter().map(|(charge, _)| self.part_of(charge)).collect();
         let (asked, spared) = asked(charges, &parts, rule);
         let answered = match self.memory.charge(now, &asked) {
             Reply::Now(outcomes) => outcomes,
-            // Memory is at hand; what is not has no part.
+            // The memory store always replies at once.
             Reply::Later(_) => Outcomes::new(),
         };
         let passed = !spared && !denied(&asked, &answered);
@@ -67,7 +72,7 @@ impl Local {
         outcomes
     }
 
-    /// This replica's part of a charge's limit, if it has one.
+    /// Returns this replica's local share of the charge's limit. `None` if it has no hits.
     pub(super) fn part_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
         let mut division = Division { replicas, rank: None };
@@ -82,7 +87,8 @@ impl Local {
         part(&charge.strategy, division)
     }
 
-    /// What of `debt` this replica's counter still holds: windows end, and debts of GCRA drain.
+    /// Returns the part of `debt` that the local counter
+    /// still counts. Windows end and GCRA debts drain.
     pub(super) fn still(&self, debt: &Debt, now: Nanos) -> Hits {
         let Debt { part, hits, .. } = debt;
         let peek = Charge { strategy: *part, ..debt.of(Hits(0)) };
@@ -97,8 +103,8 @@ impl Local {
     }
 }
 
-/// What this replica's counters are asked: of a question that is denied as a whole by a limit of
-/// which it has no part, only what is left. And whether it is one.
+/// Returns the charges for the local counters. If a limit without a local
+/// share denies the whole check, they become peeks and the flag is `true`.
 fn asked(charges: &[Unanswered<'_>], parts: &[Option<Strategy>], rule: Rule) -> (Charges, bool) {
     let votes = charges.iter().zip(parts).map(|((charge, _), part)| {
         let denies = part.is_none() && without_a_part(charge.cost).denies();

@@ -1,10 +1,14 @@
-//! Which replicas share the store: one record each in the store, one call a second.
+//! Maintains the list of live replicas: one record for each in the store, one call per second.
 //!
-//! Guarantees: the store's clock decides who lives: a replica that is silent for
-//! [`SILENT_AT_MOST`] is not counted any more, one that leaves in order is not counted at once. While
-//! the store does not answer, what was last seen stays. A store that forgot the replicas, or that
-//! was away for so long that all look dead, is not believed until each had the time to speak again.
-//! Leaves out: agreement: two replicas may see the fleet differently for about a second.
+//! Guarantees:
+//! - The store's clock decides: a replica without a
+//!   heartbeat for [`SILENT_AT_MOST`] is not counted.
+//! - A replica that leaves in order is removed at once.
+//! - While the store is unavailable, the last list stays in use.
+//! - After the store lost its list, known replicas count for [`SILENT_AT_MOST`].
+//!
+//! Not covered:
+//! - Agreement: two replicas may have different lists for about a second.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -28,70 +32,69 @@ use crate::backend::{Backend, Cause, Reply};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 
-/// How often a replica speaks.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long a beat is waited for: less than until the next.
+/// The timeout of a heartbeat. Shorter than `BEAT`.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a replica says of itself. Others read the fields that they know.
+/// The record that a replica stores about itself. Readers ignore unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// The number of this life of the replica.
+    /// The number of this start of the replica.
     pub incarnation: u64,
-    /// The version that it runs.
+    /// The version of the program.
     pub build: String,
-    /// Where others call it, an address and a port; empty where they cannot.
+    /// The address and port for calls from other replicas. Empty if there is none.
     pub peer: String,
-    /// The number of the configuration in force there.
+    /// The revision of the current configuration.
     pub revision: u64,
-    /// Its shares of the fleet's ceilings that are in use, all of them together; in an outage what it may have in flight alone.
+    /// The sum of its shares of fleet-wide limits. During
+    /// an outage, the sum of the limits that apply instead.
     pub share: u64,
-    /// Requests in flight under them.
+    /// The requests in flight under these limits.
     pub in_flight: u64,
-    /// How often a share ended with its term, of ceilings that rest by now as well.
+    /// The number of expired shares, including limits that are idle by now.
     pub fences: u64,
-    /// How often one grew by what others let go.
+    /// The number of times that a share grew by permits from other replicas.
     pub handoffs: u64,
-    /// Its largest shares, [`MOST_SEATS`] at most.
+    /// Its largest shares, at most [`MOST_SEATS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub seats: Vec<Seat>,
-    /// Limits that are held at one answer.
+    /// Its forced decisions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Told>,
 }
 
-/// A replica's seat at a ceiling.
+/// A replica's share of one concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Seat {
-    /// The ceiling, in words.
+    /// The readable name of the limit.
     pub ceiling: Box<str>,
-    /// How much of it this replica may have in flight.
+    /// The number of requests that this replica may have in flight.
     pub share: u64,
-    /// How much it has.
+    /// The number of requests in flight.
     pub in_flight: u64,
-    /// The number of the grant.
+    /// The generation of the grant.
     pub generation: u64,
-    /// How often the share ended with its term.
+    /// The number of expired shares.
     pub fences: u64,
-    /// How often it grew by what others let go.
+    /// The number of times that the share grew by permits from other replicas.
     pub handoffs: u64,
 }
 
-/// Most seats in a record, and the longest name of a ceiling there, in bytes: all records are read once a second.
+/// The most shares in a record, and the longest name of a limit there, in
+/// bytes. Bounded, because every replica reads all records once a second.
 pub const MOST_SEATS: usize = 20;
 const LONGEST_NAME: usize = 200;
 
-/// The fleet as this replica knows it.
+/// This replica's view of the fleet.
 #[derive(Debug)]
 pub struct Membership {
     node: Box<str>,
     incarnation: u64,
-    /// Of this life, as answers show it.
     name: Box<str>,
-    /// Where others call this replica.
     address: OnceLock<SocketAddr>,
     replicas_min: NonZeroU32,
     seen: ArcSwapOption<Seen>,
@@ -99,33 +102,33 @@ pub struct Membership {
     left: AtomicBool,
 }
 
-/// The fleet as it was seen.
+/// A snapshot of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Those that lived, by name, this replica among them.
+    /// The live replicas by name, including this one.
     pub members: Vec<Member>,
-    /// Those of them that can be called, without this replica.
+    /// The other live replicas that have an address.
     pub peers: Vec<Peer>,
-    /// When, by this replica's clock.
+    /// The instant of the snapshot, by this replica's clock.
     pub at: Nanos,
-    /// Until when those that the store forgot are held to live.
+    /// Until this instant, replicas that the store forgot still count as live.
     held_until: Nanos,
 }
 
 /// Another replica that can be called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The name of this life of it, as answers show it.
+    /// The name of its incarnation, as replies show it.
     pub name: Box<str>,
-    /// Its own name.
+    /// The name of the replica.
     pub node: Box<str>,
-    /// Where it is called.
+    /// The address for calls.
     pub address: SocketAddr,
 }
 
 impl Membership {
-    /// A replica that has seen nobody yet. `node` is its name, another one for each replica;
-    /// `incarnation` is the number of this life of it.
+    /// Creates a view that has seen no replica yet. `node` is the name of this
+    /// replica, unique in the fleet. `incarnation` is the number of this start.
     #[must_use]
     pub fn new(node: &str, incarnation: u64, replicas_min: NonZeroU32) -> Self {
         Self {
@@ -140,37 +143,37 @@ impl Membership {
         }
     }
 
-    /// This replica's name.
+    /// Returns this replica's name.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// The name of this life of it, as answers show it.
+    /// Returns the name of this incarnation, as replies show it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Tells the fleet from the next beat on where this replica is called. Only the first address counts.
+    /// Publishes the address for calls with the next heartbeat. Later calls have no effect.
     pub fn call_at(&self, address: SocketAddr) {
         self.address.get_or_init(|| address);
     }
 
-    /// Where this replica is called, if it is.
+    /// Returns the address for calls from other replicas.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address.get().copied()
     }
 
-    /// The fleet as it was last seen; nothing where it never was.
+    /// Returns the last snapshot. `None` before the first reply.
     #[must_use]
     pub fn seen(&self) -> Option<Arc<Seen>> {
         self.seen.load_full()
     }
 
-    /// By how many replicas a limit is divided: those that lived when they were last seen, and
-    /// never fewer than `replicas_min`.
+    /// Returns the divisor for limits that are split among replicas:
+    /// the number of live replicas, at least `replicas_min`.
     #[must_use]
     pub fn replicas(&self) -> NonZeroU32 {
         let seen = self.seen.load();
@@ -179,8 +182,8 @@ impl Membership {
         live.map_or(self.replicas_min, |live| live.max(self.replicas_min))
     }
 
-    /// How what all have together is divided among those that lived when they were last seen, for who adds up what each of
-    /// them shows: `replicas_min` would leave out the part of those that are not there. Cost: nothing is hashed.
+    /// Returns the division of a fleet-wide total, for metrics that add up all replicas.
+    /// Only live replicas count: with `replicas_min` the sum would be too small.
     #[must_use]
     pub fn division(&self) -> Division {
         let seen = self.seen.load();
@@ -191,7 +194,7 @@ impl Membership {
         Division { replicas: live.unwrap_or(self.replicas_min), rank }
     }
 
-    /// Takes what the store answered at `now`.
+    /// Applies the store's reply of instant `now`.
     pub fn learn(&self, fleet: Fleet, now: Nanos) {
         let seen = self.seen.load_full();
         if seen.is_some() {
@@ -222,13 +225,14 @@ impl Membership {
     }
 }
 
-/// What a record says; one that cannot be read says nothing.
+/// Parses a record. Returns an empty record on errors.
 #[must_use]
 pub fn read(record: &str) -> Record {
     serde_json::from_str(record).unwrap_or_default()
 }
 
-/// What all replicas tell of limits that are held, this one's life before among them.
+/// Returns the forced decisions in all records, including
+/// the one of this replica's previous incarnation.
 fn holds(fleet: &Fleet) -> Vec<Told> {
     let records = fleet.members.iter().map(|member| &member.record).chain(&fleet.before);
     records.flat_map(|record| read(record).holds).collect()
@@ -240,12 +244,12 @@ fn peer(member: &Member) -> Option<Peer> {
     Some(Peer { name, node, address: record.peer.parse().ok()? })
 }
 
-/// The fleet after `fleet` was said at `now`.
+/// Returns the snapshot after the reply `fleet` of instant `now`.
 fn next(seen: Option<&Seen>, fleet: Fleet, now: Nanos) -> Seen {
     let Fleet { mut members, before } = fleet;
     let mut held_until = seen.map_or(Nanos(0), |seen| seen.held_until);
     if before.is_none() {
-        // It forgot us, and so it may have forgotten the others.
+        // The store lost this replica's record, so it may have lost the others too.
         held_until = now.plus(SILENT_AT_MOST);
     }
     if now < held_until {
@@ -260,7 +264,7 @@ fn next(seen: Option<&Seen>, fleet: Fleet, now: Nanos) -> Seen {
 }
 
 impl Engine {
-    /// Tells the fleet of this replica, and this replica of the fleet, once a second; never ends.
+    /// Sends a heartbeat every second, and applies the reply. Never returns.
     pub async fn beat_on(&self) {
         let mut ticks = interval(BEAT);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -281,7 +285,7 @@ impl Engine {
         }
     }
 
-    /// What a record says of the ceilings that are shared.
+    /// Returns the fields of the record that describe concurrency limits.
     #[must_use]
     pub fn shares(&self) -> Record {
         let Some(fleet) = self.ceilings.fleet() else { return Record::default() };
@@ -296,7 +300,7 @@ impl Engine {
         }
         sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
         sum.seats.truncate(MOST_SEATS);
-        // A ceiling whose mode has just changed is on both lists.
+        // A limit whose mode has just changed is in both lists.
         let others = fleet.seen(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
         for (_, seen) in others {
             sum.in_flight = sum.in_flight.saturating_add(seen.here.into());
@@ -304,7 +308,8 @@ impl Engine {
         sum
     }
 
-    /// Takes this replica's record out of the store, if the store answers, and speaks no more.
+    /// Removes this replica's record from the store, and stops
+    /// the heartbeats. Ignores a store that is unavailable.
     pub async fn leave(&self) {
         let Some(membership) = self.membership() else { return };
         membership.left.store(true, Relaxed);

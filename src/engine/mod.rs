@@ -1,8 +1,12 @@
-//! The one path from a question to an answer, wired.
+//! The decision path of a check, and the background work of one replica.
 //!
-//! Guarantees: every question is answered under exactly one configuration and one instant; what
-//! cannot be asked is refused before any counter moves.
-//! Leaves out: protocols ([`crate::edge`]) and where counters live ([`crate::backend`]).
+//! Guarantees:
+//! - A check is decided by exactly one configuration at one instant.
+//! - An invalid check is refused before any counter changes.
+//!
+//! Not covered:
+//! - Protocols ([`crate::edge`]).
+//! - Where counters live ([`crate::backend`]).
 
 pub mod admit;
 mod again;
@@ -38,28 +42,28 @@ pub use local::Local;
 pub use membership::Membership;
 pub use plan::{CounterKeys, Overrides, Planning};
 
-/// The answer to one question.
+/// The decision for one check.
 #[derive(Debug)]
 pub struct Answer {
-    /// The verdict of the whole question, global shadow mode applied.
+    /// The overall verdict, after global shadow mode.
     pub verdict: Verdict,
-    /// One per descriptor, in the question's order.
+    /// One status for each descriptor, in the order of the check.
     pub statuses: Statuses,
-    /// The status that headers describe.
+    /// The index of the status that response headers describe.
     pub binding: Option<usize>,
-    /// On a denial: the wait after which the whole question would pass if nobody else came. `None`
-    /// when no wait helps.
+    /// After a denial, the wait until the same check would be allowed
+    /// if no other check came. `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
-    /// Whether global shadow mode turned a denial into an admission.
+    /// `true` if global shadow mode turned a denial into an allowed check.
     pub shadowed: bool,
-    /// The configuration that decided.
+    /// The revision of the configuration that decided.
     pub revision: Revision,
-    /// The instant that decided.
+    /// The instant of the decision.
     pub now: Nanos,
 }
 
 impl Answer {
-    /// Admits, and says nothing of any descriptor yet.
+    /// Returns a decision that allows the check and has no statuses yet.
     #[must_use]
     pub fn to_nothing(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Admit, Statuses::new());
@@ -68,104 +72,104 @@ impl Answer {
     }
 }
 
-/// One per descriptor.
+/// The statuses of a check, one for each descriptor.
 pub type Statuses = SmallVec<[Status; 2]>;
 
-/// What was decided for one descriptor.
+/// The decision for one descriptor.
 #[derive(Debug)]
 pub struct Status {
-    /// The decision.
+    /// The verdict with its reason, limit and retry-after.
     pub finding: Finding,
-    /// The rule's metadata.
+    /// The metadata of the rule.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
 }
 
 impl Status {
-    /// That of a descriptor without a limit.
-    // A constant: it is copied whole, while what a function puts together piece by piece is slow to move.
+    /// The status of a descriptor without a limit.
+    // A constant, because one copy of the whole value is faster than a value built field by field.
     const UNLIMITED: Self =
         Self { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata: None };
 }
 
-/// Why a question cannot be answered. No counter has moved, except where a store did not answer.
+/// The reason why a check has no decision. No counter changed, unless a store failed to reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As the reference: an error that clients know.
+    /// The domain is empty. Same error as envoyproxy/ratelimit, because clients know it.
     #[error("the domain must not be empty")]
     EmptyDomain,
-    /// As the reference.
+    /// The check has no descriptors. Same error as envoyproxy/ratelimit.
     #[error("the list of descriptors must not be empty")]
     NoDescriptors,
-    /// As the reference.
+    /// No configuration is loaded. Same error as envoyproxy/ratelimit.
     #[error("no limits are loaded; see the log or /config for what is wrong with them")]
     NoConfig,
-    /// More descriptors than one question may hold.
+    /// The check has too many descriptors.
     #[error(
         "{got} descriptors in one question; at most {most} are answered: ask the rest in another"
     )]
     TooManyDescriptors {
-        /// How many came.
+        /// The number of descriptors in the check.
         got: usize,
-        /// How many may come.
+        /// The largest number allowed.
         most: usize,
     },
-    /// More entries than the descriptors of one question may hold together.
+    /// The descriptors of the check have too many entries in total.
     #[error("{got} entries in one question; at most {most} are answered: ask the rest in another")]
     TooManyEntries {
-        /// How many came.
+        /// The number of entries in the check.
         got: usize,
-        /// How many may come.
+        /// The largest number allowed.
         most: usize,
     },
-    /// A key or value too long to be meant.
+    /// The key or value of an entry is too long.
     #[error(
         "descriptor {descriptor}: an entry of {got} bytes; a key or value has less than {most}"
     )]
     EntryTooLong {
-        /// Which descriptor, from 0.
+        /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// Its length in bytes.
+        /// The length in bytes.
         got: usize,
-        /// The first length that is refused.
+        /// The shortest length that is refused, in bytes.
         most: usize,
     },
-    /// `hits_addend` of 2^63 and more.
+    /// `hits_addend` is 2^63 or more.
     #[error("descriptor {descriptor}: hits_addend {got} is 2^63 or more")]
     HitsTooLarge {
-        /// Which descriptor, from 0.
+        /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// What came.
+        /// The `hits_addend` of the descriptor.
         got: u64,
     },
-    /// An override whose unit is not one.
+    /// A limit override has an unknown unit.
     #[error(
         "descriptor {descriptor}: {got} is not a unit for a limit in a request; \
          1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR and 7 (week) are"
     )]
     UnknownUnit {
-        /// Which descriptor, from 0.
+        /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// What came.
+        /// The number of the unit in the request.
         got: i32,
     },
-    /// `is_negative_hits` while refunds are off.
+    /// `is_negative_hits` is set while the setting `negative_hits` is off.
     #[error(
         "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
     )]
     RefundsAreOff {
-        /// Which descriptor, from 0.
+        /// The index of the descriptor, from 0.
         descriptor: usize,
     },
-    /// A reserved word with an id that is none, or that is used otherwise than it can be.
+    /// A reserved entry has an invalid request id, or is used in a way that is not allowed.
     #[error("descriptor {descriptor}: {why}")]
     BadId {
-        /// Which descriptor, from 0.
+        /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// What is wrong with it.
+        /// The error, for the caller.
         why: &'static str,
     },
-    /// The store of counters did not answer, and a limit says `on_backend_failure: error`. The
-    /// charge may be made all the same where the store was late.
+    /// The store did not reply, and a limit has `on_backend_failure:
+    /// error`. After a timeout the store may still have made the charge.
     #[error(
         "the store of counters did not answer ({}), and the limit's on_backend_failure is error",
         .0.as_str()

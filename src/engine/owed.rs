@@ -1,12 +1,18 @@
-//! Hits that were admitted here while the store did not answer, until it is charged with them.
+//! Fallback debt: hits that this replica allowed during
+//! a store outage and charges to the store afterwards.
 //!
-//! Guarantees: at most [`MOST_KEYS`] counters and [`MOST_BYTES`] of their keys are remembered, and
-//! what finds no room is counted as lost; what is owed is charged when its place in the store answers
-//! again, whatever others do, one call at a time, and what a counter would not hold any more is not. Of a
-//! place that does not answer one charge is tried at a time, and trying takes a tenth of the time. Once nothing is owed and the
-//! store has answered for [`CALM`], this replica's own counters are dropped: the store's carry
-//! them. A store that comes and goes faster than that meets one outage.
-//! Leaves out: surviving the end of the process.
+//! Guarantees:
+//! - At most [`MOST_KEYS`] counters with [`MOST_BYTES`] of
+//!   keys have debt. Hits beyond that are counted as lost.
+//! - Debt is charged one call at a time when its store node is available again.
+//! - Hits that the counter has forgotten in the meantime are not charged.
+//! - Attempts at an unavailable node never overlap, and take a tenth of the time.
+//! - Without debt and after [`CALM`] of replies, the local counters are cleared.
+//!
+//! Not covered:
+//! - A restart of the process: its debt is lost.
+//!
+//! Outages less than [`CALM`] apart count as one, so their hits share the local counters.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -25,46 +31,41 @@ use crate::kernel::rate::{Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{HitsOwed, OwedOutcome};
 
-/// The most counters that hits are owed to.
 const MOST_KEYS: usize = 65_536;
 
-/// The most bytes of their keys.
+/// The largest total size of their keys.
 const MOST_BYTES: usize = 16 << 20;
 
-/// How often the store is looked at while it does not answer.
+/// The shortest pause between two attempts during an outage.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The longest pause between two looks, however much is owed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A look takes no more than one part in so many of the time, while pauses are not at their longest.
+/// The pause is this multiple of the last attempt's duration, up to the longest pause.
 const LOOKING_PART: u32 = 10;
 
-/// How long the store must answer before an outage is over.
+/// The time for which the store must be available before an outage has ended.
 const CALM: Duration = Duration::from_secs(5);
 
-/// What is owed to one counter.
 #[derive(Clone, Debug)]
 pub(super) struct Debt {
-    /// The last charge of these: to which counter, and how the store counts.
+    /// The last charge, for the counter and the strategy of the store.
     charge: Charge,
-    /// How this replica counted.
+    /// The strategy of the local counter.
     pub(super) part: Strategy,
     pub(super) hits: Hits,
 }
 
 impl Debt {
-    /// A charge of `hits` to the counter.
     pub(super) fn of(&self, hits: Hits) -> Charge {
         Charge { cost: Cost::Charge(hits), ..self.charge.clone() }
     }
 }
 
-/// What is owed to all counters.
 #[derive(Debug, Default)]
 pub(super) struct Owed {
     book: Mutex<Book>,
-    /// Something was counted here.
+    /// Notified after each local charge.
     counted: Notify,
 }
 
@@ -75,12 +76,12 @@ struct Book {
 }
 
 impl Owed {
-    /// Something was counted in this replica's memory.
+    /// Starts the repayment after a local charge.
     pub(super) fn wake(&self) {
         self.counted.notify_one();
     }
 
-    /// Notes what a charge that passed here, or a refund, owes.
+    /// Adds an allowed charge to the debt, or subtracts a refund.
     pub(super) fn note(&self, charge: &Charge, part: Strategy) {
         let mut book = self.book.lock();
         match charge.cost {
@@ -96,17 +97,16 @@ impl Owed {
         }
     }
 
-    /// The counters that hits are owed to now.
     fn keys(&self) -> Vec<CounterKey> {
         self.book.lock().debts.keys().cloned().collect()
     }
 
-    /// What `of` says of what is owed to a counter.
     fn look<T>(&self, key: &CounterKey, of: impl FnOnce(&Charge) -> T) -> Option<T> {
         self.book.lock().debts.get(key).map(|debt| of(&debt.charge))
     }
 
-    /// One by one: refunds lessen what is in the book.
+    /// Takes the debt of one counter. The others stay in
+    /// the table, where refunds can still reduce them.
     fn take(&self, key: &CounterKey) -> Option<Debt> {
         let mut book = self.book.lock();
         let debt = book.debts.remove(key)?;
@@ -114,7 +114,7 @@ impl Owed {
         Some(debt)
     }
 
-    /// Meanwhile there may be more for the same counter, under the limit of now.
+    /// Adds to debt that was recorded in the meantime, and keeps the newer limit.
     fn put_back(&self, debt: Debt) {
         let mut book = self.book.lock();
         match book.debts.get_mut(&debt.charge.key) {
@@ -145,26 +145,26 @@ impl Book {
     }
 }
 
-/// Some place does not answer, and when that was first looked at.
+/// At least one store node is unavailable. Contains the start of the attempt.
 struct Away {
     began: Nanos,
 }
 
-/// What became of a debt that was to be paid.
 enum Paid {
-    /// All that is to be.
+    /// The debt is settled.
     All,
-    /// Nothing, because its place does not answer.
+    /// The node is unavailable, and nothing was charged.
     Nothing,
-    /// It is not known, for the same: it is lost.
+    /// Unknown after a timeout. Counted as lost, because a retry might count the hits twice.
     Perhaps,
 }
 
-/// After so many debts others have their turn: of one that does not answer none is waited for.
+/// The debts between two yields. Needed because debts
+/// of unavailable nodes are skipped without an await.
 const IN_ONE_GO: usize = 64;
 
 impl Engine {
-    /// Charges the store with what was counted here, whenever it is back; never ends.
+    /// Repays fallback debt whenever the store is available again. Never returns.
     pub async fn pay_on(&self) {
         let Some(local) = self.local() else { return std::future::pending().await };
         loop {
@@ -176,8 +176,7 @@ impl Engine {
         }
     }
 
-    /// Pays all there is, and drops what was counted here once the store has answered for long
-    /// enough that the next outage is another one.
+    /// Repays all debt. Clears the local counters once the store has been available for [`CALM`].
     async fn pay_until_calm(&self, local: &Local) -> Result<(), Away> {
         loop {
             self.pay(local).await?;
@@ -192,7 +191,6 @@ impl Engine {
         }
     }
 
-    /// Pays what is owed wherever it is taken.
     async fn pay(&self, local: &Local) -> Result<(), Away> {
         let began = self.clock().steady();
         let mut away = HashSet::new();
@@ -219,9 +217,9 @@ impl Engine {
         if away.is_empty() { Ok(()) } else { Err(Away { began }) }
     }
 
-    /// Charges what there is room for: the store's counter is never above its limit for it.
+    /// Charges the hits that fit, so that debt never raises the counter above its limit.
     async fn pay_one(&self, debt: &mut Debt) -> Paid {
-        // Twice: what there was room for a moment ago there may not be.
+        // A second attempt, because the remaining hits may have changed since the first reply.
         for _ in 0..2 {
             if debt.hits == Hits(0) {
                 return Paid::All;
@@ -233,7 +231,7 @@ impl Engine {
                     count(OwedOutcome::Rested, debt.hits.less(room.remaining));
                     debt.hits = room.remaining;
                 }
-                // A fixed window has counted it, whatever it said.
+                // A fixed window counts the hits even if it denies them.
                 Outcome::Stepped(_) | Outcome::Counted(..) | Outcome::Refunded(_) => {
                     count(OwedOutcome::Charged, debt.hits);
                     return Paid::All;

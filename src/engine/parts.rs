@@ -1,9 +1,13 @@
-//! A replica's part of a limit that nobody shares for the moment.
+//! Computes a replica's local share of a limit for store outages. Pure.
 //!
-//! Guarantees: pure; parts are whole hits, and those of all replicas that see one fleet add up to the
-//! limit, never to more; a part is none only where a limit has fewer hits than replicas. Of GCRA the
-//! bursts are divided so, and the rate exactly among those that have any.
-//! Leaves out: who the replicas are ([`super::membership`]) and what is counted ([`super::local`]).
+//! Guarantees:
+//! - Local shares are whole hits. With equal views of the fleet they add up to the limit.
+//! - A local share is zero only if the limit has fewer hits than replicas.
+//! - GCRA divides its burst, and its rate among the replicas with burst.
+//!
+//! Not covered:
+//! - The list of replicas: see [`super::membership`].
+//! - Counting: see [`super::local`].
 
 use std::num::NonZeroU32;
 
@@ -18,17 +22,17 @@ use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::Nanos;
 
-/// How a limit is divided, as one replica has it.
+/// The division of a limit, as seen by one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// Into how many parts.
+    /// The number of parts.
     pub replicas: NonZeroU32,
-    /// Where this replica stands, from 0, among those that are given the hits which the division
-    /// leaves over. Nothing where the replicas are not known: then nobody is given them.
+    /// This replica's rank, from 0. A rank below the remainder of the division gets one
+    /// more hit. `None` if the replicas are unknown: then nobody gets the remainder.
     pub rank: Option<u32>,
 }
 
-/// One replica's part of a limit; none where it has no hit of it.
+/// Returns one replica's local share of a limit. `None` if it has no hits.
 #[must_use]
 pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
     let replicas = division.replicas;
@@ -42,7 +46,7 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
     match whole {
         Strategy::Gcra(gcra) => {
             let worth = gcra.worth();
-            // Those that have no part of the burst have none of the rate.
+            // A replica without a part of the burst gets no part of the rate.
             let earners = replicas.get().min(gcra.burst());
             let ticks = worth.ticks.get().checked_mul(u64::from(earners))?;
             Gcra::new(worth.hits, period(gcra.tick(), ticks)?, most).ok().map(Strategy::Gcra)
@@ -60,15 +64,15 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
     }
 }
 
-/// One replica's part of so many.
+/// Returns one replica's part of `whole`.
 #[must_use]
 pub fn share(whole: u32, Division { replicas, rank }: Division) -> u32 {
     let left_over = whole % replicas;
     whole / replicas + u32::from(rank.is_some_and(|rank| rank < left_over))
 }
 
-/// Where `me` stands among `members` for `key`: another order for each key, the same at every
-/// replica. Cost: one hash of the key for each member.
+/// Returns the rank of `me` among `members` for `key`. The order differs between
+/// keys and is the same at every replica. Cost: one hash of the key for each member.
 ///
 /// Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 pub fn rank<'m>(key: &CounterKey, me: &str, members: impl Iterator<Item = &'m str>) -> u32 {
@@ -78,8 +82,8 @@ pub fn rank<'m>(key: &CounterKey, me: &str, members: impl Iterator<Item = &'m st
 }
 
 fn weight(key: &CounterKey, member: &str) -> u64 {
-    // The key of the hash is no secret: every replica must come to the same order. A name has no
-    // zero byte, so that where it ends is clear.
+    // A fixed hash key, because every replica needs the same
+    // order. The zero byte ends the name, which contains none.
     let mut bytes = Vec::with_capacity(member.len() + 1 + key.as_bytes().len());
     bytes.extend(member.as_bytes());
     bytes.push(0);

@@ -1,11 +1,15 @@
-//! Ends of requests that reach another replica than the one that holds their permits.
+//! Sends releases and renewals of permits to the replica that owns them.
 //!
-//! Guarantees: what is known here is settled here and at once, whoever is named. What names its owner goes to that life of
-//! that replica, known here or not, and leaves nothing behind anywhere; an end that names nobody is asked of all, and
-//! remembered only where none of them knows it. What another passed on goes no further. What waits to be passed on is
-//! bounded; what finds no room is counted.
-//! Leaves out: how a replica is called and believed, which is `edge::grpc::peer`'s. An owner that is gone: the permit's
-//! deadline is its end.
+//! Guarantees:
+//! - A release of a permit of this replica is applied at once.
+//! - A release that names its owner goes to that incarnation, and is remembered nowhere.
+//! - A release without an owner goes to all replicas; an unknown one is remembered.
+//! - A release from another replica is not forwarded again.
+//! - The queue of forwarded releases is bounded. A release beyond the bound is counted.
+//!
+//! Not covered:
+//! - Calls between replicas and their authentication: see `edge::grpc::peer`.
+//! - An owner that has left: its permits end by their deadlines.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -21,113 +25,115 @@ use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::letters::LetterEvent;
 
-/// For how long an end that names no owner is looked for.
+/// The longest search for the owner of a release that names none.
 pub const SEARCH: Nanos = Nanos(100 * Nanos::MILLI.0);
 
-/// How long whoever wants to know what became of an end waits for that: a search and two ways.
+/// The longest wait for the result of a forwarded release: one search and two network hops.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How often it is looked whether all has arrived.
+/// The poll interval of [`Engine::pass_on_all`].
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What may wait to be sorted by owner: a burst of a tenth of a second at 160,000 ends a second.
+/// The capacity of the forwarding queue: a burst of a
+/// tenth of a second at 160,000 releases per second.
 const WAITING: usize = 16_384;
 
-/// What is told of a request.
+/// A release or renewal of one request's permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told<'i> {
-    /// Its id.
+    /// The request id.
     pub id: Cow<'i, str>,
-    /// What.
+    /// The event to apply.
     pub about: About,
-    /// Where it was told, for the bounds on what is remembered.
+    /// The address that sent it, for the bounds on early releases.
     pub source: Option<IpAddr>,
 }
 
-/// What there is to tell of a request.
+/// The kind of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
-    /// It has ended, so, with the upstream's latency where that was measured.
+    /// The request has ended. Contains the upstream latency if it was measured.
     Ended(Outcome, Option<Nanos>),
-    /// The same, and no replica knew it.
+    /// The request has ended, and no replica knows its id.
     UnknownEverywhere(Outcome, Option<Nanos>),
-    /// It goes on.
+    /// The request is still active.
     GoesOn,
 }
 
-/// What is known of a request.
+/// The state of a request id at this replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It held permits.
+    /// The id had permits.
     Held,
-    /// It held none, as one that was turned away.
+    /// The id had no permits: its request was rejected, or needed none.
     Nothing,
-    /// Nothing is known of it.
+    /// The id is unknown.
     Unknown,
 }
 
-/// Where what is told is settled.
+/// The replica that settles an update.
 enum Settled {
-    /// Here, and whether anything was held.
+    /// This replica. `true` if the id had permits.
     Here(bool),
-    /// Here, where something was held, and at its owner.
+    /// This replica, where the id had permits, and the owner as well.
     Both,
-    /// Elsewhere, if anywhere.
+    /// Another replica.
     There,
 }
 
-/// Something to be told to another replica.
+/// An update on its way to another replica.
 #[derive(Debug)]
 pub struct Post {
-    /// What.
+    /// The update.
     pub told: Told<'static>,
-    /// Whom; all of them where nobody is named.
+    /// The name of the owner's incarnation. `None`: send it to all replicas.
     pub owner: Option<Box<str>>,
-    /// Who waits to hear whether anything was held.
+    /// Receives `true` if the id had permits.
     pub answer: Option<oneshot::Sender<bool>>,
-    /// Kept until it has arrived, or never will.
+    /// Dropped when the update has arrived or was given up.
     pub way: Arc<()>,
 }
 
-/// The way to other replicas.
+/// The queue of updates for other replicas.
 #[derive(Debug)]
 pub(super) struct Peers {
     membership: Arc<Membership>,
     post: mpsc::Sender<Post>,
-    /// Held by each that is on its way.
+    /// Each update on its way has a reference to it.
     way: Arc<()>,
 }
 
-/// The name of one life of a replica, as answers show it: 16 hexadecimal digits, which tell strangers nothing else.
+/// Returns the public name of a replica incarnation: 16 hexadecimal
+/// digits of a hash, which reveal neither name nor number.
 #[must_use]
 pub fn name(node: &str, incarnation: u64) -> Box<str> {
     let mut bytes = node.as_bytes().to_vec();
-    // A name has no zero byte.
+    // A separator: a node name contains no zero byte.
     bytes.push(0);
     bytes.extend(incarnation.to_be_bytes());
     format!("{:016x}", SipHasher24::new().hash(&bytes)).into()
 }
 
-/// Whether `text` can be the name of a replica's life.
+/// Returns `true` if `text` has the format of [`name`].
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl<'i> Told<'i> {
-    /// That `id` has ended, told by `source`.
+    /// Creates the release of `id`.
     #[must_use]
     pub fn ended(id: &'i str, source: Option<IpAddr>, how: Outcome, rtt: Option<Nanos>) -> Self {
         Self { id: Cow::Borrowed(id), about: About::Ended(how, rtt), source }
     }
 
-    /// That `id` goes on.
+    /// Creates the renewal of `id`.
     #[must_use]
     pub const fn goes_on(id: &'i str) -> Self {
         Self { id: Cow::Borrowed(id), about: About::GoesOn, source: None }
     }
 
-    /// The same, and that no replica knew it.
+    /// Marks a release as unknown to all replicas.
     #[must_use]
     pub fn unknown_everywhere(self) -> Self {
         let about = match self.about {
@@ -143,8 +149,8 @@ impl<'i> Told<'i> {
 }
 
 impl Engine {
-    /// The same engine, one of those that pass ends on to each other, and what is to be passed on. Nothing where its store
-    /// is its own, and with it the fleet.
+    /// Enables forwarding, and returns the queue of forwarded releases. Returns no queue
+    /// if the store belongs to this replica alone, because there is no fleet then.
     #[must_use]
     pub fn with_peers(mut self) -> (Self, Option<mpsc::Receiver<Post>>) {
         let Some(local) = self.local() else { return (self, None) };
@@ -154,13 +160,14 @@ impl Engine {
         (self, Some(posted))
     }
 
-    /// How answers name this replica, where others pass ends on to it.
+    /// Returns this replica's name in replies, if forwarding is enabled.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         Some(self.peers.as_ref()?.membership.name())
     }
 
-    /// Heeds what is told, here or, by way of others, at `owner`. Without one an end is looked for at all replicas.
+    /// Applies an update here, or forwards it to `owner`.
+    /// A release without an owner is sent to all replicas.
     pub fn tell(&self, told: Told<'_>, owner: Option<&str>) {
         let owner = owner.filter(|owner| is_name(owner));
         if !matches!(self.settle(&told, owner), Settled::Here(_)) {
@@ -168,7 +175,8 @@ impl Engine {
         }
     }
 
-    /// The same, and says whether anything was held. False where that could not be learnt in a quarter of a second.
+    /// Does the same, and returns `true` if the id had permits.
+    /// Returns `false` if the result is unknown after 250 ms.
     pub async fn tell_and_hear(&self, told: Told<'_>, owner: Option<&str>) -> bool {
         let owner = owner.filter(|owner| is_name(owner));
         match self.settle(&told, owner) {
@@ -184,7 +192,7 @@ impl Engine {
         matches!(timeout(PATIENCE, heard).await, Ok(Ok(true)))
     }
 
-    /// Heeds what another replica tells; only what is known nowhere is remembered.
+    /// Applies an update from another replica. Remembers a release only if no replica knows its id.
     pub fn hear(&self, told: &Told<'_>) -> Found {
         match told.about {
             About::Ended(how, rtt) => self.release_known(&told.id, how, rtt),
@@ -197,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Waits until all that was told has arrived where it belongs, for at most `patience`.
+    /// Waits until all forwarded updates have arrived, at most for `patience`.
     pub async fn pass_on_all(&self, patience: Duration) {
         let Some(peers) = &self.peers else { return };
         let mut ticks = tokio::time::interval(LOOK);
@@ -206,13 +214,14 @@ impl Engine {
                 ticks.tick().await;
             }
         };
-        // What has not arrived by then is free when its deadline is over.
+        // The remaining permits end by their deadlines.
         timeout(patience, arrived).await.ok();
     }
 
     fn settle(&self, told: &Told<'_>, owner: Option<&str>) -> Settled {
         let (found, ours) = (self.hear(told), self.owner());
-        // An id may be known at two: one turned it away, or its answer was lost, and the next that was asked let it in.
+        // Two replicas can know an id: the first rejected the request
+        // or its reply was lost, and the retry reached another replica.
         let is_anothers = ours.is_some() && owner.is_some() && owner != ours;
         match found {
             Found::Held if is_anothers => Settled::Both,
@@ -220,7 +229,7 @@ impl Engine {
             _ if is_anothers => Settled::There,
             Found::Nothing => Settled::Here(false),
             Found::Unknown if ours.is_none() => Settled::Here(self.remember(told)),
-            // Whose name is known was answered, and so it has been here and is over.
+            // The caller got this replica's name with a reply, so the request was here and is over.
             Found::Unknown if owner.is_some() => Settled::Here(false),
             Found::Unknown if told.about == About::GoesOn => Settled::Here(false),
             Found::Unknown if self.is_alone() => Settled::Here(self.remember(told)),

@@ -1,9 +1,16 @@
-//! When a denied question may come again.
+//! Computes the retry-after of a denied check.
 //!
-//! Guarantees: asked as a whole after the wait it passes, if nobody else came: what it was charged itself is waited for. No
-//! wait is said where its hits on one counter never pass together. Of a question whose denial is remembered, what was not asked is
-//! taken to pass. Cost: no allocation for up to two descriptors.
-//! Leaves out: when one limit passes (`kernel::rate`) and which of them must (`kernel::decision`).
+//! Guarantees:
+//! - A whole check that returns after the wait is allowed, if no other check came.
+//! - The wait includes the hits that the denied check itself was charged.
+//! - There is no retry-after if its hits on one counter can never fit together.
+//! - Limits that a remembered denial skipped count as allowed.
+//!
+//! Not covered:
+//! - The retry-after of one limit: see `kernel::rate`.
+//! - The limits that must allow a check: see `kernel::decision`.
+//!
+//! Cost: no allocation for up to two descriptors.
 
 use smallvec::SmallVec;
 
@@ -15,17 +22,17 @@ use crate::kernel::decision::{self, Cost, Finding, Reason, Verdict};
 use crate::kernel::rate::{Room, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A charge and what was found.
 #[derive(Clone, Copy)]
 struct Charged<'p> {
     place: usize,
     charge: &'p Charge,
     finding: &'p Finding,
-    /// What it was counted under; nothing where it was not.
+    /// The strategy that counted the charge. `None` if it was not counted.
     strategy: Option<Strategy>,
 }
 
-/// The wait after which `plan`, which came to `statuses`, would pass if nobody else came; `None` when none helps.
+/// Returns the wait after which `plan`, with the decisions `statuses`,
+/// would be allowed if no other check came. `None` if no wait helps.
 pub(super) fn wait(
     plan: &Plan<'_>,
     statuses: &Statuses,
@@ -35,7 +42,7 @@ pub(super) fn wait(
     let findings = statuses.iter().map(|status| &status.finding);
     let mut waits: SmallVec<[_; 2]> =
         findings.map(|finding| (finding.standing.group, finding.passes_in())).collect();
-    // Where all is charged or nothing, those that denied say it all, and so does one alone.
+    // A denied all-or-nothing check was not charged, and a single charge has no earlier ones.
     if matches!(plan.charges.rule, Rule::Each) && 1 < plan.charges.list.len() {
         let mut charged = charged(plan, statuses, local);
         charged.sort_by(|a, b| a.charge.key.as_bytes().cmp(b.charge.key.as_bytes()));
@@ -50,7 +57,6 @@ pub(super) fn wait(
     decision::wait(waits.into_iter(), quota_for_all)
 }
 
-/// The charges of `plan`.
 fn charged<'p>(
     plan: &'p Plan<'_>,
     statuses: &'p Statuses,
@@ -69,7 +75,8 @@ fn charged<'p>(
     charged.collect()
 }
 
-/// Says how long each of the charges that one counter was asked for, in order, has to wait for itself and for those before it.
+/// Calls `say` with the wait of each charge to one
+/// counter. A charge waits for the earlier ones too.
 fn of_one_counter(same: &[Charged<'_>], mut say: impl FnMut(usize, Option<Nanos>)) {
     let counted = |one: &Charged<'_>| Some((one.strategy?, one.finding.room));
     let Some(last) = same.iter().rev().find_map(counted) else { return };
@@ -85,12 +92,12 @@ fn of_one_counter(same: &[Charged<'_>], mut say: impl FnMut(usize, Option<Nanos>
         };
         let together = before.plus(hits);
         let wait = strategy.passes_in(left(last, strategy), together);
-        // What never passes costs nothing, but in a window.
+        // Hits that can never fit are not charged, except in a fixed window.
         if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
             before = together;
         }
         let own = one.finding.passes_in();
-        // The counter itself knows better than what it left does.
+        // The counter's own retry-after is more exact than one derived from its remaining hits.
         let is_known = same.len() == 1 && one.finding.verdict == Verdict::Deny;
         if !one.finding.standing.shadow && !is_known {
             say(one.place, own.zip(wait).map(|(own, wait)| own.max(wait)));
@@ -98,7 +105,8 @@ fn of_one_counter(same: &[Charged<'_>], mut say: impl FnMut(usize, Option<Nanos>
     }
 }
 
-/// What the counter had left after its last charge, by `strategy`: of another number of hits nothing is known.
+/// Returns the remaining hits of the counter after its last charge. Zero
+/// for another strategy than that charge's, because its count is unknown.
 fn left((last, room): (Strategy, Room), strategy: Strategy) -> Room {
     if last == strategy { room } else { Room { remaining: Hits(0), ..room } }
 }

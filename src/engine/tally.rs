@@ -1,8 +1,12 @@
-//! What each rule did, as the reference counts it.
+//! Counts the statistics of each rule like envoyproxy/ratelimit.
 //!
-//! Guarantees: hits are counted before the store is asked, what became of them after; amounts are the reference's
-//! where the store says what its counter holds, and otherwise what the answer alone tells.
-//! Leaves out: names and bounds, which are for [`crate::telemetry::stats`].
+//! Guarantees:
+//! - Hits are counted before the store call, results after it.
+//! - Amounts equal those of envoyproxy/ratelimit if the store returns its counter.
+//! - Otherwise the amounts are derived from the reply.
+//!
+//! Not covered:
+//! - Names and bounds: see [`crate::telemetry::stats`].
 
 use std::sync::Arc;
 
@@ -19,7 +23,7 @@ use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::Hits;
 use crate::telemetry::stats::{Key, Rule, Stats, Verdict as Told};
 
-/// Where what comes of one charge is counted.
+/// The statistics of the rule behind one charge.
 #[derive(Clone, Debug)]
 pub(super) struct Counted {
     rule: Arc<Rule>,
@@ -27,7 +31,7 @@ pub(super) struct Counted {
     shadow: bool,
 }
 
-/// One for each charge of `plan`.
+/// Counts the hits of `plan`. Returns the statistics of each charge.
 pub(super) fn of(
     stats: &Stats,
     config: &Config,
@@ -45,11 +49,11 @@ pub(super) fn of(
         let rule = rule(stats, domain, part, descriptor);
         match descriptor.cost {
             Cost::Charge(Hits(hits)) => rule.hits(hits),
-            // More than any counter holds: it is emptied, and nobody knows of how many.
+            // The largest refund empties the counter, and the number of its hits is unknown.
             Cost::Refund(Hits(EXACT..)) => {}
             Cost::Refund(Hits(hits)) => rule.refund(hits),
         }
-        // What a GCRA has left is of its burst.
+        // For GCRA, the remaining hits belong to the burst.
         let limit = charge.strategy.most();
         let shadow = matches!(part, Part::Charged(rule, _) if rule.shadow);
         Counted { rule, limit, shadow }
@@ -64,7 +68,7 @@ fn rule(stats: &Stats, domain: &Domain, part: &Part<'_>, descriptor: &Descriptor
         let is_written = *made == *rule.path;
         return stats.rule(if is_written { Key::Written(&made) } else { Key::Made(&made) });
     }
-    // A limit that the question brought: the entries as they came.
+    // A limit override has no rule, so its key is the list of entries.
     let mut key = String::from(&*domain.name);
     for (name, value) in entries() {
         let joint = if value.is_empty() { "" } else { "_" };
@@ -77,7 +81,6 @@ fn rule(stats: &Stats, domain: &Domain, part: &Part<'_>, descriptor: &Descriptor
 }
 
 impl Counted {
-    /// Counts what became of a charge.
     pub(super) fn count(&self, cost: Cost, settled: &Settled, near_limit_ratio: f32) {
         let Cost::Charge(Hits(hits)) = cost else { return };
         let limit = u64::from(self.limit);
@@ -98,8 +101,8 @@ impl Counted {
     }
 }
 
-/// What a counter must hold for what was answered; of one that denies it is not known how far it is over, and the
-/// whole charge counts as over.
+/// Derives the value of the counter from the reply. After a denial the
+/// excess is unknown, and the whole charge counts as over the limit.
 fn held(outcome: Outcome, limit: u64, hits: u64) -> u64 {
     match outcome {
         Outcome::Stepped(Step::Admit(room)) => limit.saturating_sub(room.remaining.0),

@@ -1,8 +1,12 @@
-//! What is asked, what is answered, and how the answers of one question's descriptors combine.
+//! Types of a check and its decision, and the rules that combine the descriptors' decisions.
 //!
-//! Guarantees: every verdict has a [`Reason`] from a closed list; the verdict of a question depends
-//! on its findings alone, never on their timing.
-//! Leaves out: finding the limit of a descriptor (`engine::plan`) and counting (`rate`).
+//! Guarantees:
+//! - Every verdict has a [`Reason`] from a closed list.
+//! - The verdict of a check depends on its descriptors' decisions alone, never on timing.
+//!
+//! Not covered:
+//! - Finding the limit of a descriptor (see `engine::plan`).
+//! - Counting hits (see `rate`).
 
 use std::sync::Arc;
 
@@ -11,95 +15,97 @@ use smallvec::SmallVec;
 use super::rate::{Room, Step};
 use super::units::{Hits, Nanos, Unit};
 
-/// One question: may these hits pass?
+/// A check: one rate limit request from a proxy.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
     /// Envoy's domain.
     pub domain: &'a str,
-    /// Each is matched and decided on its own.
+    /// Descriptors, each matched and decided separately.
     pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
 }
 
-/// Envoy's descriptor: ordered entries, what they cost, and perhaps a limit of their own.
+/// An Envoy descriptor: ordered entries, hits, and an optional limit override.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
     /// Ordered `(key, value)` pairs.
     pub entries: SmallVec<[(&'a str, &'a str); 4]>,
-    /// What the question costs here.
+    /// The hits that this descriptor adds or refunds.
     pub cost: Cost,
-    /// A limit carried in the request.
+    /// A limit from the request; it overrides the configured one.
     pub limit: Option<Override>,
 }
 
-/// What a question puts to a counter, or takes from it.
+/// The change that a check makes to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cost {
-    /// Put these hits to the counter; zero peeks.
+    /// Adds hits; 0 hits only peek.
     Charge(Hits),
-    /// Give these hits back.
+    /// Refunds hits.
     Refund(Hits),
 }
 
-/// A limit carried in a request.
+/// A limit carried in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Override {
     /// Requests per unit.
     pub requests: u32,
-    /// The unit.
+    /// The unit of time.
     pub unit: Unit,
 }
 
-/// Admit or deny.
+/// Allow or deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// May pass.
+    /// The request may pass.
     Admit,
-    /// May not.
+    /// The request is over a limit.
     Deny,
 }
 
-/// Why a descriptor was answered as it was: the closed list behind metrics, logs and headers.
+/// The reason for a descriptor's verdict: the closed list that metrics, logs and headers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// No rule matches, or the rule that matches has no limit.
+    /// No rule matches, or the matching rule has no limit.
     NoLimit,
     /// The rule says `unlimited`.
     Unlimited,
-    /// Another rule of this question replaces this one.
+    /// Another rule of this check replaces this rule.
     Replaced,
-    /// An operator holds the limit at one answer: neither asked nor charged.
+    /// An operator forced the decision; no counter was read or charged.
     Frozen,
     /// Counted and within the limit.
     WithinLimit,
-    /// Hits were given back.
+    /// Hits were refunded.
     Refunded,
     /// Counted and over the limit.
     OverLimit,
-    /// More hits than the limit could ever admit.
+    /// The check has more hits than the limit can ever allow.
     LargerThanLimit,
-    /// Not asked and not charged; or not answered, where it may be charged, and without a word of its own (`on_backend_failure: error`):
-    /// another limit of the question is known to deny it.
+    /// Another limit is known to deny the check, so this limit was not charged.
+    ///
+    /// Also used for a limit with `on_backend_failure: error`
+    /// whose store call failed. That limit may have been charged.
     NotAsked,
-    /// The store of counters is full and this key is new: `when_full` decided.
+    /// The memory store is full and this key is new: `when_full` decided.
     StoreFull,
-    /// The store did not answer: `on_backend_failure: allow`.
+    /// The store call failed: `on_backend_failure: allow`.
     BackendDownAllowed,
-    /// The store did not answer: `on_backend_failure: deny`.
+    /// The store call failed: `on_backend_failure: deny`.
     BackendDownDenied,
-    /// The store did not answer: this replica's part decided, `on_backend_failure: local`.
+    /// The store call failed: the local share decided (`on_backend_failure: local`).
     BackendDownLocal,
-    /// The ceiling on requests in flight is reached, and nobody waits there.
+    /// The concurrency limit is reached and it has no queue.
     CeilingReached,
-    /// The ceiling is reached, and so is the size of its queue.
+    /// The concurrency limit is reached and its queue is full.
     QueueFull,
-    /// Waited in a ceiling's queue, and no permit came in time.
+    /// The request waited in the queue and got no permit before the queue timeout.
     QueueTimeout,
-    /// There are as many buckets of ceilings as may be, `max_buckets`, and none was found that is idle.
+    /// The number of buckets reached `max_buckets` and no bucket was idle.
     TooManyBuckets,
 }
 
 impl Reason {
-    /// Every reason, in the order of their documentation.
+    /// Every reason, in declaration order.
     pub const ALL: [Self; 17] = [
         Self::NoLimit,
         Self::Unlimited,
@@ -120,7 +126,7 @@ impl Reason {
         Self::TooManyBuckets,
     ];
 
-    /// The reason as metrics, logs and headers spell it.
+    /// Returns the name used in metrics, logs and headers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -144,48 +150,49 @@ impl Reason {
         }
     }
 
-    /// Whether the store did not answer, and `on_backend_failure` did.
+    /// Returns `true` if the store call failed and `on_backend_failure` decided.
     #[must_use]
     pub const fn is_degraded(self) -> bool {
         matches!(self, Self::BackendDownAllowed | Self::BackendDownDenied | Self::BackendDownLocal)
     }
 }
 
-/// Why the store did not answer a charge: the closed list behind metrics, logs and errors.
+/// Why a store call failed: the closed list that metrics, logs and errors use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// There is no connection.
+    /// No connection to the store.
     Unreachable,
-    /// The connection was lost before the answer came. The charge may be made all the same.
+    /// The connection was lost before the reply arrived. The store may have made the charge.
     Cut,
-    /// No answer within the deadline. The charge may be made all the same, later.
+    /// No reply before the deadline. The store may have made the charge, or may still make it.
     Late,
-    /// It waited for another question's message, which brought nothing in time, and was not sent.
+    /// Never sent: the check waited for another check's store call, which failed or took too long.
     Unsent,
-    /// Too many answers were late in a row, and it is not asked until it answers in time again.
+    /// The circuit breaker is open after repeated
+    /// timeouts; it closes once the store replies in time.
     BreakerOpen,
-    /// More calls are under way than the connection holds.
+    /// The connection has too many calls in flight.
     Overloaded,
-    /// An answer that is not one of ours.
+    /// The reply has an unexpected format.
     NotUnderstood,
-    /// The time of the store lies outside the windows that were planned, twice.
+    /// The store's clock was outside the planned calendar windows, twice in a row.
     Stale,
-    /// It is a replica, or may not write.
+    /// The store is a read-only replica.
     ReadOnly,
-    /// It is still reading its data, or its primary is gone.
+    /// The store is still loading its data, or it lost its primary.
     Loading,
-    /// Something else lives under the key.
+    /// The key has a value of another type.
     WrongType,
-    /// It has no memory left.
+    /// The store is out of memory.
     OutOfMemory,
-    /// It does not let us: user, password or rights.
+    /// The store rejected the user, the password or the command (permissions).
     NotPermitted,
     /// Any other error.
     Failing,
 }
 
 impl Cause {
-    /// Every cause, in the order of their discriminants.
+    /// Every failure, in declaration order.
     pub const ALL: [Self; 14] = [
         Self::Unreachable,
         Self::Cut,
@@ -203,7 +210,7 @@ impl Cause {
         Self::Failing,
     ];
 
-    /// The cause as metrics, logs and errors spell it.
+    /// Returns the name used in metrics, logs and errors.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -224,75 +231,77 @@ impl Cause {
         }
     }
 
-    /// Whether the store may have made a charge that failed for this, or can never make it. To charge it
-    /// again would count it twice, as often as the store is a little late.
+    /// Returns `true` if the charge must not be repeated.
+    ///
+    /// The store may already have made it (`Cut`, `Late`, `NotUnderstood`), and a second
+    /// charge would count the hits twice. With `WrongType` no charge can succeed.
     #[must_use]
     pub const fn may_be_charged(self) -> bool {
         matches!(self, Self::Cut | Self::Late | Self::NotUnderstood | Self::WrongType)
     }
 }
 
-/// How a denial of one limit bears on the whole question.
+/// The effect of one limit's denial on the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Whose denials are weighed together.
+    /// The group that this limit votes in.
     pub group: Group,
-    /// A denial is reported and not enforced: to the group it is an admission.
+    /// Shadow mode: a denial is reported, and counts as an allow in the group.
     pub shadow: bool,
 }
 
-/// Whose denials are weighed together.
+/// The group that a limit votes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Group {
-    /// A denial denies the question.
+    /// One denial denies the check.
     #[default]
     Enforced,
-    /// A denial denies only when every limit of this group denies.
+    /// The check is denied only if every limit of this group denies.
     Quota,
-    /// Takes no part: unlimited.
+    /// Ignored, because the descriptor is unlimited.
     Aside,
 }
 
 impl Standing {
-    /// What a counter's denial comes to.
+    /// Returns the verdict after shadow mode.
     #[must_use]
     pub const fn verdict(self, denied: bool) -> Verdict {
         if denied && !self.shadow { Verdict::Deny } else { Verdict::Admit }
     }
 }
 
-/// The limit that decided a descriptor, as answers show it.
+/// The limit that decided a descriptor, as replies show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Requests per unit.
+    /// Requests per period.
     pub requests: u32,
-    /// The unit, where the period is one.
+    /// The unit, if the period is exactly one unit.
     pub unit: Option<Unit>,
-    /// The period. For a calendar's window its nominal length.
+    /// The period. A calendar window has its nominal length.
     pub period: Nanos,
     /// The rule's name.
     pub name: Option<Arc<str>>,
 }
 
-/// What was found for one descriptor.
+/// The decision for one descriptor.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// Admit or deny, shadow mode applied.
+    /// Allow or deny, after shadow mode.
     pub verdict: Verdict,
-    /// Why.
+    /// The reason for the verdict.
     pub reason: Reason,
-    /// How a denial bears on the question.
+    /// The effect of a denial on the check.
     pub standing: Standing,
     /// The limit that decided, if one did.
     pub limit: Option<Shown>,
-    /// What its counter has left.
+    /// The hits that its counter has left, and when it resets.
     pub room: Room,
-    /// On a denial: wait until these hits pass. `None` when waiting does not help.
+    /// On a denial: the time until these hits would be allowed. `None` if they never would be.
     pub retry_after: Option<Nanos>,
 }
 
 impl Finding {
-    /// A descriptor that no counter decided.
+    /// Creates a decision that no counter made.
     #[must_use]
     pub const fn settled(reason: Reason, group: Group) -> Self {
         Self {
@@ -305,9 +314,9 @@ impl Finding {
         }
     }
 
-    /// The finding that a counter's step means under `limit`.
+    /// Creates the decision for the counter result `step` under `limit`.
     ///
-    /// `Stale` cannot be answered and is denied; the engine asks again before it comes to this.
+    /// A `Stale` result becomes a denial. The engine plans and charges again before it calls this.
     #[must_use]
     pub fn of_step(step: Step, limit: Shown, standing: Standing) -> Self {
         let mut finding = Self::settled(Reason::NoLimit, standing.group);
@@ -316,7 +325,7 @@ impl Finding {
         finding
     }
 
-    /// Becomes what a counter's step means under its limit and standing.
+    /// Sets the decision to the counter result `step`.
     #[inline]
     pub fn learn(&mut self, step: Step) {
         (self.reason, self.room, self.retry_after) = match step {
@@ -328,13 +337,14 @@ impl Finding {
         self.verdict = self.standing.verdict(self.reason != Reason::WithinLimit);
     }
 
-    /// Becomes a verdict that no counter gave, under its limit and standing.
+    /// Sets a verdict that no counter made, for example by the store fallback.
     pub fn rule(&mut self, verdict: Verdict, reason: Reason) {
         (self.reason, self.room, self.retry_after) = (reason, Room::default(), None);
         self.verdict = self.standing.verdict(verdict == Verdict::Deny);
     }
 
-    /// The wait after which this passes, as its counter said when it answered; `None` when none helps.
+    /// Returns the time until these hits are allowed,
+    /// as of the counter's reply; `None` means never.
     #[must_use]
     pub const fn passes_in(&self) -> Option<Nanos> {
         match self.verdict {
@@ -343,7 +353,7 @@ impl Finding {
         }
     }
 
-    /// Whether a counter said what is left.
+    /// Returns `true` if `room` comes from a counter or a local share.
     #[must_use]
     pub const fn is_counted(&self) -> bool {
         matches!(
@@ -356,15 +366,17 @@ impl Finding {
         )
     }
 
-    /// The limit, where headers may be of it: one that let pass uncounted knows of no hits that are left, and would
-    /// say none.
+    /// Returns the limit if headers may report it.
+    ///
+    /// A request that was allowed without counting has no known remaining
+    /// hits. Headers would report 0, so such a limit is left out.
     #[must_use]
     pub fn told(&self) -> Option<&Shown> {
         let is_told = self.is_counted() || self.verdict == Verdict::Deny;
         self.limit.as_ref().filter(|_| is_told)
     }
 
-    /// Whether the counter itself said no, whatever shadow mode made of it.
+    /// Returns `true` if the counter was over its limit, even in shadow mode.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         match self.reason {
@@ -377,11 +389,11 @@ impl Finding {
     }
 }
 
-/// The verdict of a whole question over its descriptors' verdicts.
+/// Combines the descriptors' verdicts into the verdict of the check.
 ///
-/// Denied when an enforced limit denies, or when there is a quota group and all of it denies.
-/// With `quota_for_all` every descriptor but the unlimited ones is in that group, those without a
-/// rule included.
+/// The check is denied if an enforced limit denies, or if all limits of the
+/// quota group deny. With `quota_for_all`, every descriptor is in the quota
+/// group, also one without a rule. Only unlimited descriptors are left out.
 pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: bool) -> Verdict {
     let (mut quota, mut quota_denies) = (false, true);
     for (group, verdict) in votes {
@@ -402,10 +414,10 @@ pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: boo
     if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
 }
 
-/// The wait after which a denied question would pass if nobody else came, over those of its limits; `None` when none
-/// helps.
+/// Combines the waits of the limits into the time until the whole check would be allowed.
 ///
-/// Every enforced limit must pass, and of a quota group one member is enough.
+/// The time assumes no other traffic. `None` means that waiting never helps.
+/// Every enforced limit must pass; in the quota group one limit is enough.
 pub fn wait(
     waits: impl Iterator<Item = (Group, Option<Nanos>)>,
     quota_for_all: bool,
@@ -424,11 +436,11 @@ pub fn wait(
     if quota { shortest.map(|shortest: Nanos| shortest.max(all)) } else { Some(all) }
 }
 
-/// Which finding the reference's three headers describe, of those that may be [told](Finding::told).
+/// Returns the index of the decision that the three headers of envoyproxy/ratelimit describe.
 ///
-/// Scanning in order: a strictly smaller remaining than the best so far wins; an over-limit one
-/// outside the quota group always wins, so the last such one does.
-/// Source: `reference` §2.12.
+/// The scan considers only limits that headers may report (see [`Finding::told`]). A
+/// strictly smaller `remaining` replaces the best so far. A denial outside the quota
+/// group always replaces it, so the last such denial wins. Source: `reference` §2.12.
 #[must_use]
 pub fn binding<'f>(
     findings: impl Iterator<Item = &'f Finding>,

@@ -1,27 +1,29 @@
-//! The name of one counter.
+//! The key of one counter.
 //!
-//! Guarantees: with [`CounterKey::injective`] distinct domains, entries or ways of counting have
-//! distinct keys, because every piece stands behind its length. [`CounterKey::joined`] is the
-//! reference's spelling and is as ambiguous as the reference's on purpose: counters that collide
-//! there must collide here.
-//! Leaves out: hashing and where a key lives, which is the backend's.
+//! Guarantees:
+//! - [`CounterKey::injective`]: different domains, entries or strategies have different keys.
+//! - [`CounterKey::joined`]: the same key as envoyproxy/ratelimit, collisions included.
+//!
+//! Not covered:
+//! - Hashing and placement of keys (see the store).
 
 use super::units::{Nanos, Unit};
 
-/// How a counter counts, as far as its key is concerned: changing it starts a fresh counter.
+/// The part of a limit that is in its key: the strategy, and window length where it matters.
 ///
-/// The limit's number is not in it, so a changed limit keeps its hits.
+/// A different value starts a fresh counter. The number of
+/// requests is not in the key, so a changed limit keeps its hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// GCRA; keeps its debt in hits across changed limits, of any period.
+    /// GCRA. The debt in hits survives a change of the limit and of the period.
     Gcra,
-    /// Windows of this length, aligned to the epoch.
+    /// Windows of this length, aligned to the Unix epoch.
     FixedWindow(Nanos),
-    /// A calendar's windows.
+    /// Calendar windows.
     Calendar(Unit),
     /// Two interpolated windows of this length.
     SlidingWindow(Nanos),
-    /// A log of arrivals; its period may change.
+    /// A log of arrivals. A change of the period keeps the log.
     SlidingLog,
 }
 
@@ -37,37 +39,37 @@ impl Counting {
     }
 }
 
-/// The name of one counter: bytes that a backend hashes or stores.
+/// The key of one counter: bytes that a store hashes or saves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CounterKey(Bytes);
 
-/// Nearly every key is short, and then lives without an allocation.
+/// A small-buffer optimization: nearly every key is short and needs no allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Bytes {
     Short { len: u8, bytes: [u8; SHORT] },
     Long(Vec<u8>),
 }
 
-/// The most bytes of a short key: with its length and the variant, one cache line.
+/// The longest key without an allocation, in bytes. With
+/// its length and the enum tag it fills one cache line.
 const SHORT: usize = 62;
 
-/// What stands before every key: its form, and how it counts.
+/// The fixed-size prefix of a key: two tag bytes and a length in nanoseconds.
 type Head = ([u8; 2], u64);
 
-/// The bytes of a head.
+/// The encoded size of a [`Head`], in bytes.
 const HEAD: usize = 10;
 
-/// The head of a ceiling's bucket.
 const CEILING: Head = ([b'b', 0], 0);
 
 impl CounterKey {
-    /// No counter's key: what one is written into.
+    /// An empty key, used as a buffer for the `write_` methods.
     pub const EMPTY: Self = Self(Bytes::Short { len: 0, bytes: [0; SHORT] });
 
-    /// A key no other domain, entries or counting can have.
+    /// Creates a key that is unique to this domain, these entries and this strategy.
     ///
-    /// `domain` is shorter than 4 GiB, keys and values are shorter than 64 KiB; who reads questions refuses
-    /// longer ones. Cost: no allocation up to 62 bytes.
+    /// Every part is preceded by its length. `domain` must be shorter than 4 GiB, keys and values
+    /// shorter than 64 KiB. The edge rejects longer ones. Cost: no allocation up to 62 bytes.
     pub fn injective<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -78,7 +80,7 @@ impl CounterKey {
         key
     }
 
-    /// Becomes the same. In place: a key is large, and what was written in pieces is slow to move.
+    /// Writes the key of [`CounterKey::injective`] in place. This avoids moving a large value.
     pub fn write_injective<'a>(
         &mut self,
         domain: &str,
@@ -88,7 +90,7 @@ impl CounterKey {
         self.write_lengths(head(b'i', counting), domain, entries);
     }
 
-    /// The name of a ceiling's bucket: as unmistakable, and no counter's key.
+    /// Creates the key of a concurrency limit's bucket; unique, and never equal to a counter's key.
     pub fn ceiling<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -98,8 +100,7 @@ impl CounterKey {
         key
     }
 
-    /// The domain and the entries of a ceiling's bucket, as they were written into its name; `None`
-    /// for bytes that are no such name.
+    /// Parses the domain and the entries from a bucket's key. Returns `None` for any other bytes.
     #[must_use]
     pub fn read_ceiling(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
         let (form, rest) = name.split_first_chunk::<2>()?;
@@ -127,7 +128,7 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) {
         let mut rest = self.of(length(&[HEAD, 4, domain.len()], entries.clone(), 2));
-        // The longest length stands for all that are longer, and only what is refused is.
+        // Saturates. Longer parts would share a prefix, but the edge rejects them.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
         rest.put_head(head);
@@ -141,9 +142,11 @@ impl CounterKey {
         }
     }
 
-    /// The reference's spelling, `domain_key_value_…`, for windows of its seven units.
+    /// Creates the key of envoyproxy/ratelimit,
+    /// `domain_key_value_…`, for windows of its seven units.
     ///
-    /// The start of the window, which ends the reference's key, is the counter's state here.
+    /// The key of envoyproxy/ratelimit ends with the start of the
+    /// window. Here the start is part of the counter's state.
     pub fn joined<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -154,7 +157,7 @@ impl CounterKey {
         key
     }
 
-    /// Becomes the same.
+    /// Writes the key of [`CounterKey::joined`] in place.
     pub fn write_joined<'a>(
         &mut self,
         domain: &str,
@@ -170,8 +173,8 @@ impl CounterKey {
         }
     }
 
-    /// The words that a key of [`CounterKey::injective`] or [`CounterKey::ceiling`] was made of, for those
-    /// who read: its domain and its entries, with `_` between them.
+    /// Formats a key of [`CounterKey::injective`] or [`CounterKey::ceiling`]
+    /// for humans: the domain and the entries, joined with `_`.
     #[must_use]
     pub fn words(bytes: &[u8]) -> String {
         let take = |rest: &mut &[u8], width: usize| {
@@ -187,7 +190,7 @@ impl CounterKey {
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
     }
 
-    /// Becomes so many zeros, to be written into.
+    /// Resets the key to `len` zero bytes and returns a writer for them.
     fn of(&mut self, len: usize) -> Rest<'_> {
         self.0 = match u8::try_from(len) {
             Ok(len) if usize::from(len) <= SHORT => Bytes::Short { len, bytes: [0; SHORT] },
@@ -199,7 +202,7 @@ impl CounterKey {
         })
     }
 
-    /// The bytes.
+    /// The encoded key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -208,8 +211,8 @@ impl CounterKey {
         }
     }
 
-    /// The reference's spelling, without the start of the window that comes last there, where this
-    /// key has it.
+    /// Returns the key as envoyproxy/ratelimit writes it, without the start of
+    /// the window. `None` if this key was not made by [`CounterKey::joined`].
     #[must_use]
     pub fn spelling(&self) -> Option<&[u8]> {
         let (head, spelling) = self.as_bytes().split_at_checked(HEAD)?;
@@ -217,7 +220,7 @@ impl CounterKey {
     }
 }
 
-/// What is still to be written of a key.
+/// A writer for the unwritten rest of a key.
 struct Rest<'k>(&'k mut [u8]);
 
 impl Rest<'_> {
@@ -230,7 +233,8 @@ impl Rest<'_> {
         }
     }
 
-    // In two pieces, because `head` was just made of two, and what was is slow to copy as one.
+    // Written as two parts: `head` was just built from two parts,
+    // and copying it as one block would stall the processor.
     #[inline]
     fn put_head(&mut self, (form, length): Head) {
         self.put(&form);
@@ -238,7 +242,7 @@ impl Rest<'_> {
     }
 }
 
-/// The length of a key that begins with pieces of `begin`, where each name and value takes so many bytes `besides` itself.
+/// The length of a key: the parts in `begin`, then each name and value with `besides` extra bytes.
 fn length<'a>(
     begin: &[usize],
     entries: impl Iterator<Item = (&'a str, &'a str)>,
@@ -249,7 +253,7 @@ fn length<'a>(
     pieces.fold(begin, |len, piece| len.saturating_add(besides).saturating_add(piece.len()))
 }
 
-/// The first key or value of an injective key's rest, and what comes after it.
+/// Splits the first length-prefixed string off `bytes`.
 fn piece(bytes: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (piece, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;

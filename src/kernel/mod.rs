@@ -1,8 +1,11 @@
-//! What to answer: pure decisions over state, time and hits.
+//! Pure rate limit algorithms: functions of state, time and hits.
 //!
-//! Guarantees: no I/O, no clock, no async, no logging, no randomness; integer arithmetic whose
-//! every rounding and saturation is spelled out; no panic.
-//! Leaves out: where state lives, who asks, and how an answer travels.
+//! Guarantees:
+//! - No I/O, clock, async, logging, randomness or panic.
+//! - Integer arithmetic only; every rounding and saturation is documented.
+//!
+//! Not covered:
+//! - Storage of the state and transport of decisions.
 
 #![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]
 

@@ -1,7 +1,11 @@
-//! Numbers that know what they count.
+//! Number types that carry their unit.
 //!
-//! Guarantees: no arithmetic here wraps; every saturating operation says which way it errs.
-//! Leaves out: ticks, which belong to one limit and live in [`super::rate`].
+//! Guarantees:
+//! - No arithmetic here wraps.
+//! - Every saturating operation documents its direction.
+//!
+//! Not covered:
+//! - Ticks, which belong to one limit (see [`super::rate`]).
 
 use std::fmt;
 
@@ -17,25 +21,25 @@ impl Nanos {
     /// One second.
     pub const SECOND: Self = Self(1_000_000_000);
 
-    /// `seconds` as nanoseconds; saturates after 584 years.
+    /// Converts seconds; saturates after 584 years.
     #[must_use]
     pub const fn from_secs(seconds: u64) -> Self {
         Self(seconds.saturating_mul(Self::SECOND.0))
     }
 
-    /// This duration in whole seconds, rounded up: nobody is told to come back too soon.
+    /// Converts to whole seconds, rounded up, so that no client retries too early.
     #[must_use]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(Self::SECOND.0)
     }
 
-    /// The time from `earlier` to here, zero when `earlier` is later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// This instant moved later; saturates at the end of time.
+    /// Adds a duration; saturates at the largest value.
     #[must_use]
     pub const fn plus(self, duration: Self) -> Self {
         Self(self.0.saturating_add(duration.0))
@@ -53,50 +57,51 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// What one question costs, or what a limit admits.
+/// A number of hits: the cost of a check, or the size of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hits(pub u64);
 
-/// The number of a configuration; each accepted load has the next one.
+/// The version number of a configuration; each accepted load has the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// A part of a ceiling, or a count against it: requests in flight.
+/// A part of a concurrency limit, or a count against it, in requests in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Share(pub u64);
 
-/// The number of a grant. Within one incarnation of the coordinator none is given twice.
+/// The number of a grant; unique within one incarnation of the coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
 impl Generation {
-    /// The one after this.
+    /// The next generation.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// The number of a life, a member's or the coordinator's. No two lives of one thing share one; a
-/// member's later life has the larger.
+/// The number of one start of a replica, or of the coordinator.
+///
+/// It is unique for that replica. A later start of a replica has a larger number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// A replica, by the number that stands for its node id.
+/// A replica, as a number derived from its node id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// What is counted adds and takes away without wrapping.
+/// Saturating addition and subtraction for counts.
 macro_rules! counts {
     ($($type:ident),*) => { $(
         impl $type {
-            /// What is left when `other` is taken away; never below zero.
+            /// Subtracts `other`; never below zero.
             #[must_use]
             pub const fn less(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
             }
 
-            /// Both together; saturates, so that a count once huge stays huge.
+            /// Adds `other`; saturates, so a huge count stays huge.
             #[must_use]
             pub const fn plus(self, other: Self) -> Self {
                 Self(self.0.saturating_add(other.0))
@@ -105,7 +110,7 @@ macro_rules! counts {
     )* };
 }
 
-/// Shown as the bare number.
+/// Displays the bare number.
 macro_rules! numbers {
     ($($type:ident),*) => { $(
         impl fmt::Display for $type {
@@ -119,7 +124,7 @@ macro_rules! numbers {
 counts!(Hits, Share);
 numbers!(Hits, Revision, Share, Generation, Incarnation, MemberId);
 
-/// The units of the base language. A month has 30 days and a year 365.
+/// The units of envoyproxy/ratelimit. A month has 30 days and a year 365.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// 1 s.
@@ -130,7 +135,7 @@ pub enum Unit {
     Hour,
     /// 86,400 s.
     Day,
-    /// 7 days, from a Thursday, as the epoch.
+    /// 7 days, starting on a Thursday like the Unix epoch.
     Week,
     /// 30 days.
     Month,

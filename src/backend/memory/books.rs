@@ -1,8 +1,11 @@
-//! Who holds leases of which of a shard's keys.
+//! The lease lists of one shard, by key.
 //!
-//! Guarantees: a list takes a place of the live count, as a counter does; while a key has leases
-//! that may be spent its list stays, and once all are forgotten it is dropped.
-//! Leaves out: what is lent ([`Book`]).
+//! Guarantees:
+//! - A list uses one place of the store, as a counter does.
+//! - A list stays while a lease is valid; a sweep drops it once all records expire.
+//!
+//! Not covered:
+//! - The lease rules ([`Book`]).
 
 use super::counters::{Counters, Places as _};
 use super::table::{Hashed, KeyHash, Table};
@@ -10,7 +13,6 @@ use crate::kernel::lease::book::Book;
 use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::units::{Hits, Nanos};
 
-/// The lists of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Books(Table<Listed>);
 
@@ -26,16 +28,15 @@ impl Hashed for Listed {
     }
 }
 
-/// A list in hand.
+/// A lease list that is taken out of its table for one message.
 pub(super) struct Open {
     hash: KeyHash,
     pub(super) book: Book,
-    /// What may be lent.
+    /// The terms for this message. Without a place for the list they lend nothing.
     pub(super) terms: Terms,
     place: Place,
 }
 
-/// Where a list in hand belongs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Old,
@@ -44,8 +45,8 @@ enum Place {
 }
 
 impl Books {
-    /// Takes the list of `hash` in hand, a new one where there is none; where there is no place for
-    /// that, one that is thrown away, under terms that lend nothing.
+    /// Takes the list of `hash` out of the table, or creates one.
+    /// Without a place the list is temporary and its terms lend nothing.
     pub(super) fn open(&mut self, hash: KeyHash, terms: &Terms, counters: &Counters) -> Open {
         let old = self.0.get_mut(hash).map(|listed| std::mem::take(&mut listed.book));
         let place = match &old {
@@ -58,7 +59,7 @@ impl Books {
         Open { hash, book: old.unwrap_or_default(), terms, place }
     }
 
-    /// Puts a list back.
+    /// Stores the list. Drops a new list that stayed empty, and frees its place.
     pub(super) fn close(&mut self, open: Open, now: Nanos, counters: &Counters) {
         let Open { hash, book, place, .. } = open;
         match place {
@@ -73,7 +74,7 @@ impl Books {
         }
     }
 
-    /// Drops the lists that have forgotten everybody.
+    /// Drops the lists in which every record has expired.
     pub(super) fn sweep(&mut self, now: Nanos) {
         self.0.retain(|listed| !listed.book.is_blank(now));
     }

@@ -1,10 +1,13 @@
-//! The coordinators of ceilings, their common life, and the fleet's table, in this process.
+//! The coordinators of fleet-wide concurrency limits, their incarnation, and the fleet table.
 //!
-//! What Redis keeps in `heartbeat.lua`, by the kernel's own step. A replica alone shares with nobody,
-//! so this is what a fleet in one process shares, and what the script is compared with.
+//! This is the kernel's step; `heartbeat.lua` is the same step in Redis. Only
+//! replicas in one process share this store. Tests compare the script with it.
 //!
-//! Guarantees: a heartbeat is never passed on before its replica has a line in the table.
-//! Leaves out: forgetting ceilings that rest; they end with the process.
+//! Guarantees:
+//! - A replica has a line in the table before its reports are applied.
+//!
+//! Not covered:
+//! - Dropping unused limits: they stay until the process ends.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,40 +16,41 @@ use crate::kernel::coordinator::life::{Record, lists_nobody};
 use crate::kernel::coordinator::{Coordinator, Life, Reply};
 use crate::kernel::units::{Incarnation, MemberId, Nanos};
 
-/// All ceilings of one store.
+/// The fleet-wide concurrency limits of one store.
 #[derive(Debug, Default)]
 pub struct Coordinators {
     life: Option<Life>,
-    /// What the store was called when the life began.
+    /// The name of the store when the incarnation began.
     store: String,
-    /// Since when the table lists all.
+    /// The instant since which the table is complete.
     since: Nanos,
-    /// When a replica was heard last, and what that was when the life began.
+    /// The instant of the last report of any replica, and its value when the incarnation began.
     heard: Option<Nanos>,
     knew: Option<Nanos>,
     table: BTreeMap<(MemberId, Incarnation), Line>,
     states: HashMap<Name, Coordinator>,
 }
 
-/// One life of one replica.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     heard: Nanos,
-    /// For how long after that something of it may be in use.
+    /// The time after `heard` in which a share of this replica may be in use.
     longest: Nanos,
     under: Option<Incarnation>,
 }
 
 impl Coordinators {
-    /// A store that nobody can hold anything of: it began with the process that asks it.
+    /// Creates a store in which no earlier share can exist, because it began with the process.
     #[must_use]
     pub fn settled() -> Self {
         let life = Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) };
         Self { life: Some(life), ..Self::default() }
     }
 
-    /// Hears `round` at `now`, in the store that is called `store`: another name is another store, or
-    /// the same after a restart; an empty one is said by who does not know.
+    /// Applies `round` at `now` in the store with the name `store`.
+    ///
+    /// A new name means another store, or the same store after a
+    /// restart. An empty name means that the caller does not know it.
     pub fn hear(&mut self, now: Nanos, store: &str, round: &Round) -> Heard {
         let mut life = self.life(now, store, round.longest);
         self.register(now, &mut life, round);
@@ -83,7 +87,8 @@ impl Coordinators {
         if is_new || !life.settled {
             self.table.retain(|_, line| now < line.heard.plus(line.longest));
         }
-        // Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
+        // A leaving replica proves nothing: it may be the
+        // first to reach a store that lost its state.
         if !life.settled && !round.leaves {
             let record = |((member, life), line): (&(MemberId, Incarnation), &Line)| Record {
                 member: *member,
@@ -101,20 +106,23 @@ impl Coordinators {
         let reply = state.on_heartbeat(now, life, &beat.law, &beat.said);
         if reply == Reply::Lost {
             *life = begin(Some(*life), now);
-            // Its ceiling was lost, and the table was not.
+            // The store lost the limit's state, but not the table.
             self.knew = Some(now);
         }
         reply
     }
 }
 
-/// Whether a life that began in the store `known` goes on in the one `said`. Who does not know what it is
-/// called must not end what those who know began: between the two nobody would ever be admitted.
+/// Returns true if an incarnation that began in the store `known` continues in the store `said`.
+///
+/// A caller without the name must not end the incarnation. Otherwise callers with and
+/// without the name would restart it in turns, and no request would ever be allowed.
 pub(super) fn is_same(known: &str, said: &str) -> bool {
     said.is_empty() || known == said
 }
 
-/// A life after `before`: its number is the instant in microseconds, and larger than any before.
+/// Begins the incarnation after `before`. Its number is the
+/// instant in microseconds, but larger than any number before.
 fn begin(before: Option<Life>, now: Nanos) -> Life {
     let after = before.map_or(0, |life| life.incarnation.0.saturating_add(1));
     Life::begin(Incarnation(after.max(now.0 / Nanos::MICRO.0)), now)

@@ -1,17 +1,15 @@
-//! How many counters live, of how many that may.
+//! The number of counters in use.
 //!
-//! Guarantees: never more than `most` at once, over all shards.
+//! Guarantees:
+//! - All shards together never use more than `most` places.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Where the place of a new counter comes from.
 pub(super) trait Places {
-    /// Takes a place, if there is one.
     fn take(&self) -> bool;
 }
 
-/// The count of live counters.
 #[derive(Debug)]
 pub(super) struct Counters {
     live: AtomicUsize,
@@ -35,9 +33,9 @@ impl Counters {
         self.most <= self.live()
     }
 
-    /// Takes `wanted` places, or as many as there are.
+    /// Takes `wanted` places, or fewer if the store is full.
     pub(super) fn reserve(&self, wanted: usize) -> Reserved<'_> {
-        // Most questions make no counter, and all shards write here.
+        // All shards write to this number, and most checks create no counter.
         if wanted == 0 {
             return Reserved { counters: self, left: Cell::new(0) };
         }
@@ -48,7 +46,6 @@ impl Counters {
         Reserved { counters: self, left: Cell::new(left) }
     }
 
-    /// Gives `dropped` places back.
     pub(super) fn give_back(&self, dropped: usize) {
         self.live.fetch_sub(dropped, Relaxed);
     }
@@ -61,7 +58,7 @@ impl Places for Counters {
     }
 }
 
-/// Places that were taken before it is known which of them are needed; dropped, those that were not are given back.
+/// Places that were taken before it is known how many are needed. A drop frees the unused ones.
 #[derive(Debug)]
 pub(super) struct Reserved<'c> {
     counters: &'c Counters,

@@ -1,9 +1,10 @@
-//! The permits of strict ceilings, and their common life, in this process.
+//! The permits of strict concurrency limits and their incarnation, in this process.
 //!
-//! What Redis keeps by `acquire.lua` and `tell.lua`, by the kernel's own steps. A replica alone asks nobody,
-//! so this is what a fleet in one process shares, and what the scripts are compared with.
+//! These are the kernel's steps; `acquire.lua` and `tell.lua` are the same steps in Redis.
+//! Only replicas in one process share this store. Tests compare the scripts with it.
 //!
-//! Guarantees: a ceiling of which nothing is held takes no room.
+//! Guarantees:
+//! - A limit without permits uses no memory.
 
 use std::collections::HashMap;
 
@@ -12,24 +13,26 @@ use crate::backend::heartbeat::Name;
 use crate::backend::permits::{Acquire, Answer, Heard, Life, Permits, Round, Times};
 use crate::kernel::units::Nanos;
 
-/// All strict ceilings of one store.
+/// The strict concurrency limits of one store.
 #[derive(Debug, Default)]
 pub struct Strict {
     life: Option<Life>,
-    /// What the store was called when the life began.
+    /// The name of the store when the incarnation began.
     store: String,
     states: HashMap<Name, Permits>,
 }
 
 impl Strict {
-    /// A store that nobody can hold anything of: it began with the process that asks it.
+    /// Creates a store in which no earlier permit can exist, because it began with the process.
     #[must_use]
     pub fn settled() -> Self {
         Self { life: Some(Life::settled()), ..Self::default() }
     }
 
-    /// Asks for a permit at `now`, in the store that is called `store`: another name is another store, or
-    /// the same after a restart; an empty one is said by who does not know.
+    /// Acquires a permit at `now` in the store with the name `store`.
+    ///
+    /// A new name means another store, or the same store after a
+    /// restart. An empty name means that the caller does not know it.
     pub fn acquire(&mut self, now: Nanos, store: &str, asked: &Acquire) -> Answer {
         let mut life = self.life(now, store, &asked.ask.times);
         let closed_for = life.closed_for(now, &asked.ask.times);
@@ -41,7 +44,7 @@ impl Strict {
         Answer { acquired, held }
     }
 
-    /// Hears `round`; one answer for each ceiling.
+    /// Applies `round` and returns one reply for each limit.
     pub fn tell(&mut self, now: Nanos, store: &str, round: &Round) -> Vec<Heard> {
         let mut life = self.life(now, store, &round.times);
         life.closed_for(now, &round.times);

@@ -1,17 +1,17 @@
-//! The GCRA limits that a shard's counters were last written under.
+//! The GCRA limits under which a shard's counters were last written.
 //!
-//! A counter's debt means nothing without the numbers it was counted in, and these may change at a
-//! reload. Four bytes in the counter name them here instead of twenty beside every counter.
-//! Guarantees: a shape lives as long as a counter names it, and no longer.
+//! A debt has a meaning only under its limit, which a reload may change. A counter
+//! stores the limit's number in 4 bytes, instead of the limit itself in 20.
+//!
+//! Guarantees:
+//! - A limit is stored exactly as long as a counter refers to it.
 
 use std::collections::HashMap;
 
 use crate::kernel::rate::gcra::Gcra;
 
-/// Which shape a counter was written under.
 pub(super) type ShapeId = u32;
 
-/// The shapes of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
     slots: Vec<(Gcra, u32)>,
@@ -20,12 +20,11 @@ pub(super) struct Shapes {
 }
 
 impl Shapes {
-    /// The shape of `id`.
     pub(super) fn get(&self, id: ShapeId) -> Option<&Gcra> {
         self.slots.get(usize::try_from(id).ok()?).map(|(gcra, _)| gcra)
     }
 
-    /// Counts one more counter under `gcra`.
+    /// Counts one more counter under `gcra` and returns the limit's number.
     pub(super) fn take(&mut self, gcra: &Gcra) -> ShapeId {
         let id = self.ids.get(gcra).copied().unwrap_or_else(|| self.add(*gcra));
         if let Some((_, counters)) = self.slots.get_mut(id as usize) {
@@ -34,7 +33,7 @@ impl Shapes {
         id
     }
 
-    /// Counts one counter less under `id`.
+    /// Counts one counter less under `id`. Drops a limit without counters.
     pub(super) fn give_back(&mut self, id: ShapeId) {
         let Some((gcra, counters)) = self.slots.get_mut(id as usize) else { return };
         *counters -= 1;
@@ -47,7 +46,7 @@ impl Shapes {
     fn add(&mut self, gcra: Gcra) -> ShapeId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.slots.push((gcra, 0));
-            // A shard has fewer shapes than counters, and those are fewer than 2^32.
+            // A shard has fewer limits than counters, and fewer than 2^32 counters.
             ShapeId::try_from(self.slots.len() - 1).unwrap_or(ShapeId::MAX)
         });
         self.slots[id as usize] = (gcra, 0);

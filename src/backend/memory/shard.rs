@@ -1,7 +1,8 @@
-//! One shard: a table of counters per strategy, and the kernel's step upon them.
+//! One shard: a table of counters for each strategy, changed by the kernel's steps.
 //!
-//! Guarantees: a counter is in its table exactly when it is not rested, or has not been swept since;
-//! the shard's share of the live count is exact.
+//! Guarantees:
+//! - The tables contain every counter that is not empty; a sweep drops the empty ones.
+//! - The shard's part of the number of counters in use is exact.
 
 use super::books::Books;
 use super::counters::{Counters, Places};
@@ -15,13 +16,13 @@ use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::{Room, Step, Strategy, fixed_window, sliding_log, sliding_window};
 use crate::kernel::units::{Hits, Nanos};
 
-/// How long a full shard is left alone between two sweeps that a new key asks for: each costs
-/// O(counters), and a flood of new keys must not buy one apiece.
+/// The shortest pause between two sweeps of a full shard. A sweep costs
+/// O(counters), so a flood of new keys must not cause a sweep for each key.
 const SWEEP_PAUSE: Nanos = Nanos::SECOND;
 
-/// The counters of one shard, by strategy: a strategy's own state is smaller than any of them.
-// In this order: what a decision reads most often stands beside the lock, in the line that taking
-// the lock has just brought.
+/// The counters of one shard, one table for each strategy, because the states differ in size.
+// The order keeps the most frequently read tables
+// beside the lock: the lock's cache line contains them.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -34,8 +35,7 @@ pub(super) struct Shard {
     swept: Nanos,
 }
 
-/// A GCRA counter.
-// 32 bytes, two to a cache line and none across two.
+// 32 bytes: two entries fill a cache line, and no entry crosses one.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Debt {
@@ -46,7 +46,8 @@ struct Debt {
 
 const _: () = assert!(size_of::<Option<Debt>>() == 32);
 
-/// A counter whose resting depends on the limit, noted when it was last written.
+/// A window or a log, with the instant at which it is empty.
+/// That instant depends on the limit of the last write.
 #[derive(Debug)]
 struct Windowed<S> {
     hash: KeyHash,
@@ -70,11 +71,9 @@ impl<S> Hashed for Windowed<S> {
     }
 }
 
-/// The key is new and there is no room for it.
 pub(super) struct Full;
 
 impl Shard {
-    /// Puts `cost` to the counter of `hash`; a new one takes one of `places`.
     pub(super) fn charge(
         &mut self,
         hash: KeyHash,
@@ -106,7 +105,7 @@ impl Shard {
         }
     }
 
-    /// Takes a message about the leases of `hash`; nothing when it was superseded.
+    /// Applies a lease message. Returns `None` if a later message superseded it.
     pub(super) fn borrow(
         &mut self,
         hash: KeyHash,
@@ -117,7 +116,8 @@ impl Shard {
         self.sweep_if_full(now, counters);
         let Message { terms, member, borrow, .. } = message;
         let books = &mut self.books;
-        // The counter's place is taken before the list's: who finds one place is charged at least.
+        // The counter takes its place before the list does:
+        // with one free place the charge still counts.
         let mut act = |mut counter: Counter| {
             let mut open = books.open(hash, terms, counters);
             let answer = open.book.step(&mut counter, &open.terms, now, *member, borrow);
@@ -149,7 +149,6 @@ impl Shard {
         }
     }
 
-    /// What charging `hits` would come to; changes nothing.
     pub(super) fn ask(&self, hash: KeyHash, now: Nanos, strategy: &Strategy, hits: Hits) -> Step {
         match strategy {
             Strategy::Gcra(gcra) => gcra.ask(&self.tat(hash, now, gcra), now, hits),
@@ -165,7 +164,6 @@ impl Shard {
         }
     }
 
-    /// Whether the counter of `hash` exists.
     pub(super) fn knows(&self, hash: KeyHash) -> bool {
         self.gcra.get(hash).is_some()
             || self.fixed_window.get(hash).is_some()
@@ -173,7 +171,6 @@ impl Shard {
             || self.sliding_log.get(hash).is_some()
     }
 
-    /// Drops what is rested at `now`.
     pub(super) fn sweep(&mut self, now: Nanos, counters: &Counters) {
         let before = self.len();
         let shapes = &mut self.shapes;
@@ -192,7 +189,6 @@ impl Shard {
         counters.give_back(before - self.len());
     }
 
-    /// Drops every counter.
     pub(super) fn clear(&mut self, counters: &Counters) {
         counters.give_back(self.len());
         *self = Self { swept: self.swept, ..Self::default() };
@@ -206,7 +202,7 @@ impl Shard {
             + self.books.len()
     }
 
-    /// Drops what is rested at `now` where no new counter finds room, once in [`SWEEP_PAUSE`].
+    /// Sweeps if there is no place for a new counter, at most once in [`SWEEP_PAUSE`].
     pub(super) fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
         if counters.are_full() && self.swept.plus(SWEEP_PAUSE) <= now {
             self.sweep(now, counters);
@@ -244,7 +240,7 @@ impl Shard {
         Ok(step)
     }
 
-    /// The debt of `hash` as `gcra` sees it.
+    /// Returns the debt of `hash`, converted to the limit `gcra`.
     fn tat(&self, hash: KeyHash, now: Nanos, gcra: &Gcra) -> Tat {
         let Some(debt) = self.gcra.get(hash) else { return Tat::default() };
         match self.shapes.get(debt.shape) {
@@ -254,7 +250,6 @@ impl Shard {
     }
 }
 
-/// Converts a debt that was written under other numbers.
 fn carry(shapes: &mut Shapes, debt: &mut Debt, gcra: &Gcra, now: Nanos) {
     let Some(from) = shapes.get(debt.shape).copied().filter(|from| from != gcra) else { return };
     debt.tat = gcra.carry(&debt.tat, &from, now);
@@ -330,8 +325,8 @@ fn lend_gcra(
     Ok(answer)
 }
 
-/// Lends of the counter of `hash`. The place of a new one is taken first, because what was lent is
-/// listed by then.
+/// Applies a lease message to the counter of `hash`. A new counter
+/// takes its place first: after `act` the grant is already listed.
 fn lend<S: Default>(
     table: &mut Table<Windowed<S>>,
     hash: KeyHash,
@@ -358,12 +353,11 @@ fn lend<S: Default>(
     Ok(answer)
 }
 
-/// Whether `cost` can make a counter out of nothing.
 pub(super) const fn makes_one(cost: Cost) -> bool {
     matches!(cost, Cost::Charge(Hits(1..)))
 }
 
-/// When the counter that answered `step` is rested again; nothing when it did not answer.
+/// Returns the instant at which the counter is empty after `step`, or `None` without a decision.
 fn rested_at(step: Step, now: Nanos) -> Option<Nanos> {
     match step {
         Step::Admit(Room { reset_after, .. })

@@ -1,39 +1,40 @@
-//! A hash table of counters, each beside the hash of its key.
+//! A hash table that stores each counter beside the hash of its key.
 //!
-//! Guarantees: finding a counter waits for memory once; a table that keeps tags apart from entries
-//! waits twice, one after the other, and at a million counters that is what a decision costs most.
-//! From a few counters on it is 53 % to 80 % full, so a search looks at three slots on average.
-//! Leaves out: hashing. Hashes are keyed, so nobody can aim at one place and make a search long.
+//! With a million counters, a decision mostly waits for memory. A lookup here
+//! waits once. A table with separate tags waits twice, one wait after the other.
+//!
+//! Guarantees:
+//! - A table with more than a few counters is 53 % to 80 % full.
+//! - A lookup reads three slots on average.
+//!
+//! Not covered:
+//! - The hash function. It is keyed, so a client cannot force long searches.
 
 use std::num::NonZeroU64;
 
-/// The hash of a counter's key: counters of equal hashes are the same.
+/// The hash of a counter's key. Equal hashes mean the same counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyHash {
-    /// Where the counter belongs: its shard by the low bits, its slot by the high ones.
+    /// The position: the low bits select the shard, the high bits select the slot.
     pub(super) place: u64,
-    /// What tells it from others. Not zero, so that an empty slot needs no mark of its own.
+    /// The other half of the hash. It is never zero, so that an empty slot needs no flag.
     pub(super) rest: NonZeroU64,
 }
 
-/// What a [`Table`] holds.
 pub(super) trait Hashed {
-    /// The hash of the key.
     fn hash(&self) -> KeyHash;
 }
 
-/// Entries by hash: open addressing, linear probing.
+/// A table of entries by hash, with open addressing and linear probing.
 #[derive(Debug)]
 pub(super) struct Table<E> {
-    /// An entry stands at its home or behind it, with no empty slot between, round the end.
+    /// An entry is in its home slot or behind it, with no empty slot between. The end wraps around.
     slots: Box<[Option<E>]>,
     len: usize,
 }
 
-/// The slots of the smallest table that has any.
 const FEWEST: usize = 4;
 
-/// Tables with fewer slots are not worth shrinking.
 const WORTH_SHRINKING: usize = 64;
 
 impl<E> Default for Table<E> {
@@ -43,26 +44,24 @@ impl<E> Default for Table<E> {
 }
 
 impl<E: Hashed> Table<E> {
-    /// How many entries there are.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
 
-    /// The entry of `hash`.
     pub(super) fn get(&self, hash: KeyHash) -> Option<&E> {
         let (before, behind) = self.slots.split_at(self.home(hash));
         let found = behind.iter().chain(before).map_while(Option::as_ref);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// The entry of `hash`, to be changed.
     pub(super) fn get_mut(&mut self, hash: KeyHash) -> Option<&mut E> {
         let (before, behind) = self.slots.split_at_mut(self.home(hash));
         let found = behind.iter_mut().chain(before).map_while(Option::as_mut);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// Puts in an entry whose hash is not there yet. Cost: O(1), now and then O(entries).
+    /// Inserts an entry whose hash is not in the table.
+    /// Cost: O(1), or O(entries) when the table grows.
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));
@@ -71,13 +70,13 @@ impl<E: Hashed> Table<E> {
         self.len += 1;
     }
 
-    /// Drops the entries that `keep` denies; some may be asked twice. Gives memory back once three
-    /// quarters of it stand empty. Cost: O(slots).
+    /// Drops the entries for which `keep` returns false. `keep` may be called twice
+    /// for an entry. Shrinks a table that is less than a quarter full. Cost: O(slots).
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
         let mut at = 0;
         while let Some(slot) = self.slots.get(at) {
             match slot {
-                // What moves up to this place is looked at next.
+                // An entry that moves into this slot is the next to be examined.
                 Some(entry) if !keep(entry) => self.remove(at),
                 Some(_) | None => at += 1,
             }
@@ -87,7 +86,8 @@ impl<E: Hashed> Table<E> {
         }
     }
 
-    /// Where the search for `hash` begins: as far into the table as the hash is into its range.
+    /// Returns the first slot of the search, at the same
+    /// fraction of the table as the hash of its range.
     fn home(&self, hash: KeyHash) -> usize {
         let scaled = u128::from(hash.place) * self.slots.len() as u128;
         usize::try_from(scaled >> u64::BITS).unwrap_or(0)
@@ -105,7 +105,7 @@ impl<E: Hashed> Table<E> {
         std::mem::replace(&mut self.slots, empty).into_iter().flatten().for_each(|e| self.put(e));
     }
 
-    /// Empties the slot at `gap` and moves up what may stand there, so that no search ends early.
+    /// Empties the slot at `gap` and moves later entries up, so that no search ends too early.
     fn remove(&mut self, mut gap: usize) {
         let slots = self.slots.len();
         let after = |at: usize| if at + 1 == slots { 0 } else { at + 1 };
@@ -124,8 +124,8 @@ impl<E: Hashed> Table<E> {
     }
 }
 
-/// At least `wanted` slots: a power of two, or one and a half times one. Of entries that are a power of two
-/// long that is what an allocator hands out whole.
+/// Returns at least `wanted` slots: a power of two, or one and a half times a power of
+/// two. Entries have a power-of-two size, and allocators serve these sizes without waste.
 fn slots_for(wanted: usize) -> usize {
     let power = wanted.next_power_of_two().max(FEWEST);
     let less = power / 4 * 3;
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Few homes, so that entries stand in each other's way and round the end of the table.
+    /// Few home slots, so that entries collide and wrap around the end of the table.
     fn hash(number: u64) -> KeyHash {
         let place = (number % 7).wrapping_mul(u64::MAX / 6);
         KeyHash { place, rest: NonZeroU64::MIN.saturating_add(number) }

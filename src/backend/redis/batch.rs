@@ -1,14 +1,19 @@
-//! Questions that travel together: charges of questions, or messages of members.
+//! Batches the items of many callers into few script calls. An item is a check or a lease message.
 //!
-//! Guarantees: a question that comes while no call is under way goes at once, in its caller's own
-//! task. One that comes while a call is under way waits until that call ends, or lingers for
-//! [`LINGER`], or enough wait to fill a call; then all that wait go together. So do those of one Redis that are begun
-//! together, and what comes while they are. A call is bounded, and so
-//! are the calls under way and the questions that wait. What was given up before it was sent is not
-//! sent. Who waits is answered whoever else goes away.
-//! Leaves out: deadlines of those who wait, which are theirs; what a question means.
+//! Guarantees:
+//! - Without a call in flight, an item is sent at once in its caller's task.
+//! - During a call, items wait for its end, for [`LINGER`], or for a full batch.
+//! - Items of one Redis that start together are sent together.
+//! - Call sizes, calls in flight and waiting items are bounded.
+//! - An item that was abandoned before it was sent is never sent.
+//! - Each caller gets its result even if other callers leave.
 //!
-//! A lane is for one place that runs scripts on its own: one Redis, or one slot of a Cluster.
+//! Not covered:
+//! - Deadlines of waiting callers, which they keep themselves.
+//! - The meaning of an item.
+//!
+//! A lane is the queue of one Redis, or of one slot
+//! of a Cluster. Each runs its scripts independently.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -25,46 +30,44 @@ use super::connection::Live;
 use super::route::Route;
 use super::{Batching, Cause};
 
-/// How long a call keeps those who come after it waiting. A store on the same machine answers sooner; of one
-/// that is far away each waits this long instead of a whole round trip, and it gets a call a millisecond.
+/// The longest time that a call delays later items. A store on the same
+/// machine replies sooner. For a distant store, an item waits this long and
+/// not a whole round trip, and the store receives one call per millisecond.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// How long one script may keep the store busy, in microseconds: nobody else is answered meanwhile.
+/// The longest script in microseconds. Redis serves no other client meanwhile.
 const LONGEST_SCRIPT: usize = 1_000;
 
-/// Calls under way in one lane: at a call a millisecond those of a store 32 ms away, and when they are full
-/// 100,000 questions a second to one 80 ms away.
+/// The most calls in flight in one lane. At one call per millisecond this suffices for a
+/// store 32 ms away. Full calls carry 100,000 checks per second to a store 80 ms away.
 const MOST_UNDER_WAY: usize = 32;
 
-/// What may wait in one lane, in microseconds of script: more than any deadline leaves time for.
+/// The most script time that may wait in one lane, in microseconds: more than any deadline allows.
 const MOST_WAITING: usize = 64 * LONGEST_SCRIPT;
 
-/// Slots of a Cluster.
 const SLOTS: u16 = 16_384;
 
-/// A question of the kind that one script answers.
+/// A check or a lease message that one script executes.
 pub(super) trait Asked: Sized + Send + Sync + 'static {
-    /// Its answer.
     type Share: Debug + Send + 'static;
 
-    /// How long the script may take for it, in microseconds.
+    /// The estimated script time in microseconds.
     fn micros(&self) -> usize;
 
-    /// One call for all of `questions`.
+    /// Makes one call for all items.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// The reason for the missing reply.
     fn call(
         live: &Live,
         questions: Vec<Self>,
     ) -> impl Future<Output = Result<Come<Self>, Cause>> + Send;
 }
 
-/// What came of a call: an answer to each of the first questions, in their order and to one at least, and the rest,
-/// which is to be asked in a call of its own.
+/// The results of the first items (at least one), and the remaining items, which need another call.
 pub(super) type Come<Q> = (Vec<<Q as Asked>::Share>, Vec<Q>);
 
-/// All questions of one kind that are asked of a Redis.
+/// The batched calls of one script to one store.
 #[derive(Debug)]
 pub(super) struct Calls<Q: Asked> {
     route: Route,
@@ -73,19 +76,19 @@ pub(super) struct Calls<Q: Asked> {
     lanes: Box<[Mutex<Lane<Q>>]>,
 }
 
-/// What waits for one place, and what is under way to it.
+/// The waiting items and the calls in flight of one lane.
 #[derive(Debug)]
 struct Lane<Q: Asked> {
     waiting: VecDeque<Waiting<Q>>,
-    /// Of all that waits, in microseconds of script.
+    /// The script time of the waiting items, in microseconds.
     micros: usize,
-    /// How many were given up since the dead were last cleared away, at least of those who wait.
+    /// An upper bound of the abandoned items in `waiting`.
     given_up: usize,
     under_way: usize,
     calls: u64,
-    /// The number of the call that keeps the others waiting.
+    /// The number of the call that delays the others.
     held_by: Option<u64>,
-    /// How many begin questions together just now.
+    /// The number of [`Calls::together`] blocks in progress.
     gathering: usize,
 }
 
@@ -95,25 +98,24 @@ struct Waiting<Q: Asked> {
     answer: oneshot::Sender<Result<Q::Share, Cause>>,
 }
 
-/// The right to have one call under way, until it is dropped.
+/// The right to have one call in flight. Dropping it releases the right.
 struct Turn<Q: Asked> {
     calls: Arc<Calls<Q>>,
     slot: u16,
-    /// Which call; none once it has ended.
+    /// The number of the call; `None` after its end.
     number: Option<u64>,
 }
 
-/// Questions are begun together, until it is dropped.
+/// Delays the sending of items until it is dropped.
 struct Gathering<'c, Q: Asked>(&'c Arc<Calls<Q>>);
 
-/// What goes together, and the number of its call.
+/// The items of one call, and its number.
 type Batch<Q> = (Vec<Waiting<Q>>, u64);
 
-/// What becomes of a question that comes.
 enum Arrival<Q: Asked> {
-    /// It goes alone and at once.
+    /// Sent at once and alone.
     Alone(Q, Turn<Q>),
-    /// It waits, and perhaps filled a call that can go.
+    /// Queued. The second field is the batch that it completed, if any.
     Waits(oneshot::Receiver<Result<Q::Share, Cause>>, Option<(Vec<Waiting<Q>>, Turn<Q>)>),
 }
 
@@ -125,14 +127,13 @@ impl<Q: Asked> Default for Lane<Q> {
 }
 
 impl<Q: Asked> Calls<Q> {
-    /// No calls yet.
     pub(super) fn new(route: Route, deadline: Duration, batching: Batching) -> Arc<Self> {
         let lanes = if route.is_clustered() { SLOTS } else { 1 };
         let lanes = (0..lanes).map(|_| Mutex::default()).collect();
         Arc::new(Self { route, deadline, batching, lanes })
     }
 
-    /// Asks the place of `slot`.
+    /// Sends an item to the store of `slot`, and waits for the result.
     pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Share, Cause> {
         let arrival = self.arrive(slot, question)?;
         let unanswered = self.route.unanswered(slot);
@@ -157,8 +158,8 @@ impl<Q: Asked> Calls<Q> {
         }
     }
 
-    /// Runs `begin`, which polls questions for the first time: none goes before it is over. In a Cluster they go as ever,
-    /// since each key is in a slot of its own.
+    /// Runs `begin`, which polls items for the first time, and sends them only afterwards.
+    /// In a Cluster they are sent as usual, because each key has its own slot.
     pub(super) fn together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
         if self.route.is_clustered() {
             return begin();
@@ -195,7 +196,7 @@ impl<Q: Asked> Calls<Q> {
     fn start(self: &Arc<Self>, slot: u16, next: Option<Batch<Q>>) {
         let Some((batch, number)) = next else { return };
         let turn = Turn { calls: Arc::clone(self), slot, number: Some(number) };
-        // Without a runtime nobody is left who waits.
+        // Without a runtime the process is ending, and no caller waits.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(turn.drive(batch));
         }
@@ -203,7 +204,6 @@ impl<Q: Asked> Calls<Q> {
 }
 
 impl<Q: Asked> Lane<Q> {
-    /// Whether a call may begin.
     fn may_go(&self) -> bool {
         let is_full = LONGEST_SCRIPT <= self.micros;
         let is_held = self.held_by.is_some() && !is_full;
@@ -228,7 +228,6 @@ impl<Q: Asked> Lane<Q> {
         }
     }
 
-    /// The next call, if it may begin now.
     fn next(&mut self) -> Option<Batch<Q>> {
         if !self.may_go() {
             return None;
@@ -237,7 +236,7 @@ impl<Q: Asked> Lane<Q> {
         if batch.is_empty() { None } else { Some((batch, self.begin())) }
     }
 
-    /// What goes together: as much as fits of those who still wait, and at least one of them.
+    /// Removes the next batch from the queue: as many items as fit, and at least one.
     fn take(&mut self) -> Vec<Waiting<Q>> {
         let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
         while let Some(first) = self.waiting.front() {
@@ -258,8 +257,8 @@ impl<Q: Asked> Lane<Q> {
         batch
     }
 
-    /// Clears the dead away once they are many: they hold no place for long, and looking for them costs
-    /// each who gave up no more than a constant.
+    /// Counts an abandoned item. Removes the abandoned ones as soon as they
+    /// may be more than half of the queue. Amortized cost: O(1) for each.
     fn give_up(&mut self) {
         self.given_up += 1;
         if self.waiting.len() < 2 * self.given_up {
@@ -271,7 +270,7 @@ impl<Q: Asked> Lane<Q> {
 }
 
 impl<Q: Asked> Turn<Q> {
-    /// Lets others go although this call is still under way.
+    /// Lets other calls start although this call is still in flight.
     fn let_go(&self) {
         let next = {
             let mut lane = self.calls.lane(self.slot).lock();
@@ -281,13 +280,13 @@ impl<Q: Asked> Turn<Q> {
         self.calls.start(self.slot, next);
     }
 
-    /// Runs `batch`, and then what has come meanwhile.
+    /// Runs `batch`, and then further batches until none is ready.
     async fn drive(mut self, mut batch: Vec<Waiting<Q>>) {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|waiting| (waiting.question, waiting.answer)).unzip();
             let come = self.run(questions).await;
-            // Who is late says so.
+            // Each waiting caller reports its own timeout.
             if !matches!(come, Err(Cause::Late)) {
                 self.calls.route.saw(self.slot, come.as_ref().err().copied());
             }
@@ -301,7 +300,7 @@ impl<Q: Asked> Turn<Q> {
         }
     }
 
-    /// One call, given up at the deadline.
+    /// Makes one call until the deadline. After [`LINGER`], other calls may start.
     async fn run(&self, questions: Vec<Q>) -> Result<Come<Q>, Cause> {
         let live = self.calls.route.live(self.slot)?;
         let mut called = pin!(Q::call(&live, questions));
@@ -317,7 +316,7 @@ impl<Q: Asked> Turn<Q> {
         }
     }
 
-    /// Ends the call; what goes next.
+    /// Ends the call and returns the next batch.
     fn end(&mut self) -> Option<Batch<Q>> {
         let number = self.number.take()?;
         let mut lane = self.calls.lane(self.slot).lock();
@@ -344,13 +343,14 @@ impl<Q: Asked> Drop for Gathering<'_, Q> {
     }
 }
 
-/// Gives every asker its share, or the one failure of the call; who is still to be answered.
+/// Sends each caller its result, or the failure of the
+/// call. Returns the items that still need a call.
 fn tell<Q: Asked>(
     askers: Vec<oneshot::Sender<Result<Q::Share, Cause>>>,
     come: Result<Come<Q>, Cause>,
 ) -> Vec<Waiting<Q>> {
     let mut askers = askers.into_iter();
-    // Who is gone is not told.
+    // A send fails only if its caller has left.
     match come {
         Ok((shares, rest)) => {
             shares
@@ -367,7 +367,7 @@ fn tell<Q: Asked>(
     }
 }
 
-/// One who waits for an answer; dropped before that, it has given up.
+/// A caller that waits for its result. Dropping it early abandons the item.
 struct Waiter<'c, Q: Asked> {
     calls: &'c Calls<Q>,
     slot: u16,
@@ -379,7 +379,7 @@ impl<Q: Asked> Waiter<'_, Q> {
     async fn wait(mut self) -> Result<Q::Share, Cause> {
         let answer = timeout(self.calls.deadline, &mut self.answer).await;
         self.is_told = answer.is_ok();
-        // Nobody drops who waits unless the process ends.
+        // A sender is dropped unused only when the process ends.
         answer.map_or(Err(Cause::Late), |told| told.unwrap_or(Err(Cause::Unreachable)))
     }
 }

@@ -1,7 +1,11 @@
-//! A beat to the arguments of [`SCRIPT`], and its reply to a fleet.
+//! Encodes a membership heartbeat for [`SCRIPT`], and decodes the reply.
 //!
-//! Guarantees: pure; a reply that the script could not have given is refused whole.
-//! Leaves out: sending it, and how often.
+//! Guarantees:
+//! - Pure.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending, and the interval.
 
 use fred::types::Value;
 
@@ -9,16 +13,17 @@ use super::Cause;
 use crate::backend::fleet::{Beat, Fleet, Member, SILENT_AT_MOST};
 use crate::kernel::units::Nanos;
 
-/// The script; its protocol stands at its top.
+/// The script. Its protocol is documented in `beat.lua`.
 pub const SCRIPT: &str = include_str!("lua/beat.lua");
 
-/// The key of the fleet's records. No counter has it: there the tag is hexadecimal.
+/// The key of the membership records. No counter has
+/// this key, because a counter's tag is hexadecimal.
 #[must_use]
 pub fn key(prefix: &str) -> String {
     format!("{prefix}sg:{{fleet}}:members")
 }
 
-/// ARGV.
+/// ARGV of the script.
 #[must_use]
 pub fn args(beat: &Beat) -> [String; 3] {
     let record = beat.record.as_deref().unwrap_or_default();
@@ -26,10 +31,10 @@ pub fn args(beat: &Beat) -> [String; 3] {
     [beat.node.to_string(), record.to_owned(), patience.to_string()]
 }
 
-/// What a reply says.
+/// Decodes the reply.
 ///
 /// # Errors
-/// [`Cause::NotUnderstood`] when it is not a reply that the script gives.
+/// Returns [`Cause::NotUnderstood`] if the script cannot have sent this reply.
 pub fn fleet(reply: Value) -> Result<Fleet, Cause> {
     let Value::Array(values) = reply else { return Err(Cause::NotUnderstood) };
     let Some((before, members)) = values.split_first() else { return Err(Cause::NotUnderstood) };

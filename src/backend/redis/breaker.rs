@@ -1,19 +1,21 @@
-//! Whether a Redis that was late too often is asked.
+//! The circuit breaker of a slow Redis.
 //!
-//! Guarantees: opens after [`LATE_IN_A_ROW`] late answers without one in time between, to calls or to probes; while it is
-//! open nobody waits; it is closed by a probe that was answered in time or by a new connection, and
-//! by nothing else.
-//! Leaves out: the probe, which is the connection's.
+//! Guarantees:
+//! - [`LATE_IN_A_ROW`] consecutive late replies open it, to calls or to probes.
+//! - While it is open, no caller waits.
+//! - Only a probe with a timely reply or a new connection closes it.
+//!
+//! Not covered:
+//! - The probe, which the connection's task sends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// Late answers in a row that open the breaker: one can be a hiccup, of five in a row the
-/// sixth caller should not pay.
+/// The late replies in a row that open the breaker. One can be a
+/// hiccup. After five, the sixth caller should not wait in vain.
 pub(super) const LATE_IN_A_ROW: u32 = 5;
 
-/// The state.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     late: AtomicU32,
@@ -26,20 +28,19 @@ impl Breaker {
         self.open.load(Relaxed)
     }
 
-    /// An answer came in time.
     pub(super) fn in_time(&self) {
-        // Read first: a store by every call would be fought over by every core.
+        // Load first: a write by every call would bounce the cache line between cores.
         if self.late.load(Relaxed) != 0 {
             self.late.store(0, Relaxed);
         }
     }
 
-    /// No answer came in time. True when this opened the breaker.
+    /// Records a late reply. Returns `true` if it opened the breaker.
     pub(super) fn late(&self) -> bool {
         LATE_IN_A_ROW <= self.late.fetch_add(1, Relaxed).saturating_add(1) && self.open()
     }
 
-    /// Opens it. True unless it was open.
+    /// Opens the breaker. Returns `false` if it was open already.
     pub(super) fn open(&self) -> bool {
         let opens = !self.open.swap(true, Relaxed);
         if opens {
@@ -48,18 +49,17 @@ impl Breaker {
         opens
     }
 
-    /// Returns once the breaker opens, at once if it is open and nobody has been told.
+    /// Waits until the breaker opens. Returns at once if it is open and that was not reported yet.
     pub(super) async fn opened(&self) {
         loop {
             self.opened.notified().await;
-            // Nobody may have been told before it was closed, with the connection that it was about.
+            // The notification may belong to an earlier connection, whose breaker was closed since.
             if self.is_open() {
                 return;
             }
         }
     }
 
-    /// Asks as ever.
     pub(super) fn close(&self) {
         self.late.store(0, Relaxed);
         self.open.store(false, Relaxed);
@@ -73,7 +73,6 @@ mod tests {
 
     use super::{Breaker, LATE_IN_A_ROW};
 
-    /// Whether who waits for it to open is told now.
     fn tells(breaker: &Breaker) -> bool {
         pin!(breaker.opened()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }

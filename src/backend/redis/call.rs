@@ -1,10 +1,16 @@
-//! Several questions in one call of [`super::CHARGE`], and its reply shared out among them.
+//! One call of [`super::CHARGE`] for several checks, and the split of its reply among them.
 //!
-//! Guarantees: pure; what is answered is what asking one after the other at that instant would answer:
-//! first the questions of [`Rule::Each`](crate::backend::Rule), then the others, each kind in the order
-//! given; a key that several of the first kind name travels once, and so does a record; a reply of
-//! another length is refused whole.
-//! Leaves out: which questions go together (`batch`), and what an answer means (`codec`).
+//! Guarantees:
+//! - Pure.
+//! - The result equals that of sequential calls at one instant.
+//! - Checks with [`Rule::Each`](crate::backend::Rule) come first; each kind keeps its order.
+//! - A key that several [`Rule::Each`](crate::backend::Rule) checks share is sent once.
+//! - A record is sent once.
+//! - A reply of the wrong length is rejected as a whole.
+//!
+//! Not covered:
+//! - Choosing the checks of a call (`batch`).
+//! - The meaning of a reply (`codec`).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,26 +21,27 @@ use super::codec::{NotUnderstood, Packed, Said};
 use crate::kernel::rate::limit::Tick;
 use crate::kernel::units::Nanos;
 
-/// The most charges in a call: the script takes a plan of up to 8,000 bytes, and a charge six of them.
+/// The most charges in a call. The script accepts a
+/// plan of 8,000 bytes, and a charge needs six of them.
 pub const MOST_CHARGES: usize = 1_300;
 
-/// What is sent.
+/// The arguments of a script call, and the order of the results in its reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Call {
     /// KEYS.
     pub keys: Vec<Vec<u8>>,
     /// ARGV: the instant, the plan, and the records.
     pub args: Vec<Vec<u8>>,
-    /// Whose the answers are, in their order.
+    /// The charge of each result, in the order of the reply.
     whose: Vec<Whose>,
-    /// How many charges each question has.
+    /// The number of charges of each check.
     sizes: SmallVec<[usize; 1]>,
 }
 
-/// The answers to one question, one per charge, in order.
+/// The results of one check, one per charge, in order.
 pub type Share = SmallVec<[Said; 1]>;
 
-/// A charge: of which question, and which of its charges.
+/// A charge, by the index of its check and its index within the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Whose {
     question: usize,
@@ -42,8 +49,8 @@ struct Whose {
 }
 
 impl Call {
-    /// One call for `questions`, at the store's own instant or at `at`, whose rest below a
-    /// microsecond is dropped. At most [`MOST_CHARGES`] charges. Cost: O(charges).
+    /// One call for several checks with at most [`MOST_CHARGES`] charges. Uses
+    /// `at`, cut to microseconds, or else the store's clock. Cost: O(charges).
     #[must_use]
     pub fn of(mut questions: Vec<Packed>, at: Option<Nanos>) -> Self {
         let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
@@ -68,16 +75,16 @@ impl Call {
         Self { keys: keys.into_iter().map(&mut key).collect(), args, whose, sizes }
     }
 
-    /// How many questions it carries.
+    /// The number of checks in this call.
     #[must_use]
     pub fn questions(&self) -> usize {
         self.sizes.len()
     }
 
-    /// The answers of `reply`, one share per question, in the order of the questions.
+    /// Splits `reply` into one share per check, in the order of the checks.
     ///
     /// # Errors
-    /// It is not a reply that the script gives to this call.
+    /// The reply does not fit this call.
     pub fn share_out(&self, reply: &[i64]) -> Result<Vec<Share>, NotUnderstood> {
         let refused = || NotUnderstood::of("one to three integers for each charge", reply);
         let mut shares: Vec<Share> =
@@ -92,39 +99,40 @@ impl Call {
     }
 }
 
-/// What is said once, and in which order.
+/// The order of charges and keys, without duplicate keys and records.
 #[derive(Default)]
 struct Plan<'q> {
     records: Vec<&'q [u8]>,
-    /// Where each of KEYS is found.
+    /// The charge that supplies each of KEYS.
     keys: Vec<Whose>,
     whose: Vec<Whose>,
-    /// How many of the keys are worth reading together.
+    /// The number of leading keys that the script reads with one `MGET`.
     read_together: usize,
     parts: Vec<Part>,
 }
 
-/// The rule of a part whose keys have one charge each, all of one record.
+/// The rule of a part whose keys have one charge each, all with the same record.
 const ALIKE: u16 = 16;
 
-/// Charges that follow each other: to one key or to keys that are alike, each for itself, or of one question
-/// all or nothing.
+/// Consecutive charges of one of three kinds:
+/// - independent charges of one key,
+/// - independent charges of several keys with the same record,
+/// - the charges of one all-or-nothing check.
 struct Part {
     rule: u16,
-    /// Of these charges in `whose`.
+    /// The range of these charges in `whose`.
     charges: Range<usize>,
-    /// The numbers of their records.
     records: SmallVec<[u16; 1]>,
 }
 
-/// Charges of one key, each for itself.
+/// The independent charges of one key.
 struct Run {
     whose: SmallVec<[Whose; 1]>,
     records: SmallVec<[u16; 1]>,
 }
 
 impl Run {
-    /// Whether both have one charge, of one record.
+    /// Returns `true` if both have a single charge with the same record.
     fn is_like(&self, other: &Self) -> bool {
         self.whose.len() == 1 && other.whose.len() == 1 && self.records == other.records
     }
@@ -134,8 +142,8 @@ impl<'q> Plan<'q> {
     fn of(questions: &'q [Packed]) -> Self {
         let (mut plan, mut numbers) = (Self::default(), Numbers::default());
         let mut runs = runs(questions, &mut numbers);
-        // Charges of one record follow each other, so that the script unpacks it once and takes keys that are
-        // alike in one go; and first those whose state is read before it is written.
+        // Charges with the same record are adjacent: the script unpacks it once and
+        // groups their keys. Keys that the script reads before writing come first.
         let is_read = |run: &Run| numbers.is_read(run.records[0]);
         runs.sort_by_key(|run| (!is_read(run), run.records[0], run.whose.len() != 1));
         plan.read_together = runs.iter().filter(|run| is_read(run)).count();
@@ -167,7 +175,7 @@ impl<'q> Plan<'q> {
         self.parts.push(Part { rule, charges: from..self.whose.len(), records });
     }
 
-    /// The plan as the script reads it.
+    /// The plan in the script's format.
     fn bytes(&self) -> Vec<u8> {
         if self.records.len() == 1 && matches!(*self.parts, [Part { rule: ALIKE, .. }]) {
             return Vec::new();
@@ -182,7 +190,7 @@ impl<'q> Plan<'q> {
     }
 }
 
-/// The charges that are for themselves, by their keys; in the order given under each.
+/// Groups the independent charges by key, in the given order.
 fn runs<'q>(questions: &'q [Packed], numbers: &mut Numbers<'q>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut places: HashMap<&[u8], usize> = HashMap::new();
@@ -212,7 +220,7 @@ struct Numbers<'q> {
 
 impl<'q> Numbers<'q> {
     fn number(&mut self, record: &'q [u8]) -> u16 {
-        // Mostly it is the one before.
+        // Fast path: most records equal the previous one.
         if self.record(self.latest) == Some(record) {
             return self.latest;
         }
@@ -228,7 +236,7 @@ impl<'q> Numbers<'q> {
         self.records.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// Whether the script begins by reading the key: GCRA and the sliding window.
+    /// Returns `true` if the script reads the key first: for GCRA and the sliding window.
     fn is_read(&self, number: u16) -> bool {
         matches!(self.record(number).and_then(<[u8]>::first), Some(1 | 4))
     }

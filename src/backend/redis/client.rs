@@ -1,12 +1,17 @@
 //! One client of one Redis process.
 //!
-//! Guarantees: it is connected and knows who we are, or there is none; its connection is closed when
-//! it is dropped; it never reconnects, and a command is sent at most once; what it could not do is said
-//! without what it was told ([`in_words`], [`without_arguments`]). The client's own
-//! reconnecting holds back what it could not send and sends it later, when its caller has long had
-//! another answer.
-//! Leaves out: making a new one ([`super::connection`]), and which process ([`super::sentinel`],
-//! [`super::cluster`]).
+//! Guarantees:
+//! - An [`Opened`] client is connected and authenticated.
+//! - Dropping it closes the connection.
+//! - It never reconnects, and sends each command at most once.
+//! - Error texts contain no command arguments ([`in_words`], [`without_arguments`]).
+//!
+//! Not covered:
+//! - Replacing a lost connection ([`super::keep`]).
+//! - Choosing the process ([`super::sentinel`], [`super::cluster`]).
+//!
+//! The reconnect of the client library is off. It would queue unsent
+//! commands, and send them after their caller had received another outcome.
 
 use std::fmt;
 use std::future::pending;
@@ -24,16 +29,14 @@ use tokio::time::{sleep, timeout};
 use super::options::{Address, Options, Password, Sentinels, Tls};
 use super::{files, tls};
 
-/// How long a connection may take to be made, and a command that charges nothing to be answered.
+/// The timeout for connecting, and for a command that charges nothing.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a file with a password is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Calls that the client holds before it refuses more.
+/// Commands that the client buffers before it refuses more.
 const MOST_CALLS: usize = 16_384;
 
-/// Where one process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum At {
     Tcp(Address),
@@ -41,7 +44,7 @@ pub(super) enum At {
 }
 
 impl At {
-    /// Its host; empty for a socket, which has none.
+    /// The host; empty for a Unix socket.
     pub(super) fn host(&self) -> &str {
         match self {
             Self::Tcp(address) => &address.host,
@@ -59,24 +62,23 @@ impl fmt::Display for At {
     }
 }
 
-/// Why it cannot be had, for a person. The client shows what the operating system said as a structure
-/// of this language: of that only the sentence is kept.
+/// The error text for a person. The client library wraps an operating
+/// system error in Rust's debug format; only its message is kept.
 pub(super) fn in_words(error: &Error) -> String {
     let details = without_arguments(error);
-    // What the system said itself, or what the library put around it.
+    // The message of the operating system, or the text that the library put around it.
     let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
     let sentence = after("message: \"").or_else(|| after("error: \""));
     sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
 }
 
-/// What was said, without what it was said of: one that does not know a command repeats what it was given with it,
-/// and what AUTH is given is a password.
+/// The error text without command arguments. Redis repeats the arguments
+/// of an unknown command, and the argument of `AUTH` is a password.
 pub(super) fn without_arguments(error: &Error) -> &str {
     let details = error.details();
     details.split_once(", with args beginning with:").map_or(details, |(said, _)| said)
 }
 
-/// As whom one process is spoken to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Login<'a> {
     user: Option<&'a str>,
@@ -86,7 +88,6 @@ pub(super) struct Login<'a> {
 }
 
 impl Options {
-    /// To those that hold the counters.
     pub(super) fn login(&self) -> Login<'_> {
         Login {
             user: self.user.as_deref(),
@@ -98,27 +99,24 @@ impl Options {
 }
 
 impl Sentinels {
-    /// To the sentinels themselves.
     pub(super) fn login<'a>(&'a self, tls: Option<&'a Tls>) -> Login<'a> {
         let (user, password) = (self.user.as_deref(), self.password.as_ref());
         Login { user, password, database: 0, tls }
     }
 }
 
-/// A client that is connected.
 #[derive(Debug)]
 pub(super) struct Opened {
     client: Client,
     driver: ConnectHandle,
-    /// The password that it was told last.
     told: Option<Password>,
 }
 
 impl Opened {
-    /// Connects.
+    /// Connects and authenticates.
     ///
     /// # Errors
-    /// Why not, after [`PATIENCE`] at the latest.
+    /// The reason for the failure, within [`PATIENCE`].
     pub(super) async fn new(at: &At, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
             let config = config(at, login).await?;
@@ -132,12 +130,12 @@ impl Opened {
         opened.map_err(|error| tls::in_words(error, login.tls))
     }
 
-    /// What to send commands with; it fails them once this is dropped.
+    /// The client for sending commands. Its commands fail after this value is dropped.
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Tells Redis the password again whenever its file holds another one; never ends.
+    /// Re-authenticates whenever the password file changes; never returns.
     pub(super) fn telling<'a>(
         &self,
         login: Login<'a>,
@@ -146,9 +144,8 @@ impl Opened {
         tell_passwords(self.client.clone(), self.told.clone(), login, at)
     }
 
-    /// Returns when the connection is closed.
     pub(super) async fn closed(&mut self) {
-        // How it ended is in its answers, and nothing that could be mended.
+        // The pending commands report why it closed.
         let _ended = (&mut self.driver).await;
     }
 }
@@ -159,7 +156,8 @@ impl Drop for Opened {
     }
 }
 
-/// Who gave the old password stays who it is: one that is refused is told again, and nothing is lost.
+/// Re-authenticates the open connection when the password file changes. A refused
+/// attempt is repeated, and the connection stays authenticated with the old password.
 async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login<'_>, at: &At) {
     let Some(file @ Password::File(_)) = login.password else { return pending().await };
     let mut said = String::new();
@@ -190,7 +188,7 @@ async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login
 /// Runs a command that charges nothing.
 ///
 /// # Errors
-/// Why it failed, after [`PATIENCE`] at the latest.
+/// The reason for the failure, within [`PATIENCE`].
 pub(super) async fn run(client: &Client, command: &[&str]) -> Result<Value, Error> {
     let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
     let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
@@ -212,7 +210,7 @@ async fn connect(client: Client) -> Result<Opened, Error> {
             driver = Some(Opened { driver: its.connect(), client: its, told });
             std::future::pending::<()>().await;
         };
-        // The waiting first: what it waits for is said once.
+        // Poll the wait first: the client announces the connect event only once.
         tokio::select! {
             biased;
             connected = &mut waiting => connected,
@@ -260,7 +258,7 @@ fn tuning() -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: PATIENCE,
         internal_command_timeout: PATIENCE,
-        // A charge that may have been made is not made again.
+        // A charge that Redis may have executed is not repeated.
         max_command_attempts: 1,
         max_command_buffer_len: MOST_CALLS,
         tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
@@ -281,7 +279,7 @@ mod tests {
         };
         let refused = io::Error::from_raw_os_error(111);
         assert_eq!(shown(&refused), "Connection refused");
-        // A name that nobody knows: the library has a kind of its own for it.
+        // The library has its own error kind for a name that does not resolve.
         let unknown = io::Error::other("failed to lookup address information");
         assert_eq!(shown(&unknown), "failed to lookup address information");
         let other = Error::new(ErrorKind::Auth, "error: \"kept\" as it is");

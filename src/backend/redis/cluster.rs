@@ -1,9 +1,12 @@
-//! The nodes of a Cluster, and which has which slots.
+//! The nodes of a Cluster and their slots.
 //!
-//! Guarantees: each node has a connection of its own, kept by itself, so that a node that is lost
-//! fails the charges of its slots alone; who has which slots is asked anew as soon as a node is lost,
-//! slow, or says that a slot is elsewhere, and of several answers the newest is believed.
-//! Leaves out: keys of several slots in one call, which no Cluster takes.
+//! Guarantees:
+//! - Each node has its own connection, so a lost node fails only its own slots.
+//! - Slots are queried again when a node is lost, slow, or redirects a call.
+//! - The newest of several slot maps is used.
+//!
+//! Not covered:
+//! - Keys of several slots in one call, which no Cluster accepts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,58 +27,57 @@ use super::options::{Address, Options};
 use super::pauses::Pauses;
 use super::slots::{self, Slots};
 
-/// How long nobody is asked who has which slots while all is well.
+/// The interval between slot queries while all is well.
 const REST: Duration = Duration::from_secs(10);
 
-/// How long while it is not.
+/// The interval while some slots are unavailable.
 const UNREST: Duration = Duration::from_millis(200);
 
-/// The longest pause between two looks, however much is doubted.
+/// The longest pause before a query that was requested early.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// Looks that a node without slots is kept for after another sent us there.
+/// The number of slot queries for which a node without slots is kept after a redirect to it.
 const KEPT_FOR: u8 = 50;
 
-/// Nodes without slots that are kept.
+/// The most nodes without slots that are kept.
 const MOST_NAMED: usize = 64;
 
-/// What the task that keeps the connections and those who use them share.
+/// The state that the keeper task shares with callers.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     map: ArcSwap<Map>,
-    /// Nodes that others sent us to, and for how many looks more they are kept.
+    /// The nodes from redirects, and the number of slot queries for which each is still kept.
     named: Mutex<BTreeMap<Address, u8>>,
-    /// What a node said against telling its slots, when they were last asked and none did.
+    /// The error that a node returned to the last slot query, if all nodes failed.
     refused: Mutex<Option<Cause>>,
-    /// Who has which slots may have changed.
+    /// Notified when the slots may have changed.
     doubted: Notify,
 }
 
-/// Who has which slots.
 #[derive(Debug, Default)]
 struct Map {
     slots: Slots,
     nodes: BTreeMap<Address, Node>,
 }
 
-/// One node and the task that keeps the connection to it.
+/// One node, and the task that keeps the connection to it.
 #[derive(Clone, Debug)]
 struct Node {
     link: Arc<Link>,
     keeper: AbortHandle,
 }
 
-/// Where a node sends us instead of running a call.
+/// The target of a `MOVED` or `ASK` error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     to: Address,
-    /// Whether it has the key already but not the slot yet.
+    /// The error was `ASK`: the node has the key, and imports the slot.
     pub(super) asks: bool,
 }
 
 impl Redirect {
-    /// What `error` says, if it sends us on. The node at `host` said it: where it names a port alone, that
-    /// is where the port is.
+    /// Parses a redirect error of the node at `host`.
+    /// A redirect without a host means the same host.
     pub(super) fn of(error: &Error, host: &str) -> Option<Self> {
         let mut words = error.details().split(' ');
         let asks = match words.next()? {
@@ -91,17 +93,17 @@ impl Redirect {
 }
 
 impl Cluster {
-    /// The connection to the node that has the slot.
+    /// The connection to the owner of the slot.
     ///
     /// # Errors
-    /// Why there is nothing to wait for.
+    /// The slot has no known owner, or the owner has no connection.
     pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
         node.ok_or_else(|| self.unknown())?.link.live()
     }
 
-    /// Tells the connection of the slot's node how a call ended.
+    /// Updates the breaker of the slot's owner with the result of a call.
     pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
@@ -110,7 +112,7 @@ impl Cluster {
         }
     }
 
-    /// Why some charges are not answered just now, if so.
+    /// The reason that some charges fail now, if any.
     pub(super) fn trouble(&self) -> Option<Cause> {
         let map = self.map.load();
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
@@ -121,17 +123,16 @@ impl Cluster {
         trouble.or_else(|| (!map.slots.are_all()).then(|| self.unknown()))
     }
 
-    /// Why it is not known who has a slot.
+    /// The reason that the owner of a slot is unknown.
     fn unknown(&self) -> Cause {
         self.refused.lock().unwrap_or(Cause::Unreachable)
     }
 
-    /// Asks anew who has which slots.
     pub(super) fn doubt(&self) {
         self.doubted.notify_one();
     }
 
-    /// The connection to where `redirect` leads, if there is one.
+    /// The connection to the target of `redirect`, if there is one.
     pub(super) fn follow(&self, redirect: &Redirect) -> Option<Arc<Live>> {
         if !redirect.asks {
             self.doubt();
@@ -148,14 +149,14 @@ impl Cluster {
         known?.link.live().ok()
     }
 
-    /// The nodes to ask who has which slots, those that answer.
+    /// The nodes that a slot query can use.
     fn answering(&self) -> Vec<(Address, Arc<Live>)> {
         let map = self.map.load();
         let live = map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.live().ok()?)));
         live.map(|(at, live)| (at.clone(), live)).collect()
     }
 
-    /// The nodes that are kept though they have no slots.
+    /// The nodes that are kept without slots. Counts one slot query for each.
     fn still_named(&self) -> Vec<Address> {
         let mut named = self.named.lock();
         named.retain(|_, looks| {
@@ -166,7 +167,7 @@ impl Cluster {
     }
 }
 
-/// Keeps `cluster` connected; never ends. The connections end with it.
+/// Keeps `cluster` connected; never returns. Dropping the future closes the connections.
 pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Arc<Options>) {
     let mut keepers = Keepers {
         tasks: JoinSet::new(),
@@ -197,7 +198,7 @@ pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Ar
     }
 }
 
-/// The tasks that keep one node each.
+/// The tasks that each keep one node connected.
 struct Keepers {
     tasks: JoinSet<()>,
     cluster: Arc<Cluster>,
@@ -206,7 +207,7 @@ struct Keepers {
 }
 
 impl Keepers {
-    /// Keeps connections to those that have slots, and to no others.
+    /// Connects to the owners of slots and to the kept nodes, and drops all other connections.
     fn lay_out(&mut self, slots: Slots) {
         let before = self.cluster.map.load_full();
         let named = self.cluster.still_named();
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
         assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
         assert_eq!(of("MOVED 3999 ::1:6381"), to("::1", 6381, false));
-        // It does not say which host, or does not know: that of the node that answered.
+        // A redirect without a known host means the host of the node that replied.
         assert_eq!(of("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
         assert_eq!(of("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
         for other in

@@ -1,14 +1,21 @@
-//! One question as [`super::CHARGE`] takes it, and what the script says as outcomes.
+//! Encodes one check for [`super::CHARGE`], and decodes the reply into outcomes.
 //!
-//! Guarantees: pure; distinct counters have distinct keys, and those of one [`Home`] share a Cluster
-//! slot; an answer that the script could not have given is refused with its whole question.
-//! Leaves out: several questions in one call (`call`), sending, deadlines, and what is done about a
-//! charge that got no outcome.
+//! Guarantees:
+//! - Pure.
+//! - Distinct counters have distinct keys; those of one [`Home`] share a Cluster slot.
+//! - An impossible result makes the whole check fail.
 //!
-//! A key is `{prefix}sg:{tag}:` and the counter's own bytes, or `#` and their SHA-256 where they
-//! are more than [`LONGEST_KEY`]. The tag is the home, a 64-bit number in hexadecimal: a
-//! collision there only makes strangers share a slot. The digest has to be a cryptographic one:
-//! a collision there would make two counters one, and whoever sends descriptors could look for it.
+//! Not covered:
+//! - Several checks in one call (`call`), sending, and deadlines.
+//! - The fallback of a charge without an outcome.
+//!
+//! A key is `{prefix}sg:{tag}:` plus the counter's bytes. Above
+//! [`LONGEST_KEY`] bytes, `#` and their SHA-256 replace them.
+//!
+//! - The tag is the home, a 64-bit number in hexadecimal.
+//!   In a collision, unrelated counters share a slot.
+//! - The digest is cryptographic. In a collision, two counters would
+//!   become one, and clients choose the descriptors that form the key.
 
 pub mod heartbeat;
 pub mod holding;
@@ -29,13 +36,13 @@ use crate::kernel::rate::limit::{EXACT, Tick};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// Bytes of a counter's key that are kept as they are; longer ones are digested.
+/// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
 pub const LONGEST_KEY: usize = 256;
 
-/// Bytes of `sg:{…}:`.
+/// The length of `sg:{…}:` in bytes.
 const TAG: usize = 22;
 
-/// The codes of a reply; from [`DENY`] on a third integer follows.
+/// The codes of a reply. From [`DENY`] on, a third integer follows.
 const ADMIT: i64 = 0;
 const NEVER: i64 = 1;
 const REFUNDED: i64 = 2;
@@ -43,29 +50,27 @@ const UNREADABLE: i64 = 3;
 const DENY: i64 = 4;
 const STALE: i64 = 5;
 
-/// What a record of the sliding log begins with.
+/// The first byte of a sliding log's record.
 const LOG: u8 = 5;
 
-/// A question, ready to travel.
+/// An encoded check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// As a plan has it; 0 is each.
+    /// The number of its rule in the plan; 0 is [`Rule::Each`].
     pub(super) rule: u16,
     pub(super) charges: SmallVec<[PackedCharge; 1]>,
 }
 
-/// A charge, ready to travel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PackedCharge {
     pub(super) key: Vec<u8>,
-    /// As the script unpacks it.
     pub(super) record: Record,
 }
 
-/// Only a calendar's is longer.
+/// Only the record of a calendar window is longer than 32 bytes.
 pub(super) type Record = SmallVec<[u8; 32]>;
 
-/// What the script said of one charge: a code that [`read`] knows or refuses, and times in ticks.
+/// The script's result for one charge: a code, which [`read`] validates, and times in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     code: i64,
@@ -74,22 +79,22 @@ pub struct Said {
     reset: u64,
 }
 
-/// One answer per charge, in order.
+/// The results of a check, one per charge, in order.
 pub type Answers = SmallVec<[Answer; 2]>;
 
-/// What the script says of one charge.
+/// A decoded result for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was asked or given back; never with `Step::Stale` in it.
+    /// The counter was charged, queried or refunded; the step is never `Step::Stale`.
     Outcome(Outcome),
-    /// Not charged: at this instant of the store's clock none of the windows that the plan brought
-    /// is open.
+    /// Nothing was charged: at this instant of the store's
+    /// clock, none of the planned windows is open.
     Stale(Nanos),
-    /// Not charged: something else lives under the key.
+    /// Nothing was charged: the key contains a foreign value.
     Unreadable,
 }
 
-/// A reply that is not one of ours.
+/// A reply that the script cannot have sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("wanted {wanted}, got {got:?}")]
 pub struct NotUnderstood {
@@ -97,7 +102,7 @@ pub struct NotUnderstood {
     got: Vec<i64>,
 }
 
-/// `charges` as they travel. Hits of 2^53 and more are that less one.
+/// Encodes `charges`. Hits of 2^53 or more become 2^53 - 1.
 #[must_use]
 pub fn pack(charges: &Charges, prefix: &[u8]) -> Packed {
     let packed = |charge: &Charge| PackedCharge {
@@ -107,10 +112,10 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> Packed {
     Packed { rule: rule(charges.rule), charges: charges.list.iter().map(packed).collect() }
 }
 
-/// What was `said` of `charges`, one of each.
+/// Decodes one result for each charge.
 ///
 /// # Errors
-/// It is not what the script says of these charges.
+/// The script cannot have sent this for these charges.
 pub fn read(charges: &Charges, said: &[Said]) -> Result<Answers, NotUnderstood> {
     if said.len() != charges.list.len() {
         return Err(NotUnderstood { wanted: "an answer for each charge", got: Vec::new() });
@@ -119,18 +124,18 @@ pub fn read(charges: &Charges, said: &[Said]) -> Result<Answers, NotUnderstood> 
 }
 
 impl Packed {
-    /// How long the script may take for it, in microseconds: what was measured, and some more.
+    /// The estimated script time in microseconds: the measured time plus a reserve.
     pub(super) fn micros(&self) -> usize {
         let step = |charge: &PackedCharge| if charge.record.first() == Some(&LOG) { 24 } else { 4 };
-        // All or nothing asks before it charges.
+        // All-or-nothing queries each counter before it charges it.
         let steps = if self.rule == 0 { 1 } else { 3 };
         self.charges.iter().map(step).sum::<usize>() * steps
     }
 }
 
 impl Said {
-    /// Takes an answer from the front of `reply`; none where it cannot be one. `before` is the one
-    /// before, whose reset this one may share.
+    /// Decodes one result from the front of `reply`; `None` if that is impossible.
+    /// `before` is the previous result, whose reset time this one may share.
     pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
         let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT);
         let mut next = || reply.split_off_first().copied();
@@ -142,8 +147,8 @@ impl Said {
     }
 }
 
-/// The integers of a reply, which the script packs as doubles; none where it is not made of such. Cut to integers as
-/// the store cuts the numbers of a script.
+/// Decodes a reply of packed doubles; `None` if the length is wrong. Truncates
+/// each double to an integer, like Redis does with a script's numbers.
 #[must_use]
 #[allow(
     clippy::cast_possible_truncation,
@@ -168,23 +173,23 @@ pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(prefix.len() + TAG + bytes.len().min(LONGEST_KEY));
     key.extend(prefix);
     let place = match home {
-        // The key of the hash is no secret: every replica must come to the same slot.
+        // The hash key is fixed and public: every replica must choose the same slot.
         Home::Itself => SipHasher24::new().hash(bytes),
         Home::Beside(place) | Home::OfAll(place) => place,
     };
-    // Writing to a vector does not fail.
+    // Writing to a vector cannot fail.
     drop(write!(key, "sg:{{{place:016x}}}:"));
     if bytes.len() <= LONGEST_KEY {
         key.extend(bytes);
     } else {
-        // No counter's own bytes begin so: they begin with the form of the key.
+        // A counter's bytes never begin with `#`: they begin with the form of the key.
         key.push(b'#');
         key.extend(Sha256::digest(bytes));
     }
     key
 }
 
-/// The slot of a key in a Cluster, from 0 to 16383.
+/// The Cluster slot of a key, 0 to 16383.
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
@@ -200,7 +205,6 @@ fn rule(rule: Rule) -> u16 {
     }
 }
 
-/// A charge as the script unpacks it.
 fn record(charge: &Charge) -> Record {
     let numbers = Numbers::of(&charge.strategy);
     let (act, hits) = match charge.cost {
@@ -225,7 +229,7 @@ fn record(charge: &Charge) -> Record {
     bytes
 }
 
-/// A limit's numbers in the order of the record.
+/// The numbers of a limit, in the order of the record.
 struct Numbers {
     code: u8,
     limit: u32,
@@ -257,7 +261,7 @@ impl Numbers {
     }
 }
 
-/// An integer as the script's numbers are; what a double cannot hold is cut to what it can.
+/// An integer as a double. Values of 2^53 or more become 2^53 - 1.
 #[allow(clippy::cast_precision_loss, reason = "exact below 2^53")]
 const fn double(integer: u64) -> [u8; 8] {
     let held = if integer < EXACT { integer } else { EXACT - 1 };

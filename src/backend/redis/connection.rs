@@ -1,12 +1,17 @@
-//! One connection to one Redis process, for those that charge over it.
+//! One connection to one Redis process, shared by all callers.
 //!
-//! Guarantees: there is a connection that is ready, or calls fail at once; a call is sent once, and
-//! sent on only where a node of a Cluster said that it did not run it; what is answered over a
-//! connection ends that one at most, never the one that follows it; after one that was of no use there is
-//! [`Link::trouble`] until the next has lasted, and where Redis refuses what it is to count, for want of memory or
-//! because it takes no writes, until no call was refused so any more for a while: what is one key's own is no such
-//! refusal. Where none can be had, what the process says of itself is why.
-//! Leaves out: making and watching it ([`super::keep`]); deadlines of single calls.
+//! Guarantees:
+//! - Calls fail at once while there is no connection.
+//! - A call is sent once, and repeated only at a redirect: the first node ran nothing.
+//! - A bad reply ends at most its own connection, never the next.
+//! - [`Link::trouble`] reports a failed connection until the next one has lasted.
+//! - [`Link::trouble`] reports refused writes until none was refused for a while.
+//! - An error about one key's value is not a refused write.
+//! - Without a connection, the error that Redis returned is the cause.
+//!
+//! Not covered:
+//! - Opening and watching the connection ([`super::keep`]).
+//! - Timeouts of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -28,136 +33,126 @@ use super::client::{At, in_words, without_arguments};
 use super::cluster::{Cluster, Redirect};
 use super::{ACQUIRE, BORROW, CHARGE, Cause, HEARTBEAT, HOLD, TELL, codec};
 
-/// What the client says of what it was asked, written or not, where it is ended before its connection is closed.
+/// The client's error for every pending command, sent or not,
+/// when its task is aborted before the connection closes.
 const GONE: &str = "channel closed";
 
-/// How often one call is sent on: a slot that moves is at its second node then, and may move again.
+/// The most redirects of one call. A moving slot needs one redirect, and may move again.
 pub(super) const MOST_REDIRECTS: usize = 5;
 
-/// What the task that keeps a connection and those who use it share.
+/// The state that the keeper task shares with callers.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     live: ArcSwapOption<Live>,
     pub(super) breaker: Breaker,
-    /// What the process said of itself when there was to be a connection; nothing where none said anything.
+    /// The error that Redis returned to the last connection attempt. `None` if no process replied.
     refused: Mutex<Option<Cause>>,
-    /// Why the connection before was of no use, or this one is of little, until it has lasted.
+    /// Why the previous connection failed, or why this one
+    /// refuses calls. Cleared after a connection has lasted.
     doubt: Mutex<Option<Cause>>,
 }
 
-/// A connection that is ready: Redis knows the scripts.
+/// A connection over which Redis has loaded the scripts.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) client: Client,
-    /// What Redis calls [`CHARGE`].
     digest: String,
-    /// What Redis calls [`BORROW`].
     borrow_digest: String,
-    /// What Redis calls [`HEARTBEAT`].
     heartbeat_digest: String,
-    /// What Redis calls [`HOLD`].
     hold_digest: String,
-    /// What Redis calls [`ACQUIRE`].
     acquire_digest: String,
-    /// What Redis calls [`TELL`].
     tell_digest: String,
-    /// What the process calls this run of it; empty where it does not say.
+    /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
-    /// Where the process is.
     at: At,
     cluster: Option<Weak<Cluster>>,
-    /// It answered what only another connection can mend.
+    /// Notified when a reply requires a new connection.
     useless: Notify,
-    /// What that was, the first time.
+    /// The first cause of such a reply.
     spoiled: OnceLock<Cause>,
-    /// It refused a call for what no other connection mends.
+    /// Notified when Redis refuses a call that it would refuse on any connection.
     refused: Notify,
-    /// Why it last did, until somebody is told.
+    /// The last such refusal, until the keeper task takes it.
     refusing: Mutex<Option<Refusing>>,
-    /// It answered a call as it should, and none was refused so since.
+    /// A call succeeded, and none was refused since.
     has_served: AtomicBool,
     served: Notify,
-    /// A call over it was given up.
+    /// Notified when a caller abandons a call.
     doubted: Notify,
-    /// It refused to let go what it counted, and has not done so since.
+    /// Redis refuses to set expiries, so counters stay forever.
     keeps_all: AtomicBool,
     lets_go: Notify,
 }
 
-/// Why Redis refuses calls over every connection alike.
+/// A refusal that every connection to this Redis would get.
 #[derive(Debug)]
 pub(super) struct Refusing {
     pub(super) what: Refused,
     pub(super) cause: Cause,
-    /// What it said.
     pub(super) why: String,
 }
 
-/// What Redis refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// To count.
     Count,
-    /// To let go in time what it counted.
+    /// Setting the expiry of a counter.
     Expiry,
 }
 
-/// A script.
 #[derive(Clone, Copy)]
 pub(super) struct Script<'s> {
     pub(super) text: &'s str,
-    /// What Redis calls it; none of one that is sent whole.
+    /// The SHA-1 of the text. `None` sends the whole text.
     pub(super) digest: Option<&'s str>,
-    /// Whether it has an answer for whatever lives under its keys, so that an error is the store's and no key's.
+    /// The script accepts any value under its keys. Its errors
+    /// therefore come from the store, not from one key.
     pub(super) takes_any: bool,
 }
 
-/// A call whose bytes are shared by all that it is sent to.
+/// A script call whose bytes are shared by all its redirects.
 struct Shared<'s> {
     script: Script<'s>,
     keys: Vec<Bytes>,
     args: Vec<Bytes>,
 }
 
-/// The node that a call is sent on to.
+/// The node that a call is redirected to.
 pub(super) struct Next {
     pub(super) live: Arc<Live>,
-    /// Whether each command must say before that it was sent on.
+    /// Each command needs an `ASKING` before it.
     pub(super) asks: bool,
 }
 
 impl<'s> Script<'s> {
-    /// One that knows only what it wrote itself.
+    /// A script that fails on values that it did not write itself.
     const fn new(text: &'s str, digest: &'s str) -> Self {
         Self { text, digest: Some(digest), takes_any: false }
     }
 }
 
 impl Link {
-    /// The connection.
+    /// Returns the connection.
     ///
     /// # Errors
-    /// Why there is nothing to wait for.
+    /// There is no connection, or the breaker is open.
     pub(super) fn live(&self) -> Result<Arc<Live>, Cause> {
         let none = || self.refused.lock().unwrap_or(Cause::Unreachable);
         let live = self.live.load_full().ok_or_else(none)?;
         if self.breaker.is_open() { Err(Cause::BreakerOpen) } else { Ok(live) }
     }
 
-    /// Why calls are not answered just now, as far as is known: one that may not write takes every new
-    /// connection as gladly as the last.
+    /// Returns why calls fail now, as far as known. A connection
+    /// proves little: a read-only Redis accepts connections too.
     pub(super) fn trouble(&self) -> Option<Cause> {
         self.live().err().or_else(|| *self.doubt.lock())
     }
 
-    /// There is a connection.
     pub(super) fn set(&self, live: Arc<Live>) {
         self.breaker.close();
         *self.refused.lock() = None;
         self.live.store(Some(live));
     }
 
-    /// There is none any more.
     pub(super) fn lose(&self) {
         let lost = self.live.swap(None);
         if let Some(cause) = lost.and_then(|live| live.spoiled.get().copied()) {
@@ -165,22 +160,22 @@ impl Link {
         }
     }
 
-    /// There is none, and could not be had for this.
+    /// Stores why a connection attempt failed.
     pub(super) fn cannot_be_had(&self, error: &Error) {
         *self.refused.lock() = refusal(error);
     }
 
-    /// Calls are not answered, though there may be a connection.
+    /// Records that calls fail for `cause`, even if there is a connection.
     pub(super) fn mistrust(&self, cause: Cause) {
         *self.doubt.lock() = Some(cause);
     }
 
-    /// The connection has lasted.
+    /// Clears the doubt: the connection has lasted.
     pub(super) fn believe(&self) {
         *self.doubt.lock() = None;
     }
 
-    /// Learns from how a call ended.
+    /// Updates the breaker with the result of a call.
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
             Some(Cause::Late) => slow(self.breaker.late()),
@@ -191,7 +186,7 @@ impl Link {
 }
 
 impl Link {
-    /// Probes were late, one after the other.
+    /// Opens the breaker after a series of late probes.
     pub(super) fn is_silent(&self) {
         slow(self.breaker.open());
     }
@@ -204,10 +199,10 @@ fn slow(opened: bool) {
 }
 
 impl Live {
-    /// Over `client`, once Redis knows the scripts.
+    /// Loads the scripts over `client`.
     ///
     /// # Errors
-    /// It does not take one.
+    /// Redis rejected a script or did not reply.
     pub(super) async fn new(
         client: Client,
         at: At,
@@ -243,8 +238,8 @@ impl Live {
         })
     }
 
-    /// Returns once a call was answered as it should be, at once if one was and nobody has been told;
-    /// what was answered before one was refused does not count.
+    /// Waits until a call succeeds. Returns at once for a success
+    /// that was not reported yet, unless a refusal followed it.
     pub(super) async fn served(&self) {
         loop {
             self.served.notified().await;
@@ -254,8 +249,8 @@ impl Live {
         }
     }
 
-    /// Returns why a call was refused for what no other connection mends, at once if one was and nobody has been
-    /// told.
+    /// Waits until Redis refuses a call that it would refuse on any
+    /// connection. Returns at once for a refusal that was not reported yet.
     pub(super) async fn refused(&self) -> Refusing {
         loop {
             self.refused.notified().await;
@@ -266,23 +261,23 @@ impl Live {
         }
     }
 
-    /// A call over it was given up before it was answered.
     pub(super) fn doubt(&self) {
         self.doubted.notify_one();
     }
 
-    /// Returns once a call was given up, at once if one was and nobody has been told.
+    /// Waits until a caller abandons a call. Returns at once
+    /// for an abandoned call that was not reported yet.
     pub(super) async fn doubted(&self) {
         self.doubted.notified().await;
     }
 
-    /// Returns once an answer came that only another connection can mend.
+    /// Waits for a reply that requires a new connection.
     pub(super) async fn useless(&self) {
         self.useless.notified().await;
     }
 
-    /// Learns from how a call that was answered over it ended. Many that were under way say the same
-    /// of this connection, and nothing of the next.
+    /// Records the result of a call. Several calls in flight may report the
+    /// same failure. It concerns this connection only, not the next one.
     pub(super) fn saw(&self, failed: Option<Cause>) {
         match failed {
             None => self.serves(),
@@ -294,8 +289,8 @@ impl Live {
         }
     }
 
-    /// Why a call that was answered over it failed, which it learns from. An error that has no name here is the store's
-    /// where `is_no_keys`; else something under one key may have made it.
+    /// Classifies and records the error of a call. `is_no_keys` states that an
+    /// unclassified error comes from the store and not from one key's value.
     pub(super) fn failed(&self, error: &Error, is_no_keys: bool) -> Cause {
         let cause = cause(error);
         if refuses_writes(error) || (is_no_keys && cause == Cause::Failing) {
@@ -306,21 +301,22 @@ impl Live {
         cause
     }
 
-    /// What it counted it keeps for ever, for this. The connection stays: it counts over it as over any other.
+    /// Records that Redis refuses to set expiries, so counters stay forever. The
+    /// connection stays open, because every other connection would get the same reply.
     pub(super) fn keeps_all(&self, error: &Error) {
         let (what, cause) = (Refused::Expiry, cause(error));
         self.keeps_all.store(true, Relaxed);
         self.refuses(Refusing { what, cause, why: in_words(error) });
     }
 
-    /// It lets go again what it counts, in time.
+    /// Records that Redis sets expiries again.
     pub(super) fn lets_go(&self) {
         if self.keeps_all.load(Relaxed) && self.keeps_all.swap(false, Relaxed) {
             self.lets_go.notify_one();
         }
     }
 
-    /// Returns when it does.
+    /// Waits until Redis sets expiries again.
     pub(super) async fn let_go(&self) {
         self.lets_go.notified().await;
     }
@@ -336,14 +332,14 @@ impl Live {
     }
 
     fn serves(&self) {
-        // Read first: a store by every call would be fought over by every core.
+        // Load first: a write by every call would bounce the cache line between cores.
         if !self.has_served.load(Relaxed) && !self.has_served.swap(true, Relaxed) {
             self.served.notify_one();
         }
     }
 
-    /// Runs the script, once: a Redis that does not know it, and a node of a Cluster that sends us on
-    /// to another, have not run it.
+    /// Runs [`CHARGE`] once. A retry follows only `NOSCRIPT` or
+    /// a Cluster redirect: in both cases the script has not run.
     pub(super) async fn call(
         &self,
         keys: Vec<Vec<u8>>,
@@ -355,7 +351,6 @@ impl Live {
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// Runs [`BORROW`], as [`Live::call`] does.
     pub(super) async fn borrow(
         &self,
         keys: Vec<Vec<u8>>,
@@ -366,7 +361,6 @@ impl Live {
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// Runs [`HEARTBEAT`], as [`Live::call`] does.
     pub(super) async fn heartbeat(
         &self,
         keys: Vec<Vec<u8>>,
@@ -377,7 +371,6 @@ impl Live {
         packed(&self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// Runs [`ACQUIRE`], as [`Live::call`] does.
     pub(super) async fn acquire(
         &self,
         keys: Vec<Vec<u8>>,
@@ -388,7 +381,6 @@ impl Live {
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// Runs [`TELL`], as [`Live::call`] does.
     pub(super) async fn tell(
         &self,
         keys: Vec<Vec<u8>>,
@@ -399,12 +391,10 @@ impl Live {
         integers(self.script(script, shared(keys), shared(args)).await?)
     }
 
-    /// What the process calls this run of it: another one after each restart.
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    /// Runs [`HOLD`], as [`Live::call`] does.
     pub(super) async fn hold(
         &self,
         (keys, args): (Vec<Vec<u8>>, Vec<Vec<u8>>),
@@ -415,7 +405,7 @@ impl Live {
         integers(self.script(script, keys, args).await?)
     }
 
-    /// As [`Live::call`], any script and whatever it answers.
+    /// Runs any script like [`Live::call`], and returns its raw reply.
     pub(super) async fn script(
         &self,
         script: Script<'_>,
@@ -428,12 +418,12 @@ impl Live {
         answer.map_err(|error| at.failed(&error, script.takes_any))
     }
 
-    /// The client, for what needs no script.
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// What is answered by the node that has the keys, and over which connection, if that is another.
+    /// Runs the call at the node that owns the keys. Also
+    /// returns that node's connection if it is not this one.
     async fn answer(&self, call: &Shared<'_>) -> (Result<Value, Error>, Option<Arc<Self>>) {
         let (mut answer, mut other) = (self.run(call).await, None::<Arc<Self>>);
         for _ in 0..MOST_REDIRECTS {
@@ -456,7 +446,7 @@ impl Live {
         self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
     }
 
-    /// As [`Live::run`], at a node that takes over the keys' slot.
+    /// Like [`Live::run`], at the node that imports the keys' slot.
     async fn run_asking(&self, call: &Shared<'_>) -> Result<Value, Error> {
         let both = self.client.pipeline();
         ask(&both).await?;
@@ -468,7 +458,8 @@ impl Live {
         both.last().await
     }
 
-    /// The node that `error` names, if it names one that we have; it was answered over this connection.
+    /// The node that `error` redirects to, if we are connected
+    /// to it. The error must come from this connection.
     pub(super) fn next(&self, error: &Error) -> Option<Next> {
         let redirect = Redirect::of(error, self.at.host())?;
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
@@ -476,11 +467,11 @@ impl Live {
     }
 }
 
-/// What the process calls this run of it; empty where it does not say, or not to us: then nobody learns
-/// of a restart from us, and who knows the name is believed.
+/// Returns the `run_id` of the process. Empty if Redis does not report it, or if our user may not
+/// run `INFO`. Such a replica detects no restart, and accepts the name that other replicas report.
 ///
 /// # Errors
-/// It did not answer, and may have a name.
+/// Redis did not reply, so it may have a `run_id`.
 async fn run_id(client: &Client) -> Result<String, Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
@@ -493,14 +484,15 @@ async fn run_id(client: &Client) -> Result<String, Error> {
     Ok(run_id.unwrap_or_default().trim().to_owned())
 }
 
-/// Whether the process answered that it will not.
+/// Returns `true` if Redis replied that it refuses the command.
 pub(super) fn is_refused(error: &Error) -> bool {
     matches!(cause(error), Cause::NotPermitted | Cause::Failing)
 }
 
-/// Says that the next command was sent on.
+/// Queues `ASKING`, which lets the next command reach a slot that is being imported.
 pub(super) async fn ask(pipeline: &Pipeline<Client>) -> Result<(), Error> {
-    // On one connection, with nobody's command between: it holds for one.
+    // A pipeline uses one connection without commands of
+    // other callers, so `ASKING` applies to the next one.
     pipeline.custom(command("ASKING"), Vec::<Value>::new()).await
 }
 
@@ -509,8 +501,9 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl Live {
-    /// As [`Live::call`], a script that is seldom run, whole. The connection is not condemned by it: one
-    /// that may not run it can still count. One that takes no write of it takes none of counters.
+    /// Like [`Live::call`], for a rare script that is sent whole. Most failures
+    /// do not affect the connection: a user without the right to run it can still
+    /// count. A refused write does, because Redis then refuses counters too.
     pub(super) async fn eval<const N: usize>(
         &self,
         script: &str,
@@ -528,12 +521,12 @@ impl Live {
     }
 }
 
-/// The integers that are packed in one text.
+/// The integers of a reply that packs them into one string.
 fn packed(reply: &Value) -> Result<Vec<i64>, Cause> {
     reply.as_bytes().and_then(codec::integers).ok_or(Cause::NotUnderstood)
 }
 
-/// A list of integers, and nothing that only looks like one.
+/// The integers of a list reply; other types are rejected.
 fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
     let Value::Array(values) = reply else { return Err(Cause::NotUnderstood) };
     let integer = |value| match value {
@@ -543,32 +536,31 @@ fn integers(reply: Value) -> Result<Vec<i64>, Cause> {
     values.into_iter().map(integer).collect()
 }
 
-/// What a process that was reached says against being connected to, if that is why it failed.
+/// The cause, if Redis was reached and refused the connection.
 pub(super) fn refusal(error: &Error) -> Option<Cause> {
     Some(cause(error))
         .filter(|said| matches!(said, Cause::NotPermitted | Cause::Loading | Cause::OutOfMemory))
 }
 
-/// Whether it is what Redis answers to every write, whatever is written: it has no memory, cannot save what it has,
-/// or has too few replicas.
+/// Returns `true` if Redis gives this reply to every write: it
+/// is out of memory, cannot persist, or has too few replicas.
 fn refuses_writes(error: &Error) -> bool {
     let said = without_arguments(error);
     ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| said.contains(word))
 }
 
-/// Why a call failed.
 pub(super) fn cause(error: &Error) -> Cause {
     tracing::debug!(kind = ?error.kind(), error = %in_words(error), "a call to redis failed");
     let said = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
         ErrorKind::IO => Cause::Cut,
         ErrorKind::Unknown if error.details() == GONE => Cause::Cut,
-        // The client gives up so what it has not written when its connection is closed.
+        // The client reports this for commands that were not written when the connection closed.
         ErrorKind::Canceled | ErrorKind::Routing => Cause::Unreachable,
         ErrorKind::Timeout => Cause::Late,
         ErrorKind::Backpressure => Cause::Overloaded,
         ErrorKind::Parse | ErrorKind::Protocol | ErrorKind::NotFound => Cause::NotUnderstood,
-        // Its slot is on its way to a node that we do not have yet.
+        // The slot is moving to a node without a connection yet.
         _ if said("MOVED") || said("ASK ") || said("TRYAGAIN") => Cause::Unreachable,
         _ if said("READONLY") => Cause::ReadOnly,
         _ if said("LOADING") || said("MASTERDOWN") || said("CLUSTERDOWN") => Cause::Loading,

@@ -1,19 +1,22 @@
-//! Files that settings name, read anew for each connection.
+//! Reads the files that the settings name, again for each connection.
 //!
-//! Guarantees: a file that is replaced or rotated, by a rename or through a link, is read as it is
-//! when the next connection is made; no error has anything of what a file holds in it; at most
-//! [`pem::LARGEST`] bytes are read.
-//! Leaves out: what a certificate must be ([`super::tls`]).
+//! Guarantees:
+//! - A replaced or rotated file takes effect at the next connection, also behind a link.
+//! - No error contains a file's content.
+//! - At most [`pem::LARGEST`] bytes are read.
+//!
+//! Not covered:
+//! - Requirements on certificates ([`super::tls`]).
 
 use fred::error::{Error, ErrorKind};
 
 use super::options::Password;
 use crate::pem;
 
-/// The password itself.
+/// Returns the password.
 ///
 /// # Errors
-/// Its file cannot be read, or holds none.
+/// The file cannot be read, or does not contain one line with a password.
 pub(super) async fn password(of: &Password) -> Result<String, Error> {
     let path = match of {
         Password::Plain(text) => return Ok(text.clone()),
@@ -33,7 +36,7 @@ pub(super) async fn password(of: &Password) -> Result<String, Error> {
     Ok(line.to_owned())
 }
 
-/// Runs what may wait for a disk where it keeps nobody from answering.
+/// Runs blocking work in a thread of its own.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -43,7 +46,6 @@ pub(super) async fn aside<T: Send + 'static>(
     }
 }
 
-/// What is wrong with a file, as the client's error.
 pub(super) fn wrong(error: &pem::Error) -> Error {
     Error::new(ErrorKind::Config, format!("the file {error}"))
 }

@@ -1,10 +1,15 @@
-//! The hits that one question holds in several places until it is decided.
+//! The reservations of one check, until its decision.
 //!
-//! Guarantees: each hold is kept or given back once; what was not kept is given back, also what was not
-//! answered and what a dropped question held; a store that does not hear of it gives it back itself when
-//! the term is over. What lives in one slot is one call, of [`MOST`] at most.
-//! Leaves out: deciding ([`super::steps`]); what is given back while nobody holds any more of that
-//! counter, which waits for the next that does, or that is denied ([`super::overdue`]).
+//! Guarantees:
+//! - Each reservation is committed or canceled once.
+//! - Reservations of a dropped check, or with an unknown result, are canceled.
+//! - A reservation without a commit or cancellation expires in the store.
+//! - The charges of one slot share a call, up to [`MOST`].
+//!
+//! Not covered:
+//! - The decision ([`super::steps`]).
+//! - Expired reservations of an idle counter: the next
+//!   reservation or recheck returns them ([`super::overdue`]).
 
 use std::mem::take;
 use std::sync::Arc;
@@ -25,14 +30,13 @@ use crate::kernel::lease::hold::Id;
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The shortest term of a hold. Longer than any question waits: who decides too late finds that the
-/// hold is gone, and must say that it does not know.
+/// The shortest lifetime of a reservation, which exceeds every caller's
+/// deadline. A commit after it fails, and its result is unknown.
 const SHORTEST_TERM: Duration = Duration::from_secs(1);
 
-/// The most that one call is about: so many take the store a few milliseconds, in which it does nothing else.
+/// The most charges in one call. This many block Redis for a few milliseconds.
 const MOST: usize = 64;
 
-/// What is done with what is held, or to be.
 #[derive(Clone, Copy, Debug)]
 enum Does {
     Hold,
@@ -40,31 +44,29 @@ enum Does {
     GiveBack,
 }
 
-/// One Redis, and how its holds are named.
+/// One Redis, and the identity of this process in reservations.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     route: Route,
     key_prefix: Arc<str>,
-    /// This process.
     process: u64,
     term: Duration,
 }
 
-/// What one question holds.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
     open: SmallVec<[Open; 2]>,
 }
 
-/// What is held, or may be.
+/// A reservation, confirmed or not.
 #[derive(Debug)]
 struct Open {
-    /// Of which charge of the question.
+    /// The index of the charge in the check.
     place: usize,
     holder: Arc<Holder>,
     id: Id,
     charge: Charge,
-    /// What came of it, once that is known.
+    /// The outcome of the reservation, once known.
     held: Option<Outcome>,
 }
 
@@ -74,23 +76,21 @@ impl Holder {
         Self { route, key_prefix: key_prefix.into(), process, term }
     }
 
-    /// After which a hold is over, whatever becomes of its holder.
+    /// The lifetime of a reservation in the store.
     pub(super) fn term(&self) -> Nanos {
         Nanos(u64::try_from(self.term.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
 impl Holding {
-    /// The charge at `place` is to be held.
     pub(super) fn add(&mut self, holder: &Arc<Holder>, place: usize, charge: &Charge) {
-        // Of all questions of this process, whatever store they are put to.
+        // Unique in this process, across all stores.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let id = Id(holder.process, NUMBER.fetch_add(1, Relaxed));
         let (holder, charge) = (Arc::clone(holder), charge.clone());
         self.open.push(Open { place, holder, id, charge, held: None });
     }
 
-    /// Holds all that was added, within `patience`.
     pub(super) async fn hold(&mut self, patience: Duration, outcomes: &mut Outcomes) {
         let answers = put(self.open.iter(), Does::Hold, patience).await;
         for (open, answered) in self.open.iter_mut().zip(answers) {
@@ -104,7 +104,6 @@ impl Holding {
         self.open.retain(|open| open.may_be_held());
     }
 
-    /// Leaves charged what is held, within `patience`.
     pub(super) async fn keep(&mut self, patience: Duration, outcomes: &mut Outcomes) {
         let (held, unknown) = take(&mut self.open).into_iter().partition(Open::is_held);
         self.open = unknown;
@@ -113,14 +112,14 @@ impl Holding {
         for (open, kept) in held.iter().zip(kept) {
             outcomes[open.place] = match (kept, open.held) {
                 (Ok(Held::Kept), Some(held)) => held,
-                // The store gave it back before it heard of us.
+                // The reservation expired before the commit.
                 (Ok(_), _) => Outcome::Failed(Cause::Late),
                 (Err(cause), _) => Outcome::Failed(cause),
             };
         }
     }
 
-    /// Gives back what is held, within `patience`; who does not answer in it does so later.
+    /// Cancels the reservations. After a timeout, the store cancels them later or lets them expire.
     pub(super) async fn give_back(&mut self, patience: Duration, outcomes: &mut Outcomes) {
         let held = || self.open.iter().filter(|open| open.is_held());
         let given = put(held(), Does::GiveBack, patience).await;
@@ -141,7 +140,7 @@ impl Drop for Holding {
         if open.is_empty() {
             return;
         }
-        // Without a runtime the process ends: the store gives back when the term is over.
+        // Without a runtime the process is ending, and the reservations expire in the store.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let patience = open.iter().map(|open| open.holder.term).max().unwrap_or_default();
@@ -157,7 +156,7 @@ impl Open {
         charges && matches!(self.held, Some(Outcome::Stepped(Step::Admit(_))))
     }
 
-    /// Whether the store may hold it.
+    /// Returns `true` if the store may have made the reservation.
     fn may_be_held(&self) -> bool {
         self.is_held() || matches!(self.held, None | Some(Outcome::Failed(_)))
     }
@@ -171,16 +170,16 @@ impl Open {
     }
 }
 
-/// What some of a question's charges in one slot are asked with.
+/// One call for several charges of a slot.
 struct Together<'o> {
     holder: &'o Holder,
     slot: u16,
-    /// With where among all that is asked.
+    /// Each reservation, with its position among all of the caller's.
     of: Vec<(usize, &'o Open)>,
     packed: Vec<Packed>,
 }
 
-/// Does so with all of `open`, and gives up after `patience`; what came of each, in their order.
+/// Does this to all reservations before the timeout. Returns the results in the same order.
 async fn put<'o>(
     open: impl Iterator<Item = &'o Open>,
     does: Does,
@@ -201,7 +200,6 @@ async fn put<'o>(
 }
 
 impl<'o> Together<'o> {
-    /// Puts one to those of its slot.
     fn take(calls: &mut Vec<Self>, (at, open): (usize, &'o Open), does: Does) {
         let holder = &*open.holder;
         let packed =
@@ -231,7 +229,6 @@ impl<'o> Together<'o> {
         each.collect()
     }
 
-    /// One call.
     async fn ask(&self, patience: Duration) -> Result<Vec<Said>, Cause> {
         let route = &self.holder.route;
         let live = route.live(self.slot)?;

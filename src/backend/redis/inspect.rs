@@ -1,8 +1,12 @@
-//! Plain commands to a Redis, for those who want to know what it is like.
+//! Plain commands to Redis, for diagnosis.
 //!
-//! Guarantees: connects once, by the same rules as those who charge; every command has a deadline of
-//! a second; nothing is retried.
-//! Leaves out: charging, and what the answers mean.
+//! Guarantees:
+//! - Connects once, with the same rules as the store.
+//! - Every command has a timeout of one second.
+//! - Nothing is retried.
+//!
+//! Not covered:
+//! - Charging, and the meaning of replies.
 
 use std::sync::Arc;
 
@@ -16,28 +20,28 @@ use super::pauses::Pauses;
 use super::sentinel::Watchers;
 use super::slots;
 
-/// One process that is connected.
+/// A connected Redis process.
 #[derive(Debug)]
 pub struct Node {
-    /// Its address, or its socket's path.
+    /// The address, or the path of the socket.
     pub at: String,
     opened: Opened,
 }
 
-/// What it says.
+/// A reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Said {
-    /// Nothing.
+    /// A null reply.
     Nil,
-    /// A number.
+    /// An integer.
     Int(i64),
-    /// Text; what is not UTF-8 is replaced.
+    /// A string; bytes that are not UTF-8 are replaced.
     Text(String),
-    /// Several.
+    /// An array.
     List(Vec<Said>),
 }
 
-/// Why it cannot be asked, or what it refused; without passwords.
+/// The error of a connection or command, without passwords.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
@@ -48,10 +52,10 @@ impl From<Error> for Refused {
     }
 }
 
-/// Connects to every process that holds counters: one, or the primaries of a Cluster.
+/// Connects to all processes that store counters: one, or the primaries of a Cluster.
 ///
 /// # Errors
-/// Why one of them cannot be reached, within a few seconds.
+/// The first process that cannot be reached, within a few seconds.
 pub async fn open(options: &Options) -> Result<Vec<Node>, Refused> {
     let options = Arc::new(options.clone());
     let places = match &options.place {
@@ -73,7 +77,7 @@ pub async fn open(options: &Options) -> Result<Vec<Node>, Refused> {
     connect(places, options).await
 }
 
-/// In the order of `places`.
+/// Connects to all, and keeps their order.
 async fn connect(places: Vec<At>, options: Arc<Options>) -> Result<Vec<Node>, Refused> {
     let mut opening = JoinSet::new();
     for (number, at) in places.into_iter().enumerate() {
@@ -93,10 +97,10 @@ async fn connect(places: Vec<At>, options: Arc<Options>) -> Result<Vec<Node>, Re
 }
 
 impl Node {
-    /// Runs one command: `["INFO", "memory"]`.
+    /// Runs one command, such as `["INFO", "memory"]`.
     ///
     /// # Errors
-    /// What Redis refused it with, or that it was silent for a second.
+    /// Redis refused the command, or did not reply within a second.
     pub async fn ask(&self, command: &[&str]) -> Result<Said, Refused> {
         Ok(said(run(self.opened.client(), command).await?))
     }

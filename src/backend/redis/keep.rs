@@ -1,12 +1,16 @@
-//! The task that keeps one connection.
+//! The task that keeps one connection open.
 //!
-//! Guarantees: a connection that was lost, that answers what only another can mend, or whose Redis is
-//! not the primary any more is replaced as a whole, at once and then with jittered pauses, for ever:
-//! nothing that was sent or waited on the old one is sent on the new one. Where the primary is is
-//! asked anew each time. A silent connection is replaced after [`PATIENCE`]. The log is told once of each
-//! reason why there is none, and again only after one served. That Redis refuses what it is to count is told the
-//! same way, and the connection stays: another is no cure.
-//! Leaves out: what is sent over it ([`super::connection`]).
+//! Guarantees:
+//! - A lost connection is replaced at once, then with jittered pauses, forever.
+//! - So is a read-only or loading one, and one to a demoted primary.
+//! - Nothing from the old connection is sent on the new one.
+//! - The address of the primary is looked up for every connection.
+//! - A silent connection is replaced after [`PATIENCE`].
+//! - Each reason for an outage is logged once, until a call succeeds.
+//! - Refused writes are logged alike, but the connection stays open.
+//!
+//! Not covered:
+//! - Calls over the connection ([`super::connection`]).
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -29,21 +33,20 @@ use super::sentinel::Watchers;
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long no call may have been refused before Redis takes writes again: each replica writes
-/// its record once a second, and a call that only reads proves nothing.
+/// The time without a refusal after which Redis accepts writes again. Each replica
+/// writes its membership record once a second. A call that only reads proves nothing.
 const WILLING: Duration = Duration::from_secs(3);
 
-/// Reasons that are not said again; a store out of reach has a few.
+/// The most logged reasons that are remembered. An unreachable store has only a few.
 const MOST_REASONS: usize = 16;
 
-/// Which process a link leads to.
 #[derive(Debug)]
 pub(super) enum Whereabouts {
-    /// Always this one.
+    /// A configured address.
     Fixed(At),
-    /// This one, as long as the Cluster says so.
+    /// A node, as long as the Cluster lists it.
     Node(At, Weak<Cluster>),
-    /// The one that sentinels name.
+    /// The primary that sentinels name.
     Named(Watchers),
 }
 
@@ -55,7 +58,7 @@ impl Whereabouts {
         }
     }
 
-    /// Returns when it is elsewhere.
+    /// Waits until the process is at another address.
     async fn leaves(&self, at: &At, pauses: &mut Pauses) {
         match (self, at) {
             (Self::Named(watchers), At::Tcp(address)) => watchers.leaves(address, pauses).await,
@@ -63,11 +66,11 @@ impl Whereabouts {
         }
     }
 
-    /// Where it is to be found, if that need not be asked.
+    /// The address, if no query is needed.
     const fn known(&self) -> Option<&At> {
         match self {
             Self::Fixed(at) | Self::Node(at, _) => Some(at),
-            // What its sentinels say names them.
+            // Errors of sentinels contain their own addresses.
             Self::Named(_) => None,
         }
     }
@@ -79,7 +82,7 @@ impl Whereabouts {
         }
     }
 
-    /// The node does not answer: perhaps another has its slots.
+    /// Requests a slot query, because another node may own the slots now.
     fn doubt(&self) {
         if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
             cluster.doubt();
@@ -87,7 +90,7 @@ impl Whereabouts {
     }
 }
 
-/// Keeps `link` connected; never ends.
+/// Keeps `link` connected; never returns.
 pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Options>, jitter: u64) {
     let mut pauses = Pauses::new(jitter);
     let mut told = Told::default();
@@ -115,15 +118,14 @@ pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Optio
     }
 }
 
-/// What the log was told of one store.
 #[derive(Debug, Default)]
 struct Told {
-    /// Why it does not answer; nothing while it does.
+    /// The logged reasons of the current outage; empty while the store replies.
     reasons: Vec<String>,
 }
 
 impl Told {
-    /// Whether it was said that it does not answer, and not yet that it does.
+    /// Returns `true` if an outage was logged, but not its end.
     const fn is_out(&self) -> bool {
         !self.reasons.is_empty()
     }
@@ -160,7 +162,8 @@ impl Told {
         }
     }
 
-    /// Once for each new reason: an outage of an hour is not ten thousand lines.
+    /// Remembers `why`, and returns `true` if it is new. An
+    /// outage of an hour would otherwise log ten thousand lines.
     fn is_new(&mut self, why: &str) -> bool {
         if self.reasons.iter().any(|said| said == why) {
             return false;
@@ -173,7 +176,6 @@ impl Told {
     }
 }
 
-/// A connection that is ready.
 async fn open(place: &Whereabouts, options: &Options) -> Result<(At, Opened, Live), Error> {
     let at = place.find().await?;
     let opened = Opened::new(&at, options.login()).await?;
@@ -186,7 +188,8 @@ async fn open(place: &Whereabouts, options: &Options) -> Result<(At, Opened, Liv
     Ok((at, opened, live))
 }
 
-/// Sentinels name a new primary a moment before it is one, and an old one for a while after.
+/// Sentinels name a new primary shortly before its promotion,
+/// and an old one for some time after its failure.
 async fn is_primary(opened: &Opened) -> Result<(), Error> {
     let Value::Array(role) = run(opened.client(), &["ROLE"]).await? else {
         return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
@@ -197,7 +200,6 @@ async fn is_primary(opened: &Opened) -> Result<(), Error> {
     }
 }
 
-/// A connection in use.
 struct Watched<'a> {
     link: &'a Link,
     live: &'a Live,
@@ -206,7 +208,7 @@ struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Returns why the connection is of no use any more.
+    /// Returns the reason when the connection must be replaced.
     async fn until_useless(
         &mut self,
         at: &At,
@@ -234,14 +236,15 @@ impl Watched<'_> {
                     self.link.mistrust(refusing.cause);
                     told.refuses(&refusing, at);
                 }
-                // That it goes on counting says nothing of this.
+                // Counting succeeded all along. Only a period
+                // without a refused `EXPIRE` proves the recovery.
                 () = self.live.let_go() => proves_itself.set(sleep(WILLING)),
                 () = &mut proves_itself, if !is_proven && !self.live.is_keeping_all() => {
                     is_proven = true;
                     pauses.start_anew();
                     self.link.believe();
                 }
-                // One that may not write answers too, until it is asked to.
+                // A read-only Redis also connects, so only a successful call ends the outage.
                 () = self.live.served(), if is_proven && told.is_out() => told.answers(at),
                 () = self.link.breaker.opened() => {
                     self.place.doubt();
@@ -259,9 +262,9 @@ impl Watched<'_> {
     }
 }
 
-/// Looks whether Redis still answers, where a call was given up; never ends. Who gives up has told nobody, and may have had
-/// less time than the deadline: only probes behind the call show whether it is the store that is late. Of them as
-/// many in a row as of calls have to be.
+/// Probes Redis after a caller abandoned a call; never returns. The caller reports no failure,
+/// and its timeout may be shorter than the deadline. Probes queue behind the call, so they
+/// show if the store is late. [`LATE_IN_A_ROW`] late probes open the breaker, like late calls.
 async fn looks_behind_calls(link: &Link, live: &Live, deadline: Duration) {
     loop {
         live.doubted().await;
@@ -277,8 +280,8 @@ async fn looks_behind_calls(link: &Link, live: &Live, deadline: Duration) {
     }
 }
 
-/// Whether Redis answers in time again: returns when it does, or when it is silent. One probe at a
-/// time, and a probe charges nothing.
+/// Probes until Redis replies in time (`true`) or is silent
+/// (`false`). Sends one probe at a time; a probe charges nothing.
 async fn answers_again(live: &Live, deadline: Duration, pauses: &mut Pauses) -> bool {
     loop {
         let mut probe = pin!(live.client.ping::<Value>(None));

@@ -1,15 +1,21 @@
 //! Counters in a Redis that replicas share.
 //!
-//! Guarantees: one script call per question, whatever the number of its charges, and one for all
-//! questions that came while another was under way; the script is the
-//! kernel's arithmetic, so that every answer is the one a single process would give. Every charge is
-//! answered within the deadline, by Redis or with a [`Cause`]; a charge is sent once, and never again after its answer was given up; Redis' own clock rules; a process
-//! starts, serves and reconnects for ever while there is no Redis; no text made here has the
-//! password in it.
-//! In a Cluster that is one call per slot; what several slots decide together is held first and
-//! kept or given back then, within one deadline.
-//! Leaves out: what the caller gets for a charge that failed (`engine::degrade`); more than one
-//! connection to one process, which Redis' one thread would not answer faster.
+//! Guarantees:
+//! - One script call decides a check with any number of charges.
+//! - Checks that arrive during a call share the next call.
+//! - The script computes the same numbers as the kernel in a single process.
+//! - Every charge has an outcome within the deadline: from Redis, or a [`Cause`].
+//! - A charge is sent at most once, and never after its caller gave up.
+//! - Time is that of Redis' clock.
+//! - A process starts and serves without Redis, and keeps reconnecting.
+//! - No error and no log line contains the password.
+//! - In a Cluster, each slot gets one call.
+//! - A joint decision over several slots reserves hits,
+//!   then commits or cancels, within one deadline.
+//!
+//! Not covered:
+//! - The fallback for a failed charge (`engine::degrade`).
+//! - Several connections to one Redis process: its single thread would reply no faster.
 
 mod batch;
 pub mod beat;
@@ -63,7 +69,7 @@ use route::Route;
 use steps::{Together, can_be_held};
 pub use stores::Stores;
 
-/// The script that puts the hits of questions to their counters; its protocol stands at its top.
+/// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
 pub const CHARGE: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/plan.lua"),
@@ -74,8 +80,8 @@ pub const CHARGE: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// The script that takes a member's message about a leased key; its protocol stands in `borrow.lua`.
-/// Apart from [`CHARGE`], so that the one that is run most does not grow.
+/// The script that executes a replica's message about a leased key. Its protocol is documented in
+/// `borrow.lua`. It is separate from [`CHARGE`], so that the most frequent script stays small.
 pub const BORROW: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -89,17 +95,19 @@ pub const BORROW: &str = concat!(
     include_str!("lua/lend.lua"),
 );
 
-/// The script that hears a round of heartbeats of ceilings; its protocol stands at its top.
+/// The script that executes a round of share reports.
+/// Its protocol is documented in `heartbeat.lua`.
 pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
-/// The script that asks for a permit of a strict ceiling; its protocol stands in `permits.lua` and `acquire.lua`.
+/// The script that acquires a permit of a strict concurrency limit.
+/// Its protocol is documented in `permits.lua` and `acquire.lua`.
 pub const ACQUIRE: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
-/// The script that hears which permits of strict ceilings are held and which are over; its protocol stands in
-/// `permits.lua` and `tell.lua`.
+/// The script that renews and releases permits of strict concurrency
+/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
 pub const TELL: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
-/// The script that holds the hits of a question that several places decide together, and keeps them or
-/// gives them back; its protocol stands in `hold.lua`.
+/// The script that reserves hits for a joint decision of several slots or stores,
+/// and commits or cancels them. Its protocol is documented in `hold.lua`.
 pub const HOLD: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -112,7 +120,7 @@ pub const HOLD: &str = concat!(
     include_str!("lua/hold.lua"),
 );
 
-/// The shared backend.
+/// A [`Backend`] whose counters are in Redis.
 #[derive(Debug)]
 pub struct Redis {
     route: Route,
@@ -120,7 +128,7 @@ pub struct Redis {
     messages: Arc<Calls<lending::Packed>>,
     holder: Arc<Holder>,
     overdue: Overdue,
-    /// Whether all counters of this process live here, and under keys of ours.
+    /// All counters of this process are in this Redis, under our own keys.
     is_alone: bool,
     key_prefix: String,
     deadline: Duration,
@@ -128,8 +136,8 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// A backend that is not connected yet, and the task that connects it and keeps it so. Without
-    /// that task running every charge fails.
+    /// Returns a store that is not connected yet, and the task that
+    /// keeps it connected. Every charge fails unless that task runs.
     pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
         let (batching, process) = (options.batching, options.jitter);
@@ -152,12 +160,12 @@ impl Redis {
         (redis, kept)
     }
 
-    /// The same, beside another store or other keys, with which a question may be divided.
+    /// Marks that a check may also have charges in another store or under other keys.
     fn among_others(self) -> Self {
         Self { is_alone: false, ..self }
     }
 
-    /// The slot of each charge's key; the one slot of all outside a Cluster.
+    /// The slot of each charge's key. Outside a Cluster: one 0 for all charges.
     fn slots(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
         if !self.route.is_clustered() {
             return SmallVec::from_elem(0, 1);
@@ -173,7 +181,7 @@ impl Redis {
         answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
     }
 
-    /// Asks each slot for its own charges, all at one time; each slot decides for itself.
+    /// Sends each slot its own charges, all at the same time. Each slot decides for itself.
     async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
         let parts = spread::by_slot(charges, slots);
         let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
@@ -184,7 +192,7 @@ impl Redis {
         outcomes
     }
 
-    /// Holds the charges of all slots, and keeps then what they decide together or gives it back.
+    /// Reserves the charges in all slots. Then commits or cancels them by their joint decision.
     async fn in_two_steps(&self, charges: &Charges, together: Together) -> Outcomes {
         let (list, patience) = (&charges.list, self.deadline / 2);
         let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
@@ -210,7 +218,6 @@ impl Redis {
         outcomes
     }
 
-    /// Asks for some charges of a question, and says what came of each.
     async fn ask_some(&self, some: Picked, rule: Rule, patience: Duration) -> Answered {
         let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
         let is_asked = matches!(rule, Rule::Ask);
@@ -224,7 +231,6 @@ impl Redis {
 }
 
 impl Redis {
-    /// Sends a message, once, and waits for the answer until the deadline.
     async fn lend(&self, slot: u16, message: &Message, packed: lending::Packed) -> Lent {
         let said = self.messages.ask(slot, packed).await;
         let lent = said.and_then(|said| {
@@ -233,7 +239,6 @@ impl Redis {
         lent.unwrap_or_else(Lent::Failed)
     }
 
-    /// Sends a round, once, and waits for the answer until the deadline.
     async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
         let called = live.heartbeat(call.keys, call.args);
@@ -281,7 +286,6 @@ impl Asked for lending::Packed {
     }
 }
 
-/// What was `said` of `charges`.
 fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
     let answers = codec::read(charges, said).map_err(|refused| not_understood(&refused))?;
     Ok(answers.into_iter().map(outcome).collect())
@@ -295,14 +299,14 @@ const fn outcome(answer: Answer) -> Outcome {
     }
 }
 
-/// Some charges of a question, each with its place.
+/// Some charges of a check, each with its position in the check.
 type Picked = SmallVec<[(usize, Charge); 2]>;
 
-/// What came of them.
+/// The outcomes of [`Picked`].
 type Answered = SmallVec<[(usize, Outcome); 2]>;
 
-/// What came of a charge that was only asked about, or held until its question is decided: a connection that was lost
-/// has charged nothing then.
+/// Converts the outcome of a query or of a reservation. Neither charges anything
+/// when the connection is lost, so the cause becomes [`Cause::Unreachable`].
 const fn uncharged(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Failed(Cause::Cut) => Outcome::Failed(Cause::Unreachable),
@@ -351,7 +355,7 @@ impl Backend for Redis {
     }
 
     fn held_for(&self, charge: &Charge) -> Option<Nanos> {
-        // One home is one slot.
+        // All counters of `Home::OfAll` are in one slot.
         let is_whole = !self.route.is_clustered() || matches!(charge.home, Home::OfAll(_));
         (!self.is_alone || !is_whole).then(|| self.holder.term())
     }

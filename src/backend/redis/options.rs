@@ -1,7 +1,10 @@
-//! Which Redis, as whom, and how long to wait for it.
+//! The options of a Redis store.
 //!
-//! Guarantees: no text made here has a password in it.
-//! Leaves out: reading them from a URL, which is for `config::settings`.
+//! Guarantees:
+//! - No debug or display text contains a password.
+//!
+//! Not covered:
+//! - Parsing a URL (`config::settings`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,43 +13,43 @@ use std::time::Duration;
 
 use crate::backend::inside::Counter;
 
-/// Which Redis, as whom, and how long to wait for it.
+/// The options of one Redis store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it is.
+    /// The address of the store.
     pub place: Place,
     /// The ACL user.
     pub user: Option<String>,
-    /// Its password.
+    /// The password of the ACL user.
     pub password: Option<Password>,
-    /// The number of the database; a Cluster has 0 alone.
+    /// The database number. A Cluster has only 0.
     pub database: u8,
-    /// TLS, to everything that is spoken to; nothing speaks it without.
+    /// The TLS options for all connections; `None` uses no TLS.
     pub tls: Option<Tls>,
-    /// What every key begins with.
+    /// The prefix of every key.
     pub key_prefix: String,
-    /// How long one call may take. At least a millisecond, which is what timers can tell.
+    /// The deadline of one call: at least 1 ms, the resolution of the timers.
     pub deadline: Duration,
-    /// Any number, another one in every process: where its jitter begins.
+    /// The seed of the jitter, different in every process.
     pub jitter: u64,
-    /// Whether questions travel together.
+    /// The batching of checks.
     pub batching: Batching,
-    /// Counts the connections that carry questions.
+    /// The counter of connections that carry checks.
     pub connections: Arc<Counter>,
 }
 
-/// Whether questions that come while a call is under way share the next one.
+/// The batching of checks that arrive during a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Batching {
-    /// They do.
+    /// They share the next call.
     #[default]
     On,
-    /// Every question has a call of its own: only to measure what the other way saves.
+    /// Every check has its own call. Only for measuring the effect of batching.
     Off,
 }
 
 impl Options {
-    /// A Redis without a password, asked for 15 ms, for keys without a prefix.
+    /// Options without password or key prefix, with a deadline of 15 ms.
     #[must_use]
     pub fn at(place: Place) -> Self {
         Self {
@@ -64,36 +67,36 @@ impl Options {
     }
 }
 
-/// Where a Redis is.
+/// The address of a Redis store.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// At an address.
+    /// A TCP address.
     Tcp(Address),
-    /// At a socket in the file system.
+    /// The path of a Unix socket.
     Unix(PathBuf),
-    /// Where sentinels say.
+    /// The primary that sentinels name.
     Sentinel(Sentinels),
-    /// On the nodes of a Cluster, of which these tell the others.
+    /// A Cluster. These nodes list the others.
     Cluster(Vec<Address>),
 }
 
-/// Who knows where the primary is.
+/// The sentinels of a primary.
 #[derive(Clone, Debug)]
 pub struct Sentinels {
-    /// The sentinels; at least one.
+    /// The addresses of the sentinels; at least one.
     pub addresses: Vec<Address>,
-    /// What they call the primary.
+    /// The sentinels' name of the primary.
     pub primary: String,
-    /// Their own ACL user.
+    /// The ACL user at the sentinels.
     pub user: Option<String>,
-    /// Its password.
+    /// The password of that user.
     pub password: Option<Password>,
 }
 
-/// A host's name or address, and a port.
+/// The host and the port of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    /// The host, an IPv6 address without brackets.
+    /// The host name or address; an IPv6 address has no brackets.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -106,12 +109,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// A password; its debug form is blank.
+/// A password. Its debug form omits the text.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Password {
-    /// This one.
+    /// The text of the password.
     Plain(String),
-    /// What this file holds when a connection is made, without the line's end.
+    /// A file whose only line is the password. It is read for each connection.
     File(PathBuf),
 }
 
@@ -124,26 +127,26 @@ impl fmt::Debug for Password {
     }
 }
 
-/// How TLS is spoken. Certificates are always verified. Files are read anew for each connection.
+/// The TLS options. Certificates are always verified, and all files are read for each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM certificates of who may sign a server's; the system's without.
+    /// The CA bundle (PEM) that verifies servers. Default: the system's CAs.
     pub ca: Option<PathBuf>,
-    /// Whether the system's sign as well where `ca` is there.
+    /// Also trust the system's CAs if `ca` is set.
     pub system_roots: bool,
-    /// Who we are.
+    /// The client certificate.
     pub identity: Option<Identity>,
-    /// The name that servers' certificates must be made out to; each one's host without.
+    /// The name that server certificates must contain. Default: the host of each server.
     pub server_name: Option<String>,
-    /// Whether a server's certificate may be made out to anybody.
+    /// Accept a server certificate with any name.
     pub any_name: bool,
 }
 
-/// A client's certificate and its key, PEM both.
+/// A client certificate and its key, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate, those that link it to its root after it.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// The key.
+    /// The private key.
     pub key: PathBuf,
 }

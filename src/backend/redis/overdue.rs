@@ -1,12 +1,16 @@
-//! Questions that one place denies though nobody may hold any more what it has: a holder that is gone.
+//! Rechecks denials that an expired reservation may have
+//! caused. Its owner has crashed or lost its connection.
 //!
-//! Guarantees: such a question is asked once more, with holds, before which the store gives back those that are
-//! over; both times together are within its deadline, and where the second comes to nothing the denial
-//! stands. Of all counters at most [`PLACES`] are looked at in a term, and each at most once, so that denials
-//! without end cost the store next to nothing more.
-//! Leaves out: fairness. Counters of one place take turns by chance: where more than there are places are denied
-//! all the time, a look may take several terms to come. A question that names a counter twice or gives
-//! hits back is not asked again.
+//! Guarantees:
+//! - A recheck reserves, and the store first returns the hits of expired reservations.
+//! - The check and its recheck share one deadline.
+//! - If the recheck fails, the denial is final.
+//! - One reservation lifetime has at most [`PLACES`] rechecks, and one per counter.
+//!
+//! Not covered:
+//! - Fairness. Counters with the same hash share rechecks
+//!   at random, so one may wait several lifetimes.
+//! - Checks that refund hits or name a counter twice.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::pin::pin;
@@ -23,10 +27,10 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::Step;
 use crate::kernel::units::Nanos;
 
-/// Looks in a term: some milliseconds of the store's time.
+/// The most rechecks in one reservation lifetime. They cost a few milliseconds of the store's time.
 const PLACES: usize = 256;
 
-/// When one of the counters of each place was last looked at.
+/// The time of the last recheck, by the hash of the counter.
 #[derive(Debug)]
 pub(super) struct Overdue {
     looked: [AtomicU64; PLACES],
@@ -40,7 +44,7 @@ impl Default for Overdue {
 }
 
 impl Overdue {
-    /// Whether a look at `key` is due at `now`; who is told so looks.
+    /// Returns `true` if a recheck of `key` is due at `now`, and counts it as done.
     pub(super) fn is_due(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
         let place = self.random.hash_one(key.as_bytes()) % PLACES as u64;
         let looked = &self.looked[usize::try_from(place).unwrap_or(0)];
@@ -51,7 +55,7 @@ impl Overdue {
 }
 
 impl Redis {
-    /// Asks one slot for what it decides `together`, and looks where that is denied and a look is due.
+    /// Makes a joint decision in one slot. Rechecks a denial if a recheck is due.
     pub(super) async fn ask_and_look(
         &self,
         now: Nanos,
@@ -68,7 +72,7 @@ impl Redis {
         self.look(charges, together, patience / 2).await.unwrap_or(outcomes)
     }
 
-    /// Whether a look is due at what denies the question.
+    /// Returns `true` if the check was denied, and a recheck of a denying counter is due.
     fn is_overdue(
         &self,
         now: Nanos,
@@ -87,8 +91,8 @@ impl Redis {
             && (0..list.len()).all(|at| can_be_held(list, at))
     }
 
-    /// Holds all charges, and keeps them or gives them back; each step waits for `patience`. Nothing where
-    /// the store did not say whether they are held: then none stays charged.
+    /// Reserves all charges, then commits or cancels them. Each step has its own
+    /// timeout. Returns `None` if a result is unknown; then nothing stays charged.
     async fn look(
         &self,
         charges: &Charges,

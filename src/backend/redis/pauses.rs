@@ -1,17 +1,21 @@
-//! How long to wait before something is tried again.
+//! The pauses between retries.
 //!
-//! Guarantees: of random lengths, because replicas lose their Redis together; doubling up to a bound.
-//! Leaves out: waiting.
+//! Guarantees:
+//! - Pauses are random, because all replicas lose their Redis at the same time.
+//! - They double up to a limit.
+//!
+//! Not covered:
+//! - Sleeping.
 
 use std::time::Duration;
 
-/// The longest pause between two attempts: short, because one attempt costs next to nothing.
+/// The longest pause between two attempts. It is short, because an attempt is cheap.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// The longest pause after the first loss.
+/// The longest pause after the first failure.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Pauses that double, and start anew after something lasted.
+/// Pauses that double, and restart after a success that lasted.
 #[derive(Clone, Debug)]
 pub(super) struct Pauses {
     jitter: u64,
@@ -19,30 +23,29 @@ pub(super) struct Pauses {
 }
 
 impl Pauses {
-    /// `jitter` is any number, another one for everybody.
+    /// `jitter` is the seed; use a different one for each instance.
     pub(super) const fn new(jitter: u64) -> Self {
         Self { jitter, longest: FIRST }
     }
 
-    /// The next pause, from a range twice as long as that of the one before.
+    /// The next pause. Its range is twice the previous one.
     pub(super) fn next(&mut self) -> Duration {
         let longest = self.longest;
         self.longest = (longest * 2).min(LONGEST);
         self.up_to(longest)
     }
 
-    /// The next pause is short again.
     pub(super) const fn start_anew(&mut self) {
         self.longest = FIRST;
     }
 
-    /// A random time below `longest`.
+    /// A random duration below `longest`.
     pub(super) fn up_to(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
         Duration::from_micros(self.number() % micros)
     }
 
-    /// Any number.
+    /// A pseudorandom number (`SplitMix64`).
     ///
     /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
     pub(super) const fn number(&mut self) -> u64 {

@@ -1,8 +1,12 @@
-//! Permits of strict ceilings, asked for and told.
+//! Acquires, renews and releases permits of strict concurrency limits.
 //!
-//! Guarantees: one call for each permit that is asked for, sent once; what is told goes to each place that it is
-//! for in one call, all at one time, each within the deadline.
-//! Leaves out: the scripts' arguments and replies ([`super::codec::permits`]).
+//! Guarantees:
+//! - Each acquisition is one call, sent once.
+//! - Renewals and releases are one call per partition, all at the same time.
+//! - Each call has the store's deadline.
+//!
+//! Not covered:
+//! - Arguments and replies of the scripts ([`super::codec::permits`]).
 
 use std::sync::Arc;
 
@@ -15,7 +19,6 @@ use crate::backend::Reply;
 use crate::backend::permits::{Acquire, AllHeard, Answer, Round, Times, Told};
 
 impl Redis {
-    /// Sends the question, once, and waits for the answer until the deadline.
     pub(super) fn acquire_one<'a>(
         &'a self,
         asked: &'a Acquire,
@@ -42,7 +45,7 @@ impl Redis {
         answer.ok_or(Cause::WrongType)
     }
 
-    /// Tells each place what is for it.
+    /// Reports renewed and released permits to their partitions.
     pub(super) async fn tell_all(&self, round: &Round) -> AllHeard {
         let mut heard = round.unheard(Cause::NotUnderstood);
         let places: Vec<Place> =

@@ -1,16 +1,20 @@
-//! Fixed windows under the reference's keys, so that its replicas and ours count together.
+//! Fixed windows under the keys of envoyproxy/ratelimit, so that both services count together.
 //!
-//! Guarantees: keys, increments and expiries are the reference's byte for byte (`reference` §2.5 and
-//! §2.6): the window's start stands in the key, by this replica's clock, and `INCRBY` and `EXPIRE`
-//! go out in one pipeline, or one per slot of a Cluster, each with the deadline and breaker of its
-//! own; the answer is the kernel's for the count that came back. On one node `all_or_nothing` and
-//! `stop_when_over` are one script and atomic.
-//! Leaves out: dividing a question among stores and between these keys and ours, and deciding for
-//! several slots at once (`stores`, in two steps).
+//! Guarantees:
+//! - Keys, increments and expiries match byte for byte (`reference` §2.5 and §2.6).
+//! - A key contains the start of its window, by this replica's clock.
+//! - `INCRBY` and `EXPIRE` share a pipeline, one for each slot of a Cluster.
+//! - Each pipeline has its own deadline and circuit breaker.
+//! - The kernel decides from the returned count.
+//! - On one node `all_or_nothing` and `stop_when_over` are atomic: one script.
 //!
-//! Three things differ on purpose. Hits beyond what a counter can hold are denied, where the
-//! reference fails the call. A limit in shadow mode stops no charge of others. The quota group
-//! does so only as a whole.
+//! Not covered:
+//! - Checks over several stores, key formats or slots (`stores`, in two steps).
+//!
+//! Intended differences from envoyproxy/ratelimit:
+//! - Hits beyond the range of a counter are denied; envoyproxy/ratelimit fails the call.
+//! - A limit in shadow mode never stops other charges.
+//! - The quota group stops other charges only as a whole.
 
 mod denied;
 mod question;
@@ -34,37 +38,35 @@ use crate::kernel::units::{Hits, Nanos};
 use denied::Denied;
 use question::Question;
 
-/// How the reference's keys are kept.
+/// Options of the counters under envoyproxy/ratelimit's keys.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What each begins with.
+    /// The prefix of every key.
     pub prefix: String,
-    /// An expiry is drawn anew at each hit from the window's length and up to so many seconds
-    /// more, this number itself not among them.
+    /// The upper bound of the random part of an expiry, in seconds, exclusive. Each
+    /// hit draws a new number and adds it to the length of the window.
     pub jitter_secs: u32,
-    /// Bytes for keys that are known to be over; 0 for none.
+    /// The size of the deny cache in bytes; 0 for none.
     pub denied_bytes: usize,
-    /// A question that is denied charges only the limits that deny it.
+    /// A denied check charges only the limits that deny it.
     pub stop_when_over: bool,
     /// Every limit is in the quota group.
     pub quota_for_all: bool,
-    /// A key may be asked for under several limits, and what is over one of them need not be over a larger one.
+    /// A key may have several limits. A key over one of them may be within a larger one.
     pub several_limits: bool,
-    /// Any number, another one in every process: where the drawing begins.
+    /// The start of the random sequence, different in every process.
     pub seed: u64,
 }
 
-/// Counters under the reference's keys.
 #[derive(Debug)]
 pub(super) struct Reference {
     options: Options,
     denied: Denied,
     drawn: AtomicU64,
-    /// What Redis calls the script.
     digest: OnceLock<String>,
 }
 
-/// One charge as the store sees it.
+/// One charge as a Redis key and an increment.
 struct Counter {
     key: Bytes,
     window: FixedWindow,
@@ -75,7 +77,7 @@ struct Counter {
     seconds: i64,
 }
 
-/// A window's counter by the reference's key, if `charge` is one.
+/// Returns true if `charge` has a fixed window and a key in envoyproxy/ratelimit's format.
 pub(super) fn is_reference(charge: &Charge) -> bool {
     charge.key.spelling().is_some() && length(charge).is_some()
 }
@@ -95,22 +97,22 @@ impl Reference {
         Self { options, denied, drawn, digest: OnceLock::new() }
     }
 
-    /// What the denials that are remembered came to, where any may be.
     pub(super) fn remembered(&self) -> Option<Remembered> {
         (self.options.denied_bytes != 0).then(|| self.denied.seen())
     }
 
-    /// Whether a denied question spares the limits that do not deny it, though its rule is `each`.
+    /// Returns true if a denied check skips the limits
+    /// that do not deny it, even in the mode `each`.
     pub(super) const fn stops(&self) -> bool {
         self.options.stop_when_over
     }
 
-    /// Whether every limit is in the quota group.
     pub(super) const fn quota_for_all(&self) -> bool {
         self.options.quota_for_all
     }
 
-    /// Puts `charges`, all of them the reference's, to `redis` at `now`; each call waits for `patience`.
+    /// Charges `charges`, all under envoyproxy/ratelimit's
+    /// keys. Each call waits for at most `patience`.
     pub(super) async fn charge(
         &self,
         redis: &Redis,
@@ -130,13 +132,13 @@ impl Reference {
         question.answer().await
     }
 
-    /// The limit that what is known of `counter` is for. Where each key has one limit it is the same for all, also for one that
-    /// was raised since, as in the reference.
+    /// Returns the limit of a deny cache entry, or 0 if each key has only one limit.
+    ///
+    /// With 0 an entry stays valid after its limit was raised, as in envoyproxy/ratelimit.
     const fn known_for(&self, counter: &Counter) -> u32 {
         if self.options.several_limits { counter.window.limit() } else { 0 }
     }
 
-    /// The slot of the key that `charge` has at `now`.
     pub(super) fn slot(&self, redis: &Redis, charge: &Charge, now: Nanos) -> u16 {
         self.counter(charge, now).map_or(0, |counter| redis.route.slot_of(&counter.key))
     }
@@ -163,7 +165,8 @@ impl Reference {
         })
     }
 
-    /// A number of seconds below `jitter_secs`, or 0.
+    /// Returns a random number of seconds below `jitter_secs`, or 0.
+    ///
     /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
     fn draw(&self) -> u64 {
         let below = u64::from(self.options.jitter_secs);
@@ -178,23 +181,21 @@ impl Reference {
 }
 
 impl Counter {
-    /// What the kernel says of a counter that holds `held` after these hits.
+    /// Returns the kernel's result of this charge, for a counter that contains `held` afterwards.
     fn counted(&self, held: u64, now: Nanos) -> Step {
         self.step(held.saturating_sub(self.hits.0), now, self.hits)
     }
 
-    /// What the kernel says of `hits` to a counter that holds `held`.
+    /// Returns the kernel's result of `hits`, for a counter that contains `held` before.
     fn step(&self, held: u64, now: Nanos, hits: Hits) -> Step {
         self.window.ask(&Count { start: self.start, count: held.min(EXACT) }, now, hits)
     }
 
-    /// What is known to be over, without being asked.
     fn over(&self, now: Nanos) -> Outcome {
         let held = u64::from(self.window.limit()) + 1;
         Outcome::Counted(self.step(held, now, self.hits), Held { held, is_remembered: true })
     }
 
-    /// What is left of a counter that holds `held`.
     fn room(&self, held: u64, now: Nanos) -> Room {
         match self.step(held, now, Hits(0)) {
             Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => room,
@@ -202,17 +203,18 @@ impl Counter {
         }
     }
 
-    /// INCRBY takes 63 bits; what is more is more than any limit, too.
+    /// Returns the operand of INCRBY, which has 63 bits.
+    /// Any larger number exceeds every limit, too.
     fn addend(&self) -> i64 {
         i64::try_from(self.hits.0).unwrap_or(i64::MAX)
     }
 }
 
-/// Where it is decided what of a question is charged.
+/// The step that decides a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decided {
-    /// Here, by the rule.
+    /// This step, by the charge mode.
     Here,
-    /// In an earlier step: everything is to be charged.
+    /// An earlier step: this one makes every charge.
     Before,
 }

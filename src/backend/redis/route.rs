@@ -1,7 +1,10 @@
-//! Over which connection the charges of a slot go.
+//! Chooses the connection for a slot.
 //!
-//! Guarantees: outside a Cluster every key is of slot 0, and there is one connection.
-//! Leaves out: which charges travel together.
+//! Guarantees:
+//! - Outside a Cluster, every key has slot 0, and there is one connection.
+//!
+//! Not covered:
+//! - Batching of charges (`batch`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,17 +19,14 @@ use super::options::{Options, Place};
 use super::sentinel::Watchers;
 use super::{Cause, client::At};
 
-/// The connections.
 #[derive(Clone, Debug)]
 pub(super) enum Route {
-    /// To one primary.
     One(Arc<Link>),
-    /// To the nodes of a Cluster.
     Many(Arc<Cluster>),
 }
 
 impl Route {
-    /// The connections, none of them made yet, and the task that makes and keeps them.
+    /// Returns the unconnected route, and the task that connects it and keeps it connected.
     pub(super) fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let options = Arc::new(options);
         let route = match &options.place {
@@ -36,20 +36,19 @@ impl Route {
         (route.clone(), kept(route, options))
     }
 
-    /// Whether keys of different slots need calls of their own.
+    /// Returns `true` if keys of different slots need separate calls.
     pub(super) const fn is_clustered(&self) -> bool {
         matches!(self, Self::Many(_))
     }
 
-    /// The slot of a key.
     pub(super) fn slot_of(&self, key: &[u8]) -> u16 {
         if self.is_clustered() { codec::slot(key) } else { 0 }
     }
 
-    /// The connection for a slot's keys.
+    /// The connection for the keys of a slot.
     ///
     /// # Errors
-    /// Why there is nothing to wait for.
+    /// There is no connection, or its breaker is open.
     pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
         match self {
             Self::One(link) => link.live(),
@@ -57,7 +56,7 @@ impl Route {
         }
     }
 
-    /// What a call for a slot's keys comes to within `patience`, the breaker being told.
+    /// Waits for a call to a slot until the timeout, and updates the breaker.
     pub(super) async fn within<T>(
         &self,
         patience: Duration,
@@ -72,7 +71,6 @@ impl Route {
         answer
     }
 
-    /// Learns from how a call for a slot's keys ended.
     pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
         match self {
             Self::One(link) => link.saw(failed),
@@ -80,19 +78,18 @@ impl Route {
         }
     }
 
-    /// A call for a slot's keys is under way.
     pub(super) const fn unanswered(&self, slot: u16) -> Unanswered<'_> {
         Unanswered { route: self, slot, is_settled: false }
     }
 
-    /// A call for a slot's keys was given up: whether its connection still answers is to be seen.
+    /// Requests a probe of the slot's connection after a caller abandoned a call.
     fn doubt(&self, slot: u16) {
         if let Ok(live) = self.live(slot) {
             live.doubt();
         }
     }
 
-    /// Why some charges are not answered just now, if so.
+    /// The reason that some charges fail now, if any.
     pub(super) fn trouble(&self) -> Option<Cause> {
         match self {
             Self::One(link) => link.trouble(),
@@ -101,8 +98,8 @@ impl Route {
     }
 }
 
-/// A call that is under way. Dropped, nobody waits for it any more, who may have had less time than the
-/// deadline, and would tell nobody that the store is silent.
+/// A call in flight. Dropping it unsettled means that its caller left, perhaps before the
+/// deadline. The breaker would then never learn that the store is silent, so a probe is requested.
 pub(super) struct Unanswered<'r> {
     route: &'r Route,
     slot: u16,
@@ -110,7 +107,6 @@ pub(super) struct Unanswered<'r> {
 }
 
 impl Unanswered<'_> {
-    /// It was answered, or failed.
     pub(super) fn settle(mut self) {
         self.is_settled = true;
     }

@@ -1,10 +1,13 @@
-//! Where the primary is, by those who watch it.
+//! Finds the primary through its sentinels.
 //!
-//! Guarantees: all sentinels that are known are asked at once, and the one whose configuration is
-//! the newest is believed, so that neither one that is dead nor one that is behind decides; answered
-//! within twice [`PATIENCE`], once to connect and once to be told, or not at all. Known are those that
-//! were named, and up to [`MOST_FOUND`] that these, or others found so, tell of.
-//! Leaves out: whether it is a primary yet, which it says itself.
+//! Guarantees:
+//! - All known sentinels are queried at once; the newest configuration epoch wins.
+//! - A dead or outdated sentinel does not affect the result.
+//! - A query takes at most twice [`PATIENCE`]: once to connect, once to reply.
+//! - Besides the configured sentinels, up to [`MOST_FOUND`] discovered ones are known.
+//!
+//! Not covered:
+//! - Checking that the named process is a primary already, which `keep` does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +22,17 @@ use super::client::{At, Opened, PATIENCE, run, without_arguments};
 use super::options::{Address, Options, Sentinels};
 use super::pauses::Pauses;
 
-/// The longest pause between two looks while all is well: a primary that was replaced while it lives
-/// takes charges that nobody will find again.
+/// The longest interval between two queries while all is well. A
+/// replaced primary that still runs accepts charges that are lost later.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long those who have not answered yet are waited for once one has.
+/// The time to wait for other replies after the first one.
 const STRAGGLERS: Duration = Duration::from_millis(100);
 
-/// Sentinels that were not named and are asked all the same: more than watch any primary.
+/// The most sentinels that are discovered: more than watch any primary.
 const MOST_FOUND: usize = 16;
 
-/// The sentinels, and connections to those that answer.
+/// The sentinels, and the connections to those with a recent reply.
 #[derive(Debug)]
 pub(super) struct Watchers {
     options: Arc<Options>,
@@ -37,21 +40,20 @@ pub(super) struct Watchers {
     known: parking_lot::Mutex<Vec<Arc<Watcher>>>,
 }
 
-/// One of them.
 #[derive(Debug)]
 struct Watcher {
     address: Address,
-    /// Whether it was named; a stranger is forgotten once nobody who is believed tells of it.
+    /// The sentinel is in the settings. A discovered one
+    /// is removed when the newest reply does not list it.
     is_named: bool,
     opened: Mutex<Option<Opened>>,
 }
 
-/// What one sentinel says.
 struct Said {
     teller: Address,
     epoch: u64,
     primary: Address,
-    /// The others that watch it; none where it may not say.
+    /// The other sentinels of this primary. `None` if our user may not list them.
     others: Option<Vec<Address>>,
 }
 
@@ -62,10 +64,10 @@ impl Watchers {
         Self { options, sentinels: Arc::new(sentinels), known }
     }
 
-    /// Where the primary is.
+    /// Returns the address of the primary.
     ///
     /// # Errors
-    /// No sentinel answers, or none knows it.
+    /// No sentinel replied, or none knows the primary.
     pub(super) async fn primary(&self) -> Result<Address, Error> {
         let mut asked = JoinSet::new();
         for watcher in self.known.lock().iter().map(Arc::clone) {
@@ -75,7 +77,7 @@ impl Watchers {
         let mut newest: Option<Said> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
         loop {
-            // Each of them gives up by then itself: it connects, and is asked.
+            // Each query ends by then: it has one timeout to connect and one to reply.
             let wait = if newest.is_some() { STRAGGLERS } else { PATIENCE * 2 };
             match timeout(wait, asked.join_next()).await {
                 Ok(Some(Ok(Ok(said)))) => {
@@ -95,7 +97,7 @@ impl Watchers {
         Ok(newest.primary)
     }
 
-    /// Knows those that were named and, of others, these, and who tells of them.
+    /// Keeps the configured sentinels, `teller`, and `others`.
     fn learn(&self, teller: &Address, others: &[Address]) {
         let mut known = self.known.lock();
         let stays = |its: &Address| its == teller || others.contains(its);
@@ -109,11 +111,11 @@ impl Watchers {
         }
     }
 
-    /// Returns when the primary is not at `address` any more.
+    /// Waits until the sentinels name a primary other than `address`.
     pub(super) async fn leaves(&self, address: &Address, pauses: &mut Pauses) {
         loop {
             sleep(LOOK / 2 + pauses.up_to(LOOK / 2)).await;
-            // Nobody who says otherwise: what is there is better than nothing.
+            // Without a reply the current primary stays in use.
             if self.primary().await.is_ok_and(|now| now != *address) {
                 return;
             }
@@ -127,7 +129,7 @@ impl Watcher {
     }
 }
 
-/// What a sentinel says, over its connection or a new one.
+/// Queries a sentinel over its connection, or over a new one.
 async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Result<Said, Error> {
     let address = &watcher.address;
     let of_it = |error: Error| {
@@ -143,7 +145,7 @@ async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Res
     };
     let said = Box::pin(say(&connection, address, &sentinels.primary));
     let said = said.await.map_err(of_it)?;
-    // Put back only now: a connection whose answers were not awaited would answer the next one.
+    // Only now: an abandoned reply on this connection would be taken for the next one.
     *opened = Some(connection);
     Ok(said)
 }
@@ -159,7 +161,7 @@ async fn say(connection: &Opened, teller: &Address, name: &str) -> Result<Said, 
     let mut parts = parts.iter().filter_map(Value::as_string);
     let (host, port) = (parts.next().ok_or_else(unknown)?, parts.next().ok_or_else(unknown)?);
     let port = port.parse().map_err(|_| unknown())?;
-    // One that may not tell its epoch is believed least, not refused.
+    // A sentinel that does not report its epoch has the lowest priority.
     let epoch = details.ok().and_then(|details| epoch(&details)).unwrap_or_default();
     let others = others.ok().and_then(|others| addresses(&others));
     Ok(Said { teller: teller.clone(), epoch, primary: Address { host, port }, others })
@@ -178,7 +180,7 @@ fn epoch(details: &Value) -> Option<u64> {
     field(details, "config-epoch")?.parse().ok()
 }
 
-/// A field of a list of names and values.
+/// A field of a flat list of names and values.
 fn field(details: &Value, name: &str) -> Option<String> {
     let Value::Array(fields) = details else { return None };
     let at =

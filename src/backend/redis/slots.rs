@@ -1,9 +1,13 @@
-//! Which node of a Cluster has which slots, and asking for it.
+//! Queries the nodes of a Cluster for its slot map.
 //!
-//! Guarantees: several nodes are asked at once, and the one that knows the newest epoch is believed:
-//! a node that was cut off tells what is long over. Where no node that we have answers, the ones that
-//! the settings name are asked.
-//! Leaves out: what is done with it ([`super::cluster`]); replicas.
+//! Guarantees:
+//! - Several nodes are queried at once; the newest epoch wins.
+//! - An isolated node with an outdated map does not decide.
+//! - If no known node replies, the configured nodes are queried.
+//!
+//! Not covered:
+//! - Using the map ([`super::cluster`]).
+//! - Replicas of a node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,45 +24,42 @@ use super::connection::{Live, refusal};
 use super::options::{Address, Options};
 use super::pauses::Pauses;
 
-/// Slots of a Cluster.
 const ALL: usize = 16_384;
 
-/// Nodes that are asked at once: enough that one which is behind is outvoted by age.
+/// The most nodes in one query: enough that one of them has a recent epoch.
 const ASKED: usize = 5;
 
-/// How long those who have not answered yet are waited for once one has.
+/// The time to wait for other replies after the first one.
 const STRAGGLERS: Duration = Duration::from_millis(100);
 
-/// Who has which slots.
+/// The owner of each slot.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// By the first slot: the last one and whose they are.
+    /// The last slot and the owner of each range, by its first slot.
     ranges: BTreeMap<u16, (u16, Address)>,
 }
 
 impl Slots {
-    /// Who has the slot.
     pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
         let (_, (last, owner)) = self.ranges.range(..=slot).next_back()?;
         (slot <= *last).then_some(owner)
     }
 
-    /// Who has any, once for each range.
+    /// The owner of each range, with repetitions.
     pub(super) fn owners(&self) -> impl Iterator<Item = &Address> {
         self.ranges.values().map(|(_, owner)| owner)
     }
 
-    /// Whether every slot has an owner.
     pub(super) fn are_all(&self) -> bool {
         self.count() == ALL
     }
 
-    /// How many slots have one.
     fn count(&self) -> usize {
         self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1).sum()
     }
 
-    /// What `CLUSTER SLOTS` said; `host` said it, and may not know what it is called.
+    /// Parses a reply to `CLUSTER SLOTS`. The node at
+    /// `host` sent it, and may not know its own name.
     fn read(said: &Value, host: &str) -> Option<Self> {
         let Value::Array(ranges) = said else { return None };
         let ranges: Option<_> = ranges.iter().map(|range| range_of(range, host)).collect();
@@ -77,23 +78,23 @@ fn range_of(said: &Value, host: &str) -> Option<(u16, (u16, Address))> {
     (first <= last && usize::from(last) < ALL).then_some((first, (last, owner)))
 }
 
-/// What one node says.
 struct Said {
     epoch: u64,
     slots: Slots,
 }
 
 impl Said {
-    /// What makes one newer than another. Giving a slot to nobody's heir raises no epoch.
+    /// The order of replies. Assigning a slot without an
+    /// owner raises no epoch, so more slots are newer.
     fn age(&self) -> (u64, usize) {
         (self.epoch, self.slots.count())
     }
 }
 
-/// Who has which slots, by nodes that answer or else by `seeds`.
+/// Returns the slot map, from `answering` nodes or else from `seeds`.
 ///
 /// # Errors
-/// Why they do not tell: what one of them says, or why the last is not reached.
+/// The error that one node returned, or else the last connection error.
 pub(super) async fn look(
     mut answering: Vec<(Address, Arc<Live>)>,
     seeds: &[Address],
@@ -133,7 +134,7 @@ async fn newest(mut asked: JoinSet<Result<Said, Error>>) -> Result<Slots, Error>
                     newest = Some(said);
                 }
             }
-            // One that was reached and will not says more than one that is away.
+            // An error from a node is more useful than a node that is out of reach.
             Ok(Some(Ok(Err(error)))) if refusal(&failed).is_none() => failed = error,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
@@ -149,7 +150,7 @@ async fn say(client: &Client, host: &str) -> Result<Said, Error> {
     let slots = slots.filter(|slots| !slots.ranges.is_empty());
     let refused = || Error::new(ErrorKind::Protocol, "an answer to CLUSTER SLOTS without slots");
     let slots = slots.ok_or_else(refused)?;
-    // One that may not tell its epoch is believed least, not refused.
+    // A node that does not report its epoch has the lowest priority.
     let info = info.ok().and_then(|info| info.as_string()).unwrap_or_default();
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
     let epoch = epoch.and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();

@@ -1,13 +1,17 @@
-//! A question whose counters live in several slots of a Cluster.
+//! Splits a check by Cluster slot.
 //!
-//! Guarantees: the charges of one slot stay together and in order; every charge has one place.
-//! Leaves out: asking each slot, and deciding for several of them together ([`super::steps`]).
+//! Guarantees:
+//! - The charges of one slot stay together and in order.
+//! - Every charge is in exactly one part.
+//!
+//! Not covered:
+//! - Calling the slots.
+//! - Joint decisions of several slots ([`super::steps`]).
 
 use smallvec::SmallVec;
 
 use crate::backend::{Charges, Outcome, Outcomes};
 
-/// The charges of one slot, and their places in the question.
 pub(super) struct Part {
     pub(super) slot: u16,
     pub(super) charges: Charges,
@@ -15,7 +19,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Puts what became of them where it belongs.
+    /// Writes the outcomes of this part to their positions in the check.
     pub(super) fn put(&self, answered: Outcomes, outcomes: &mut [Outcome]) {
         for (&place, answer) in self.places.iter().zip(answered) {
             if let Some(outcome) = outcomes.get_mut(place) {
@@ -25,7 +29,6 @@ impl Part {
     }
 }
 
-/// `charges` by the slot of each.
 pub(super) fn by_slot(charges: &Charges, slots: &[u16]) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (place, (charge, &slot)) in charges.list.iter().zip(slots).enumerate() {

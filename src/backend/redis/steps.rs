@@ -1,10 +1,15 @@
-//! What is charged as one and lives in several places: all are asked first, and charged then.
+//! Joint decisions over several slots or stores, in two steps: query or reserve, then charge.
 //!
-//! Guarantees: pure; nothing stays charged of a question that is denied when it is asked, but for what
-//! [`Spared::Others`] says.
-//! Leaves out: asking and charging. What can be is held when it is asked ([`super::holding`]), and
-//! only stays charged then. For all else another question may come between the two: then a place may
-//! deny the second step.
+//! Guarantees:
+//! - Pure.
+//! - A check that the first step denies charges nothing, except as [`Spared::Others`] describes.
+//!
+//! Not covered:
+//! - Making the calls.
+//!
+//! A charge is reserved in the first step if possible ([`super::holding`]).
+//! The second step only commits it. For all other charges another check may
+//! come between the two steps, so the second step may deny.
 
 use smallvec::SmallVec;
 
@@ -12,28 +17,27 @@ use crate::backend::{Charge, Outcome, Outcomes, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::units::Hits;
 
-/// How the places decide together.
+/// The rules of a joint decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together {
     /// Every limit is in the quota group.
     pub(super) quota_for_all: bool,
-    /// Something keeps the quota group from denying.
+    /// A descriptor without a counter keeps the quota group from denying.
     pub(super) rescued: bool,
-    /// What a denied question does not charge.
     pub(super) spared: Spared,
 }
 
-/// What a denied question does not charge.
+/// The limits that a denied check does not charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spared {
-    /// Nothing is charged.
+    /// No limit is charged.
     All,
-    /// Those limits are charged that deny it, and the others no hits.
+    /// The limits that deny are charged; the others are charged zero hits.
     Others,
 }
 
 impl Together {
-    /// What `rule` asks for, if it asks for a common decision.
+    /// Returns the joint decision that `rule` requires, if any.
     pub(super) const fn of(rule: Rule) -> Option<Self> {
         match rule {
             Rule::Each | Rule::Ask => None,
@@ -43,7 +47,8 @@ impl Together {
         }
     }
 
-    /// Whether those at `places` deny the question, whose `outcomes` these are.
+    /// Returns `true` if the charges at these positions deny
+    /// the check. `outcomes` are those of the whole check.
     pub(super) fn deny(self, list: &[Charge], places: &[usize], outcomes: &Outcomes) -> bool {
         let votes = places.iter().map(|&at| {
             let standing = list[at].standing;
@@ -53,9 +58,10 @@ impl Together {
         combine(votes.chain(passed), self.quota_for_all) == Verdict::Deny
     }
 
-    /// What is charged at `places`, each for itself, now that all of them were `asked`; with the place of
-    /// each. Refunds were made by asking, and who did not answer is not asked again. Of those `tried`,
-    /// which were to be held, what did not deny is.
+    /// Returns the independent charges of the second step, each with its position. Excludes:
+    /// - refunds, which the first step has made,
+    /// - charges that failed in the first step,
+    /// - charges that are reserved.
     pub(super) fn second(
         self,
         list: &[Charge],
@@ -77,8 +83,8 @@ impl Together {
     }
 }
 
-/// Whether the charge at `at` can be held: of a counter that the question names several times the
-/// script that asks knows what all of them come to.
+/// Returns `true` if the charge at `at` can be reserved. A counter
+/// that the check names twice cannot: only a query sums its charges.
 pub(super) fn can_be_held(list: &[Charge], at: usize) -> bool {
     let its = &list[at];
     let same = list.iter().filter(|charge| charge.key == its.key && charge.home == its.home);

@@ -1,13 +1,20 @@
-//! One question over several places: a second Redis for limits per second, and the reference's keys
-//! beside ours.
+//! One check over several stores and key formats: a second Redis
+//! for limits per second, and the keys of envoyproxy/ratelimit.
 //!
-//! Guarantees: one answer per charge, in the question's order; parts are asked at the same time,
-//! each with its own deadline and breaker; a part that fails leaves the others as they are.
-//! What all parts must decide together is asked first and charged then ([`super::steps`]), within one
-//! deadline: only a question within one part is atomic. Of one that is denied nothing stays charged: ours was
-//! only held ([`super::holding`]), and the reference's keys name their window, so that hits get back to
-//! where they were taken.
-//! Leaves out: counting, which is for [`Redis`] and [`Reference`].
+//! Guarantees:
+//! - Each charge has one outcome, in the order of the check.
+//! - All parts are called at the same time, each with its own deadline and breaker.
+//! - A failed part leaves the others unchanged.
+//! - A joint decision reserves first and charges second ([`super::steps`]), within one deadline.
+//! - A denied all-or-nothing check leaves no hits charged.
+//! - A check within one part is atomic; a check over several parts is not.
+//!
+//! Not covered:
+//! - Counting, which [`Redis`] and [`Reference`] do.
+//!
+//! A denied all-or-nothing check cancels its reservations under our keys
+//! ([`super::holding`]). It refunds its hits under the keys of envoyproxy/ratelimit.
+//! These keys contain their window, so a refund reaches the window that was charged.
 
 use std::time::Duration;
 
@@ -29,7 +36,7 @@ use crate::kernel::decision::Cost;
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::{Hits, Nanos};
 
-/// All places where the counters of one process live.
+/// All stores that contain the counters of one process.
 #[derive(Debug)]
 pub struct Stores {
     main: Redis,
@@ -37,20 +44,18 @@ pub struct Stores {
     reference: Option<Reference>,
 }
 
-/// Some charges of a question, of one store and one kind of keys.
+/// Some charges of a check that have the same store and key format.
 struct Part {
     place: Place,
-    /// Where its charges stand in the question.
+    /// The positions of the charges in the check.
     at: SmallVec<[usize; 2]>,
     charges: Charges,
 }
 
 type Parts = SmallVec<[Part; 2]>;
 
-/// Places of charges in the question.
 type Places = SmallVec<[usize; 2]>;
 
-/// A store and a kind of keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     per_second: bool,
@@ -58,20 +63,20 @@ struct Place {
 }
 
 impl Stores {
-    /// Counters in `main`.
+    /// Keeps all counters in `main`.
     #[must_use]
     pub const fn new(main: Redis) -> Self {
         Self { main, per_second: None, reference: None }
     }
 
-    /// The same, but limits per second are counted in `store`.
+    /// Sends limits per second to `store`.
     #[must_use]
     pub fn with_per_second(self, store: Redis) -> Self {
         let per_second = Some(store.among_others());
         Self { main: self.main.among_others(), per_second, reference: self.reference }
     }
 
-    /// The same, but keys of the reference's spelling are counted as the reference does.
+    /// Counts keys in the format of envoyproxy/ratelimit as that service does.
     #[must_use]
     pub fn with_reference(self, options: reference::Options) -> Self {
         let reference = Some(Reference::new(options));
@@ -90,7 +95,8 @@ impl Stores {
         self.per_second.as_ref().filter(|_| place.per_second).unwrap_or(&self.main)
     }
 
-    /// The parts that have one of `all`, each of which stands beside its place in the question.
+    /// Groups the charges by store and key format. Each
+    /// charge comes with its position in the check.
     fn parts<'c>(&self, all: impl Iterator<Item = (usize, &'c Charge)>, rule: Rule) -> Parts {
         let mut parts = Parts::new();
         for (at, charge) in all {
@@ -118,7 +124,7 @@ impl Stores {
         outcomes
     }
 
-    /// Parts that must decide together and cannot do so in one step, and the others.
+    /// Separates the parts that need a joint decision in two steps from the others.
     fn split(&self, parts: Parts, rule: Rule) -> (Parts, Parts) {
         let stops = self.reference.as_ref().is_some_and(Reference::stops);
         let is_bound = |part: &Part| match rule {
@@ -135,13 +141,13 @@ impl Stores {
         }
     }
 
-    /// Whether these charges of one place need no second step here, whatever their rule.
+    /// Returns `true` if one call can decide these charges under any rule.
     fn is_whole(&self, place: Place, charges: &Charges) -> bool {
         !place.reference || charges.list.len() == 1 || !self.store(place).route.is_clustered()
     }
 
-    /// What all of `bound` decide together: what can be is held, the rest is asked; then all is charged,
-    /// and kept if nobody denied it meanwhile.
+    /// Decides all of `bound` jointly. Reserves a charge where possible, and queries the
+    /// others. Then charges the queried ones, and commits unless a limit denied meanwhile.
     async fn decide(&self, now: Nanos, charges: &Charges, bound: &[Part]) -> Answered {
         let places: Places = bound.iter().flat_map(|part| part.at.iter().copied()).collect();
         if places.is_empty() {
@@ -160,7 +166,7 @@ impl Stores {
         put(asked.into_iter().map(|(at, told)| (at, uncharged(told))).collect(), &mut outcomes);
         let asked = outcomes.clone();
         let second = together.second(list, &places, &asked, &tried);
-        // What is charged now is a wait of its own, before the last one.
+        // The second charge needs its own share of the deadline, before the commit.
         let left = deadline.saturating_sub(patience);
         let patience = if second.is_empty() { left.min(patience) } else { left / 2 };
         let parts = self.parts(second.iter().map(|(at, charge)| (*at, charge)), Rule::Each);
@@ -171,7 +177,7 @@ impl Stores {
             let (given, ()) = join(given, holding.give_back(patience, &mut left)).await;
             outcomes = left;
             for (at, it) in given {
-                // Who denied goes on to say so.
+                // A limit that denied keeps its own denial.
                 if matches!(it, Outcome::Refunded(_)) && !outcomes[at].denies() {
                     outcomes[at] = asked[at];
                 }
@@ -191,7 +197,7 @@ impl Stores {
         Together::of(rule).unwrap_or_else(stopping)
     }
 
-    /// What of those at `places` can be held; and which they are.
+    /// The reservations for the given positions, and the positions that can be reserved.
     fn to_be_held(&self, list: &[Charge], places: &[usize]) -> (Holding, Places) {
         let mut holding = Holding::default();
         let is_ours = |at: usize| !self.place(&list[at]).reference;
@@ -203,7 +209,8 @@ impl Stores {
         (holding, tried)
     }
 
-    /// Gives back what was `charged` under the reference's keys, to those that denied it too.
+    /// Refunds hits that were `charged` under the keys of
+    /// envoyproxy/ratelimit, also where the key denied them.
     async fn give_back(
         &self,
         now: Nanos,
@@ -223,7 +230,6 @@ impl Stores {
         self.ask(now, &parts, Decided::Before, Some(patience)).await
     }
 
-    /// Asks all of `parts` at the same time.
     async fn ask(
         &self,
         now: Nanos,
@@ -261,8 +267,8 @@ impl Stores {
     }
 }
 
-/// Whether the reference's key took the hits, which it does of those that it denies too: not where it was known
-/// to be over, because nobody asked it, nor where they are more than it can hold.
+/// Returns `true` if the key of envoyproxy/ratelimit counted the hits. It also counts denied
+/// hits. It does not count a remembered denial, which makes no call, nor hits above its capacity.
 const fn is_taken(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Counted(_, Held { held, is_remembered: false }) if held != EXACT)
 }
@@ -284,7 +290,8 @@ impl Backend for Stores {
         }
     }
 
-    /// Whether a domain has limits of both stores or both kinds of keys is not known here: where there are both, it may.
+    /// The other limits of a domain are unknown here. If two stores
+    /// or key formats are configured, a domain may use both.
     fn held_for(&self, charge: &Charge) -> Option<Nanos> {
         self.store(self.place(charge)).held_for(charge)
     }
@@ -296,11 +303,11 @@ impl Backend for Stores {
             Some(reference) if place.reference => reference.slot(store, charge, now).into(),
             _ => store.place_of(now, charge),
         };
-        // Above every slot.
+        // This bit is above every slot number.
         within | u32::from(place.per_second) << u16::BITS
     }
 
-    /// Keys of the reference's spelling are never leased.
+    /// Keys in the format of envoyproxy/ratelimit are never leased.
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
         let place =
             Place { per_second: message.per_second && self.per_second.is_some(), reference: false };

@@ -1,8 +1,12 @@
-//! TLS toward Redis.
+//! TLS connections to Redis.
 //!
-//! Guarantees: a server's certificate is verified against the roots that were named, the system's, or both, and there is
-//! no way to turn that off; so is its name, unless anybody's will do; files are read anew for each connection.
-//! Leaves out: the handshake, which is the client's.
+//! Guarantees:
+//! - A server certificate is always verified against the configured CAs, the system's, or both.
+//! - Its name is verified too, unless any name is allowed.
+//! - Files are read for each connection.
+//!
+//! Not covered:
+//! - The handshake, which the client library does.
 
 use std::sync::Arc;
 
@@ -19,16 +23,15 @@ use super::files::{aside, wrong};
 use super::options::Tls;
 use crate::pem;
 
-/// What the client shakes hands with.
+/// The TLS configuration of the client.
 ///
 /// # Errors
-/// A file cannot be read or holds something else; the system has no roots.
+/// A file is unreadable or has the wrong content, or the system has no CAs.
 pub(super) async fn config(tls: &Tls) -> Result<TlsConfig, Error> {
     let tls = tls.clone();
     aside(move || Ok(TlsConnector::from(client(&tls)?).into())).await
 }
 
-/// What the parts of a failed handshake mean.
 const MEANINGS: [(&str, &str); 7] = [
     ("UnknownIssuer", "nobody signed the certificate of redis whom we trust"),
     ("BadSignature", "nobody signed the certificate of redis whom we trust"),
@@ -39,7 +42,7 @@ const MEANINGS: [(&str, &str); 7] = [
     ("InvalidContentType", "redis does not speak TLS there"),
 ];
 
-/// `error` with what it means, where it came of `tls`.
+/// Adds the meaning to a handshake error, if `tls` is set.
 pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
     let details = error.details();
     let meaning = MEANINGS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
@@ -50,7 +53,7 @@ pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
 }
 
 fn client(tls: &Tls) -> Result<ClientConfig, Error> {
-    // Named, not left to what the process has: two of its parts could disagree about that.
+    // Explicit, because two dependencies could install different default providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(roots(tls)?);
     let known = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
@@ -75,7 +78,7 @@ fn client(tls: &Tls) -> Result<ClientConfig, Error> {
     }
 }
 
-/// Takes a certificate that is sound but for the name.
+/// Accepts a certificate whose only fault is its name.
 #[derive(Debug)]
 struct AnyName(Arc<WebPkiServerVerifier>);
 
@@ -89,7 +92,7 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Self(known) = self;
-        // The name is looked at last, so that what it alone is wrong with has been found sound before.
+        // The verifier checks the name last. A wrong name therefore means that all else is valid.
         match known.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

@@ -1,7 +1,11 @@
-//! Everything that was found in some texts: what is shown of it, and how much is not.
+//! A list of diagnostics, and counts of the omitted ones.
 //!
-//! Guarantees: what is not shown is counted by severity, and is never worse than what is shown of the same file.
-//! Leaves out: what is found, which is for [`super::Findings`].
+//! Guarantees:
+//! - Findings that are not shown are counted by severity.
+//! - They are never more severe than the shown findings of the same file.
+//!
+//! Not covered:
+//! - Detection (see [`super::Findings`]).
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,19 +14,18 @@ use serde::Serialize;
 
 use super::{Diagnostic, Severity};
 
-/// Findings by severity.
+/// The number of findings by severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// How many errors.
+    /// The number of errors.
     pub errors: usize,
-    /// How many warnings.
+    /// The number of warnings.
     pub warnings: usize,
-    /// How many notes.
+    /// The number of notes.
     pub notes: usize,
 }
 
 impl Counts {
-    /// One more. Numbers that no memory holds stay at the largest.
     pub(super) fn add(&mut self, severity: Severity) {
         let count = match severity {
             Severity::Error => &mut self.errors,
@@ -32,7 +35,7 @@ impl Counts {
         *count = count.saturating_add(1);
     }
 
-    /// These and the others.
+    /// Returns the sum of both counts.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -42,20 +45,20 @@ impl Counts {
         }
     }
 
-    /// All of them.
+    /// Returns the total over all severities.
     #[must_use]
     pub const fn sum(&self) -> usize {
         self.errors.saturating_add(self.warnings).saturating_add(self.notes)
     }
 
-    /// Whether there is none of any.
+    /// Returns `true` if all counts are zero.
     #[must_use]
     pub const fn is_none(&self) -> bool {
         self.sum() == 0
     }
 }
 
-/// As what is left out: `100 more errors, 1 more warning`; nothing where none is.
+/// The form for omitted findings: `100 more errors, 1 more warning`. Zero counts are omitted.
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [(self.errors, "error"), (self.warnings, "warning"), (self.notes, "note")];
@@ -76,7 +79,7 @@ impl<'d> FromIterator<&'d Diagnostic> for Counts {
     }
 }
 
-/// The findings that are shown, as a slice, and the count of those that are not.
+/// A slice of the shown findings, and the count of the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     shown: Vec<Diagnostic>,
@@ -88,20 +91,22 @@ impl Diagnostics {
         Self { shown, more }
     }
 
-    /// How many are not shown. Of a file with more than a thousand of one severity, one that is met again through an alias
-    /// may be counted again.
+    /// Returns the count of findings that are not shown.
+    ///
+    /// In a file with over a thousand findings of one severity, a
+    /// finding that several aliases reach may be counted several times.
     #[must_use]
     pub const fn more(&self) -> Counts {
         self.more
     }
 
-    /// How many there are, shown or not.
+    /// Returns the count of all findings, shown or not.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shown.iter().collect::<Counts>().plus(self.more)
     }
 
-    /// The `most` worst in the order in which they are here, and how many of all that leaves out.
+    /// Returns the `most` severe findings in their present order, and the count of the others.
     #[must_use]
     pub fn worst(&self, most: usize) -> (Vec<&Diagnostic>, Counts) {
         let mut ranked: Vec<(usize, &Diagnostic)> = self.shown.iter().enumerate().collect();
@@ -112,7 +117,7 @@ impl Diagnostics {
         (ranked.into_iter().map(|(_, one)| one).collect(), left_out.plus(self.more))
     }
 
-    /// These without the notes, shown or not.
+    /// Removes the notes, shown or not.
     #[must_use]
     pub fn without_notes(mut self) -> Self {
         self.shown.retain(|one| one.severity() != Severity::Note);
@@ -120,7 +125,7 @@ impl Diagnostics {
         self
     }
 
-    /// Takes in `others`, behind these.
+    /// Appends the findings and counts of `others`.
     pub fn append(&mut self, others: Self) {
         self.shown.extend(others.shown);
         self.more = self.more.plus(others.more);
@@ -157,7 +162,7 @@ impl<'d> IntoIterator for &'d Diagnostics {
     }
 }
 
-/// Each as `check` prints it, then a line that says how many more there are.
+/// All shown findings in the format of `check`, then a line with the count of the others.
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, one) in self.shown.iter().enumerate() {

@@ -1,8 +1,13 @@
 //! Envoy's header matchers.
 //!
-//! Guarantees: a missing header matches nothing but `present_match: false`, an inverted presence,
-//! or where it is to be treated as empty; several lines of one name are one text, joined by commas.
-//! Leaves out: the matchers that Envoy has deprecated (`exact_match` and its like).
+//! Guarantees:
+//! - A missing header matches only `present_match: false`
+//!   or an inverted matcher without a value condition.
+//! - `treat_missing_header_as_empty` makes a missing header an empty text.
+//! - Repeated headers are one text, joined by commas.
+//!
+//! Not covered:
+//! - Deprecated matchers such as `exact_match`.
 
 use std::borrow::Cow;
 
@@ -12,52 +17,53 @@ use serde::{Deserialize, Serialize};
 
 use super::Attributes;
 
-/// What a header must be.
+/// The conditions on one header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeaderMatcher {
-    /// Which header.
+    /// The name of the header.
     pub name: String,
-    /// Its text. Without this and the next two it only has to be there.
+    /// The condition on the header's text. Without `string_match`,
+    /// `range_match` and `present_match`, the header must be present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub string_match: Option<StringMatch>,
-    /// Its number.
+    /// The range of the header's integer value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range_match: Option<Range>,
-    /// Whether it must be there, or must not.
+    /// `true` if the header must be present, `false` if it must be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present_match: Option<bool>,
-    /// The opposite.
+    /// Inverts the result.
     #[serde(default)]
     pub invert_match: bool,
-    /// A missing header is one without text.
+    /// Treats a missing header as an empty text.
     #[serde(default)]
     pub treat_missing_header_as_empty: bool,
 }
 
-/// From `start` to below `end`.
+/// A range of integers, from `start` to `end` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Range {
-    /// The least.
+    /// The smallest integer.
     pub start: i64,
-    /// One more than the most.
+    /// The largest integer plus one.
     pub end: i64,
 }
 
-/// What a text must be: exactly one of these.
+/// The condition on a text: exactly one of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum StringMatch {
-    /// The same.
+    /// The text is equal.
     Exact(String),
-    /// Begins so.
+    /// The text starts with this prefix.
     Prefix(String),
-    /// Ends so.
+    /// The text ends with this suffix.
     Suffix(String),
-    /// Has it in it.
+    /// The text contains this substring.
     Contains(String),
-    /// All of it matches a regular expression.
+    /// The whole text matches this regular expression.
     SafeRegex(Pattern),
 }
 
@@ -76,12 +82,12 @@ impl PartialEq for Pattern {
     }
 }
 
-/// A regular expression as it is written.
+/// The configured form of a regular expression.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Pattern")]
 struct Written {
-    /// In the syntax of RE2.
+    /// The expression, in RE2 syntax.
     regex: String,
 }
 
@@ -89,7 +95,7 @@ impl TryFrom<Written> for Pattern {
     type Error = regex::Error;
 
     fn try_from(Written { regex }: Written) -> Result<Self, regex::Error> {
-        // Once by itself: one that closes the group too early must not pass.
+        // Compile the expression alone first: an unbalanced `)` could close the group below.
         Regex::new(&regex)?;
         let whole = Regex::new(&format!("^(?:{regex})$"))?;
         Ok(Self { text: regex, whole })
@@ -103,7 +109,6 @@ impl From<Pattern> for Written {
 }
 
 impl HeaderMatcher {
-    /// Whether the request's header is so.
     pub(super) fn matches(&self, request: &Attributes<'_>) -> bool {
         let header = (request.joined)(&self.name.to_ascii_lowercase());
         let value = match header {
@@ -115,7 +120,7 @@ impl HeaderMatcher {
         }
         match value {
             Some(value) => self.fits(&value) != self.invert_match,
-            // Only presence can be inverted where there is nothing to compare.
+            // Without a value to compare, `invert_match` inverts only presence.
             None => self.invert_match && self.string_match.is_none() && self.range_match.is_none(),
         }
     }

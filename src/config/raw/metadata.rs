@@ -1,10 +1,12 @@
-//! `metadata` as JSON.
+//! Reads `metadata` as JSON.
 //!
-//! Guarantees: numbers, booleans, null, text, lists and mappings by their YAML type; keys of the
-//! first level keep their source text, keys below it are rendered from what they mean (`0x10` is
-//! `16`, `yes` is `true`), as in the base language.
-//! Leaves out: infinite numbers and NaN, which JSON lacks: a text behind [`NOT_FINITE`] stands for
-//! each, with a warning.
+//! Guarantees:
+//! - Values keep their YAML type.
+//! - Keys of the first level keep their source text.
+//! - Deeper keys are rendered from their value: `0x10` becomes `16`, `yes` becomes `true`.
+//!
+//! Not covered:
+//! - Infinity and NaN, which JSON lacks: a [`NOT_FINITE`] text replaces them, with a warning.
 
 use serde_json::{Map, Value as Json};
 
@@ -14,7 +16,6 @@ use crate::config::diagnostic::Code;
 use crate::config::yaml::{Id, Kind, Value};
 
 impl Reader<'_, '_> {
-    /// Adds the pairs of a `metadata` block to `out`.
     pub(super) fn first_level(&mut self, mapping: Id, out: &mut Map<String, Json>) {
         self.pairs_into(mapping, out, |reader, key| {
             reader.text_only(key);
@@ -96,7 +97,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// A key below the first level.
+    /// Returns the text of a key below the first level, rendered from its value.
     fn rendered(&mut self, key: Id) -> String {
         self.text_only(key);
         match self.tree.scalar(key) {
@@ -111,7 +112,8 @@ impl Reader<'_, '_> {
     }
 }
 
-/// The shortest digits, with an exponent of two digits or more below 1e-4 and from 1e6 on.
+/// Formats a float with the shortest digits. Below 1e-4 and
+/// from 1e6 on, it has an exponent of two or more digits.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {

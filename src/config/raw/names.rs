@@ -1,9 +1,13 @@
-//! The first pass: every key and every leaf of the file, whatever its place.
+//! The first pass: checks every key and every leaf of a file, regardless of its position.
 //!
-//! Guarantees: judges by one flat list of words, as the base language does: of repeated keys only
-//! the last counts, merged-in keys count, `metadata` is not looked into, list items are mappings,
-//! leaves are text, integers, booleans or null.
-//! Leaves out: which type a word wants, which is for [`super::typed`].
+//! Guarantees:
+//! - Keys are checked against one flat list, as in envoyproxy/ratelimit.
+//! - Of repeated keys the last one counts. Merged keys count as well.
+//! - The content of `metadata` is not checked.
+//! - List items are mappings. Leaves are text, integers, booleans or null.
+//!
+//! Not covered:
+//! - The type that each key requires: see [`super::typed`].
 
 use std::collections::{HashSet, VecDeque};
 
@@ -11,8 +15,8 @@ use super::word::{Block, Word};
 use crate::config::diagnostic::{Code, Findings, Span};
 use crate::config::yaml::{Id, Kind, Tree, Value};
 
-/// Judges the keys and leaves of a tree. Takes the nodes that were complained about and returns
-/// them with those that were now, so that nobody complains again.
+/// Checks the keys and leaves of a tree. Nodes in `blamed` already have a finding. Returns
+/// them together with the newly reported nodes, so that no node is reported twice.
 pub(super) fn check(tree: &Tree<'_>, blamed: HashSet<Id>, findings: &mut Findings) -> HashSet<Id> {
     let mut names = Names { tree, findings, blamed, seen: HashSet::new() };
     let mut todo = VecDeque::new();
@@ -25,16 +29,16 @@ pub(super) fn check(tree: &Tree<'_>, blamed: HashSet<Id>, findings: &mut Finding
     names.blamed
 }
 
-/// A key and the value that it ends up with.
+/// A key and its effective value.
 #[derive(Clone, Copy)]
 struct Entry {
     key: Id,
     value: Id,
-    /// The mapping whose own text has it.
+    /// The mapping that contains the key directly, without a merge.
     home: Id,
 }
 
-/// Mappings to be judged, in the order of the text on each level.
+/// The mappings to check, in the order of the text on each level.
 type Todo = VecDeque<(Id, Block)>;
 
 type Entries = [Option<Entry>; Word::ALL.len()];
@@ -43,7 +47,8 @@ struct Names<'a, 's> {
     tree: &'a Tree<'s>,
     findings: &'a mut Findings,
     blamed: HashSet<Id>,
-    /// What was reached through an alias: a thousand aliases of one block are one block to judge.
+    /// The blocks that were reached through an alias. Each
+    /// is checked once, even with a thousand aliases.
     seen: HashSet<(Id, Block)>,
 }
 
@@ -77,7 +82,7 @@ impl Names<'_, '_> {
         }
     }
 
-    /// Takes a merged mapping's entries in where the merge key stands, over what is there.
+    /// Inserts the entries of a merged mapping at the merge key. They overwrite earlier entries.
     fn merge(&mut self, into: Id, key: Id, from: Id, block: Block, entries: &mut Entries) {
         let mut merged: Entries = [None; Word::ALL.len()];
         self.collect(from, block, &mut merged);
@@ -205,7 +210,7 @@ impl Names<'_, '_> {
     }
 }
 
-/// What a node is, with its text where it has one.
+/// Describes a node for messages, with its text if it has one.
 pub(super) fn describe(tree: &Tree<'_>, node: Id) -> String {
     match tree.scalar(node) {
         Some((_, Value::Null)) => "nothing".to_owned(),
@@ -233,7 +238,7 @@ fn shortened(text: &str) -> String {
     if start.len() < text.len() { format!("{start}…") } else { start }
 }
 
-/// Only the key of a block: its value may be a page long.
+/// Returns the span of a block's first key. The whole block may be a page long.
 pub(super) fn head(tree: &Tree<'_>, mapping: Id) -> Span {
     tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }

@@ -1,9 +1,14 @@
-//! The second pass: the tree as a [`File`], each word at its type.
+//! The second pass: converts the tree to a [`File`] with typed fields.
 //!
-//! Guarantees: reads in the order of the text, as the base language does: a repeated key or a
-//! merged-in one overwrites what was before it, blocks field by field, lists as a whole; null puts
-//! a field back; every mismatch is reported. Words in a wrong place are passed over.
-//! Leaves out: judging names, which [`super::names`] has done.
+//! Guarantees:
+//! - Fields are read in the order of the text, as in envoyproxy/ratelimit.
+//! - Repeated and merged keys overwrite earlier ones: blocks by field, lists as a whole.
+//! - Null resets a field.
+//! - Every type mismatch is reported.
+//! - Misplaced keys are skipped.
+//!
+//! Not covered:
+//! - Key names: see [`super::names`].
 
 use std::collections::HashSet;
 
@@ -15,7 +20,7 @@ use super::{
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{Budget, Id, Kind, Tree, Value};
 
-/// Reads the file that a tree is. Nodes in `blamed` are not complained about again.
+/// Reads the file from a tree. Nodes in `blamed` are not reported again.
 pub(super) fn read(tree: &Tree<'_>, blamed: &HashSet<Id>, findings: &mut Findings) -> File {
     let mut reader = Reader { tree, blamed, findings, budget: Budget::default(), exhausted: false };
     let mut file = File::default();
@@ -25,7 +30,6 @@ pub(super) fn read(tree: &Tree<'_>, blamed: &HashSet<Id>, findings: &mut Finding
     file
 }
 
-/// What a place wants, for the sentence that says so.
 enum Wanted {
     File,
     Item(Block),
@@ -36,14 +40,13 @@ const LIST: &str = "a list";
 const BOOL: &str = "a bool (true or false)";
 const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
-/// A word with its value, aliases resolved.
+/// A key with its value, aliases resolved.
 #[derive(Clone, Copy)]
 struct Field {
     word: Word,
     value: Id,
 }
 
-/// How a block takes a field.
 type Take<'a, 's, T> = fn(&mut Reader<'a, 's>, Field, &mut T);
 
 pub(super) struct Reader<'a, 's> {
@@ -55,7 +58,7 @@ pub(super) struct Reader<'a, 's> {
 }
 
 impl<'a, 's> Reader<'a, 's> {
-    /// Gives `read` the node that `id` is or names, unless too much came out of aliases.
+    /// Calls `read` with the node `id` or its alias target, unless aliases exceed the budget.
     pub(super) fn at(&mut self, id: Id, read: impl FnOnce(&mut Self, Id)) {
         let target = self.tree.target(id);
         let inside = usize::from(target != id);
@@ -107,7 +110,7 @@ impl<'a, 's> Reader<'a, 's> {
         word
     }
 
-    /// A key as text: what was written, except for binary.
+    /// Returns the source text of a key, or the decoded bytes of a binary key.
     pub(super) fn key_text(&self, key: Id) -> String {
         match self.tree.scalar(key) {
             Some((_, Value::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -158,8 +161,8 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// `Null` and `NULL` make an empty block of it where `null` makes none: the base language's
-    /// reader knows only the small spelling when it decides whether there is a block.
+    /// Reads `rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
+    /// lower-case spelling is null when envoyproxy/ratelimit's parser decides if there is a block.
     fn rate_limit(&mut self, field: Field, out: &mut Option<RateLimit>) {
         if let Some(("Null" | "NULL", Value::Null)) = self.tree.scalar(field.value)
             && self.tree.tag(field.value).is_empty()
@@ -320,7 +323,8 @@ impl<'a, 's> Reader<'a, 's> {
         *out = Spanned { value, span };
     }
 
-    /// The base language takes any bytes; requests carry UTF-8 only, so others match nothing.
+    /// Decodes binary text. envoyproxy/ratelimit accepts any bytes,
+    /// but requests contain only UTF-8, so other bytes match nothing.
     fn decoded(&mut self, bytes: Vec<u8>, span: Span) -> String {
         String::from_utf8(bytes).unwrap_or_else(|error| {
             let message = "these bytes are not UTF-8, so that no request can ever carry them";
@@ -389,7 +393,7 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// `metadata`: a repeated block or a merged-in one adds to it, first-level key by key.
+    /// Reads `metadata`. A repeated or merged block adds its first-level keys to the earlier block.
     fn metadata(
         &mut self,
         value: Id,
@@ -407,15 +411,15 @@ impl<'a, 's> Reader<'a, 's> {
     }
 }
 
-/// The whole part of a fraction, which only an overwritten block can hold: the first pass does not
-/// see it and the base language's second one cuts it.
+/// Truncates a fraction. Only an overwritten block can contain one: the
+/// first pass skips it, and envoyproxy/ratelimit's second pass truncates it.
 fn cut(value: f64) -> Option<u32> {
     let fits = -1.0 < value && value < 4_294_967_296.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     fits.then_some(value.max(0.0) as u32)
 }
 
-/// A block that knows where it stands.
+/// A block that stores its position.
 trait Placed {
     fn place(&mut self, span: Span);
 }

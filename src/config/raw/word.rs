@@ -1,9 +1,12 @@
-//! The words of a limits file and the blocks that they belong to.
+//! The keys of a limits file, and the blocks that contain them.
 //!
-//! Guarantees: one table; a word that is in no block's list is not a word.
-//! Leaves out: the insides of `metadata`, which are free-form.
+//! Guarantees:
+//! - This table is complete: every valid key is in the list of a block.
+//!
+//! Not covered:
+//! - The content of `metadata`, which is free-form.
 
-/// A key that the language has.
+/// A key of a limits file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     Domain,
@@ -54,7 +57,7 @@ pub(super) enum Word {
 use Word as W;
 
 impl Word {
-    /// Every word, each at the index that it is as a number.
+    /// All keys, each at the index of its discriminant.
     pub(super) const ALL: [Self; 43] = [
         W::Domain,
         W::Descriptors,
@@ -101,7 +104,6 @@ impl Word {
         W::Body,
     ];
 
-    /// The word as written.
     pub(super) const fn name(self) -> &'static str {
         match self {
             W::Domain => "domain",
@@ -150,14 +152,15 @@ impl Word {
         }
     }
 
-    /// The word written `name`. Letter case counts.
+    /// Returns the key with this name. Case matters.
     pub(super) fn named(name: &str) -> Option<Self> {
         let has_the_length = |word: &Self| word.name().len() == name.len();
         Self::ALL.into_iter().filter(has_the_length).find(|word| word.name() == name)
     }
 
-    /// Whether the word is ours: a misplaced word of the base language is ignored, for its files
-    /// are taken as they are; a misplaced one of ours is refused.
+    /// Returns `true` if envoyproxy/ratelimit does not have the key.
+    /// A misplaced key of envoyproxy/ratelimit is ignored, so that
+    /// its files stay valid. Any other misplaced key is an error.
     pub(super) const fn is_ours(self) -> bool {
         matches!(
             self,
@@ -191,7 +194,7 @@ impl Word {
         )
     }
 
-    /// The known word nearest to a misspelt one, of the block first.
+    /// Returns the key nearest to a misspelled one. Keys of the block come first.
     pub(super) fn nearest(misspelt: &str, block: Block) -> Option<Self> {
         let tidy = misspelt.trim().to_lowercase().replace('-', "_");
         let near = |words: &[Self]| {
@@ -207,8 +210,8 @@ impl Word {
     }
 }
 
-/// Letters to put in, take out, change or swap with their neighbour to make one text the other.
-/// Of long texts only the beginning is compared.
+/// Counts the insertions, deletions, replacements and swaps of neighbors
+/// between two texts. Only the first 64 characters of `from` count.
 fn edits(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut before: Vec<usize> = Vec::new();
@@ -230,30 +233,22 @@ fn edits(from: &str, to: &str) -> usize {
     above.last().copied().unwrap_or_default()
 }
 
-/// A mapping that the language has.
+/// A mapping of a limits file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Block {
-    /// The whole file.
     File,
-    /// `defaults`.
     Defaults,
     /// An item of `descriptors`.
     Descriptor,
-    /// `rate_limit`.
     RateLimit,
     /// An item of `replaces`.
     Replaces,
-    /// `calendar`.
     Calendar,
-    /// `concurrency`.
     Concurrency,
-    /// `adaptive`.
     Adaptive,
-    /// `queue`.
     Queue,
-    /// `reject`.
     Reject,
-    /// Anything below a word without effect.
+    /// Any block below a key without effect.
     Nowhere,
 }
 
@@ -271,7 +266,6 @@ impl Block {
         Self::Reject,
     ];
 
-    /// What a person calls it.
     pub(super) const fn title(self) -> &'static str {
         match self {
             Self::File => "the top of the file",
@@ -288,7 +282,6 @@ impl Block {
         }
     }
 
-    /// The words that mean something in it.
     pub(super) const fn words(self) -> &'static [Word] {
         match self {
             Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
@@ -339,7 +332,7 @@ impl Block {
         }
     }
 
-    /// The block that a word's value is, where it is one.
+    /// Returns the block that is the value of `word`, or `Nowhere`.
     pub(super) fn inside(self, word: Word) -> Self {
         if !self.words().contains(&word) {
             return Self::Nowhere;
@@ -358,13 +351,11 @@ impl Block {
         }
     }
 
-    /// The blocks that `word` belongs to, in words.
     pub(super) fn of(word: Word) -> String {
         let blocks = Self::ALL.into_iter().filter(|block| block.words().contains(&word));
         blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
     }
 
-    /// The words that mean something in it, in words.
     pub(super) fn listing(self) -> String {
         let words: Vec<_> = self.words().iter().map(|word| word.name()).collect();
         format!("{} has: {}", self.title(), words.join(", "))

@@ -1,7 +1,10 @@
-//! What a `calendar` block means.
+//! Resolves a `calendar` block.
 //!
-//! Guarantees: a known time zone and a day that exists in the unit's windows.
-//! Leaves out: when windows start, which is for [`crate::config::calendar`].
+//! Guarantees:
+//! - The time zone is known, and the start day exists in the unit's windows.
+//!
+//! Not covered:
+//! - Window starts (see [`crate::config::calendar`]).
 
 use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
@@ -13,7 +16,7 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
-/// The calendar of a limit per `unit`; where that is not known, only the time zone is judged.
+/// Returns the calendar of a limit per `unit`. If the unit is unknown, checks only the time zone.
 pub(super) fn read(
     raw: &raw::Calendar,
     unit: Option<Unit>,
@@ -99,7 +102,7 @@ fn number(text: &str) -> Option<i8> {
 fn month_and_day(text: &str) -> Option<Starts> {
     let (month, day) = text.split_once('-')?;
     let (month, day) = (number(month)?, number(day)?);
-    // Of a leap year, so that 02-29 is a day.
+    // A leap year, so that 02-29 is valid.
     Date::new(2024, month, day).ok().map(|_| Starts::Year { month, day })
 }
 

@@ -1,7 +1,11 @@
-//! What one `concurrency` block means.
+//! Resolves one `concurrency` block.
 //!
-//! Guarantees: nothing is accepted and ignored; every problem of a block is found at once.
-//! Leaves out: where the block stands in the tree, which is for [`super`].
+//! Guarantees:
+//! - No accepted field is ignored.
+//! - All problems of a block are reported at once.
+//!
+//! Not covered:
+//! - The block's node in the tree (see [`super`]).
 
 use super::duration;
 use super::findings::{At, Findings};
@@ -14,10 +18,9 @@ use crate::kernel::concurrency::limiter::{Rules, Waiting};
 use crate::kernel::concurrency::policy::Adaptive;
 use crate::kernel::units::Nanos;
 
-/// How far an adaptive ceiling may rise where the file does not say.
+/// The default maximum of an adaptive limit.
 const MAX: u32 = 1000;
 
-/// What a block says.
 pub(super) struct Said {
     pub(super) rules: Rules,
     pub(super) mode: Option<Mode>,
@@ -26,7 +29,6 @@ pub(super) struct Said {
     pub(super) reject: Reject,
 }
 
-/// One block being read.
 pub(super) struct Block<'r, 'f, 'a> {
     pub(super) file: usize,
     pub(super) raw: &'r raw::Concurrency,
@@ -34,7 +36,7 @@ pub(super) struct Block<'r, 'f, 'a> {
 }
 
 impl Block<'_, '_, '_> {
-    /// The ceiling and the answer to one who is turned away; `None` where the findings say why not.
+    /// Returns the settings; on `None` the findings contain the reason.
     pub(super) fn read(mut self) -> Option<Said> {
         let raw = self.raw;
         let limit = self.limit();
@@ -48,7 +50,7 @@ impl Block<'_, '_, '_> {
         let max_duration =
             word.map_or(Some(MAX_DURATION), |word| self.duration("max_duration", word));
         self.long_exposure(mode, max_duration);
-        // An absent block is no problem, and one that means nothing is.
+        // An absent block is valid; an invalid block ends the reading.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
         let rules = Rules { limit: limit?, adaptive, waiting };
@@ -132,7 +134,6 @@ impl Block<'_, '_, '_> {
         mode
     }
 
-    /// Which mode fits how large a ceiling.
     fn misfit(&mut self, mode: Option<Mode>, limit: Option<u32>) {
         let (Some(word), Some(limit)) = (&self.raw.limit, limit) else { return };
         let is_fixed = self.raw.adaptive.is_none();
@@ -161,8 +162,10 @@ impl Block<'_, '_, '_> {
         found.unwrap_or_default()
     }
 
-    /// The part of a replica that is gone is kept for `max_duration`, because its requests go on. A ceiling without a
-    /// `mode` is a fleet's where there is one.
+    /// Warns about a fleet-wide limit with a long or missing `max_duration`.
+    ///
+    /// The share of a lost replica stays reserved for `max_duration`, because its requests
+    /// may continue. A limit without `mode` is fleet-wide if there is a shared store.
     fn long_exposure(&mut self, mode: Option<Mode>, max_duration: Option<Nanos>) {
         let word = self.raw.max_duration.as_ref();
         let is_long = max_duration.is_some_and(|it| LONG < it);

@@ -1,11 +1,15 @@
-//! Durations as a person writes them: `250ms`, `30s`, `5m`, `36h`, `7d`, `1h30m`.
+//! Durations in text form: `250ms`, `30s`, `5m`, `36h`, `7d`, `1h30m`.
 //!
-//! Guarantees: whole numbers only, so nothing is rounded; what overflows is refused.
-//! Leaves out: months and years, which have no one length; those are units, or calendars.
+//! Guarantees:
+//! - Only whole numbers are accepted, so nothing is rounded.
+//! - Overflow is an error.
+//!
+//! Not covered:
+//! - Months and years, whose length varies (see units and calendars).
 
 use crate::kernel::units::Nanos;
 
-/// The suffixes and what each is worth.
+/// The suffixes and their length in nanoseconds.
 const SUFFIXES: &[(&str, u64)] = &[
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
@@ -14,19 +18,17 @@ const SUFFIXES: &[(&str, u64)] = &[
     ("d", 86_400_000_000_000),
 ];
 
-/// What [`parse`] reads, as a regular expression.
+/// The regular expression that [`parse`] accepts.
 pub(crate) const PATTERN: &str = "^([0-9]+(ms|s|m|h|d))+$";
 
-/// Why a text is no duration.
+/// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// It says none.
     Text,
-    /// It says one above 584 years.
+    /// The duration is longer than 584 years.
     TooLong,
 }
 
-/// The duration that `text` says.
 pub(crate) fn parse(text: &str) -> Result<Nanos, Wrong> {
     let mut rest = text;
     let mut sum = Some(0u64);
@@ -48,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Result<Nanos, Wrong> {
 }
 
 impl Wrong {
-    /// What to say of `text` after `word`, and its cure.
+    /// Returns an error message about `text` as the value of `word`, and the suggested fix.
     pub(crate) fn told(
         self,
         word: &str,

@@ -1,19 +1,21 @@
-//! Everything found while resolving, file by file.
+//! Collects the findings of all files during resolution.
 //!
-//! Guarantees: findings come out by file and place; whether something was wrong is never lost.
-//! Leaves out: how they look, which is for [`crate::config::diagnostic`].
+//! Guarantees:
+//! - Findings are sorted by file and position.
+//! - An error is never lost, even if the finding is not kept.
+//!
+//! Not covered:
+//! - The format of findings (see [`crate::config::diagnostic`]).
 
 use crate::config::diagnostic::{self, Code, Diagnostics, Source, Span};
 
-/// A stretch of one of the files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct At {
-    /// The number of the file.
+    /// The index of the file.
     pub(crate) file: usize,
     pub(crate) span: Span,
 }
 
-/// What was found so far, per file.
 pub(crate) struct Findings<'a>(Vec<(&'a Source, diagnostic::Findings)>);
 
 impl<'a> Findings<'a> {
@@ -27,8 +29,8 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Whether another finding like this in this file would not be kept, and counts it then: no need to look up its
-    /// neighbours.
+    /// Counts the finding and returns `true` if this file already has the
+    /// maximum for `code`. The caller can then skip building the message.
     pub(crate) fn only_counts(&mut self, code: Code, at: At) -> bool {
         self.0.get_mut(at.file).is_none_or(|(_, found)| {
             let is_full = found.is_full(code);
@@ -39,12 +41,11 @@ impl<'a> Findings<'a> {
         })
     }
 
-    /// Whether the configuration is refused.
     pub(crate) fn has_errors(&self) -> bool {
         self.0.iter().any(|(_, found)| found.has_errors())
     }
 
-    /// `file:line:column`. Cost: linear in the line.
+    /// Returns `file:line:column`. Cost: linear in the line.
     pub(crate) fn place(&self, at: At) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
             let place = source.place(at.span);
@@ -52,14 +53,14 @@ impl<'a> Findings<'a> {
         })
     }
 
-    /// `file:line`.
+    /// Returns `file:line`.
     pub(crate) fn line(&self, at: At) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
             format!("{}:{}", source.name, source.line(at.span.start))
         })
     }
 
-    /// The warnings and notes, or everything where one is an error.
+    /// Returns the warnings and notes; with an error, returns all findings as `Err`.
     pub(crate) fn finish(self) -> Result<Diagnostics, Diagnostics> {
         let sound = !self.has_errors();
         let mut all = Diagnostics::default();

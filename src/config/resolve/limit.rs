@@ -1,8 +1,12 @@
-//! What one `rate_limit` block means.
+//! Resolves one `rate_limit` block.
 //!
-//! Guarantees: the reference's checks of a block, and for our own words that nothing is accepted
-//! and ignored; every problem of a block is found at once.
-//! Leaves out: where the block stands in the tree, which is for [`super`].
+//! Guarantees:
+//! - Applies envoyproxy/ratelimit's checks of a block.
+//! - No accepted field of Sluicegate's own is ignored.
+//! - All problems of a block are reported at once.
+//!
+//! Not covered:
+//! - The block's node in the tree (see [`super`]).
 
 use std::sync::Arc;
 
@@ -23,11 +27,13 @@ use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
 
-/// More than this many units' worth of hits at once is probably a slip.
+/// A burst of more than this many units' worth of hits is probably a mistake.
 const LARGE_BURST: u32 = 10;
 
-/// What a domain's limits are unless they say otherwise. Where that is not known, nothing is said of what depends on it: it may
-/// be right.
+/// The default settings of a domain's limits.
+///
+/// `Err` means that a setting is unknown. Checks that depend
+/// on it are skipped, because the missing value may be valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Defaults {
     pub(super) strategy: Result<StrategyWord, Wrong>,
@@ -48,18 +54,17 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// Those that may be in a file which cannot be read.
     pub(super) fn unknown() -> Self {
         let (strategy, mode, overshoot) = (Err(Wrong), Err(Wrong), Err(Wrong));
         Self { strategy, mode, overshoot, on_backend_failure: OnBackendFailure::default() }
     }
 }
 
-/// It means nothing; the findings say why.
+/// A setting or block is invalid; the findings contain the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wrong;
 
-/// What a block says of how it counts.
+/// The counting settings of a block, with the domain's defaults applied.
 #[derive(Clone, Copy)]
 struct Said {
     strategy: Result<StrategyWord, Wrong>,
@@ -67,7 +72,6 @@ struct Said {
     on_backend_failure: OnBackendFailure,
 }
 
-/// One block being read.
 pub(super) struct Block<'r, 'f, 'a> {
     pub(super) file: usize,
     pub(super) raw: &'r raw::RateLimit,
@@ -75,7 +79,6 @@ pub(super) struct Block<'r, 'f, 'a> {
     pub(super) findings: &'f mut Findings<'a>,
 }
 
-/// The meaning of `defaults`.
 pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings<'_>) -> Defaults {
     let mut ask = Ask { file, findings };
     let Defaults { strategy, mode, on_backend_failure, .. } = Defaults::default();
@@ -90,7 +93,7 @@ pub(super) fn defaults(raw: &raw::Defaults, file: usize, findings: &mut Findings
 }
 
 impl Block<'_, '_, '_> {
-    /// The limit; `None` is `unlimited`.
+    /// Returns the limit; `None` is `unlimited`.
     pub(super) fn read(mut self) -> Result<Option<Limit>, Wrong> {
         if self.raw.unlimited.value {
             return self.unlimited().map(|()| None);
@@ -104,7 +107,7 @@ impl Block<'_, '_, '_> {
         let Said { strategy, mode, on_backend_failure } = said;
         let window = self.calendar(strategy, window);
         let (burst, overshoot) = (self.burst(strategy), self.overshoot(said));
-        // Before anything ends the reading: what is wrong with the one is no reason to be silent of the other.
+        // Run all checks before the first `?`, so that one problem does not hide another.
         let (requests, borrows) = (self.earns(strategy), self.borrows(mode));
         let (window, burst, overshoot) = (window.ok_or(Wrong)?, burst.ok_or(Wrong)?, overshoot?);
         let strategy = requests.and(strategy)?;
@@ -155,12 +158,12 @@ impl Block<'_, '_, '_> {
         if sound { Ok(()) } else { Err(Wrong) }
     }
 
-    /// What the reference accepts beside `unlimited` and ignores.
+    /// Warns about fields beside `unlimited` that envoyproxy/ratelimit accepts and ignores.
     fn ignored_beside_unlimited(&mut self) {
         let raw = self.raw;
         let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
         let ignored = [
-            // One of the seven contradicts it, which is said elsewhere.
+            // A valid unit is an error instead, reported with the other contradictions.
             ("unit", raw.unit.span, !unit.is_empty() && words::unit(unit).is_none()),
             ("requests_per_unit", requests, requests.start < requests.end),
         ];
@@ -222,7 +225,6 @@ impl Block<'_, '_, '_> {
         Some(Window::Per(period))
     }
 
-    /// The window with its calendar, if the block has one.
     fn calendar(
         &mut self,
         strategy: Result<StrategyWord, Wrong>,
@@ -244,7 +246,7 @@ impl Block<'_, '_, '_> {
         Some(Window::Calendar(unit?, Arc::new(calendar))).filter(|_| is_fixed)
     }
 
-    /// The hits admitted at one instant; the requests where nothing else is said.
+    /// Returns the hits allowed at one instant; the default is `requests_per_unit`.
     fn burst(&mut self, strategy: Result<StrategyWord, Wrong>) -> Option<u32> {
         let requests = self.raw.requests_per_unit.value;
         let Some(burst) = &self.raw.burst else { return Some(requests) };
@@ -274,7 +276,7 @@ impl Block<'_, '_, '_> {
         Some(burst.value)
     }
 
-    /// What may be out; nothing where the limit is not leased.
+    /// Returns the maximum overshoot, or `None` if the limit is not leased.
     fn overshoot(&mut self, said: Said) -> Result<Option<Overshoot>, Wrong> {
         let own = self.raw.max_overshoot.as_ref();
         if let (Some(mode), Some(own)) =
@@ -293,7 +295,7 @@ impl Block<'_, '_, '_> {
         self.leased(amount, said.strategy).map(Some)
     }
 
-    /// What `amount` comes to for this limit.
+    /// Converts `amount` to this limit's maximum overshoot.
     fn leased(
         &mut self,
         amount: Option<Amount>,
@@ -316,7 +318,7 @@ impl Block<'_, '_, '_> {
         })
     }
 
-    /// Whether `lease_hits` can mean anything.
+    /// Checks `lease_hits` against the mode and its minimum.
     fn borrows(&mut self, mode: Result<ModeWord, Wrong>) -> Result<(), Wrong> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
         if let Some(mode) = mode.ok().filter(|word| *word != ModeWord::Leased) {
@@ -333,7 +335,7 @@ impl Block<'_, '_, '_> {
         Ok(())
     }
 
-    /// How much is borrowed at a time.
+    /// Returns the lease size, after a check against the largest lease.
     fn size(&mut self, strategy: &Strategy) -> Result<Size, Wrong> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(Size::Learned) };
         let most = sizer::most(strategy.most());
@@ -364,7 +366,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// Whether a limit of zero may stand: in windows it denies all, as in the reference.
+    /// Rejects a limit of zero, except with `fixed_window`, where it denies everything.
     fn earns(&mut self, strategy: Result<StrategyWord, Wrong>) -> Result<(), Wrong> {
         let requests = &self.raw.requests_per_unit;
         let word = strategy.ok().filter(|word| *word != StrategyWord::FixedWindow);
@@ -443,8 +445,10 @@ fn build(
     })
 }
 
-/// Where the windows start. A calendar's are some that are long over: whoever charges replaces them
-/// by those around its own instant, and one who forgets to is told `Stale`.
+/// Returns the windows of a fixed-window limit.
+///
+/// A calendar gets windows of the past as placeholders. Each charge must replace
+/// them with the windows around its own time; otherwise it fails with `Stale`.
 fn windows(window: &Window, period: Nanos) -> Windows {
     match window {
         Window::Calendar(_, calendar) => Windows::Calendar { starts: Calendar::long_ago(calendar) },
@@ -452,14 +456,13 @@ fn windows(window: &Window, period: Nanos) -> Windows {
     }
 }
 
-/// Asks words of closed lists.
 pub(super) struct Ask<'f, 'a> {
     pub(super) file: usize,
     pub(super) findings: &'f mut Findings<'a>,
 }
 
 impl Ask<'_, '_> {
-    /// The meaning of a word; `None` where there is none, said if it was written.
+    /// Returns the meaning of a keyword. Reports an unknown keyword and returns `None`.
     pub(super) fn word<T: Copy>(
         &mut self,
         words: &Words<T>,
@@ -476,7 +479,6 @@ impl Ask<'_, '_> {
         found
     }
 
-    /// The same, or `default` where none is written.
     fn or<T: Copy>(
         &mut self,
         default: Result<T, Wrong>,
@@ -487,7 +489,6 @@ impl Ask<'_, '_> {
         if word.is_none() { default } else { self.word(words, key, word).ok_or(Wrong) }
     }
 
-    /// What `max_overshoot` says, if it is there.
     fn amount(&mut self, word: Option<&Spanned<String>>) -> Result<Option<Amount>, Wrong> {
         let Some(word) = word else { return Ok(None) };
         let found = overshoot::parse(&word.value);
@@ -501,7 +502,7 @@ impl Ask<'_, '_> {
         found.map(Some).ok_or(Wrong)
     }
 
-    /// What `max_overshoot` says of limits that are not known here.
+    /// Reads a `max_overshoot` for several limits. Rejects an amount above every possible limit.
     fn amount_of_any(&mut self, word: Option<&Spanned<String>>) -> Result<Option<Amount>, Wrong> {
         let amount = self.amount(word)?;
         if let Some(word) = word.filter(|_| amount.is_some_and(Amount::is_above_any)) {

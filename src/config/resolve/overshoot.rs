@@ -1,14 +1,17 @@
-//! `mode: leased` and its `max_overshoot`: what they come to, and what they cannot be.
+//! Resolves `mode: leased` and `max_overshoot`.
 //!
-//! | written, for 600 requests | at most out |
+//! | `max_overshoot`, for 600 requests | most outstanding hits |
 //! |---|---|
 //! | `12` | 12 hits |
 //! | `2%` | ⌊600·2/100⌋ = 12 hits |
-//! | `0`, `fixed_window` | what the window has left; leases end with it |
+//! | `0`, `fixed_window` | the hits left in the window; leases end with it |
 //!
-//! Guarantees: a percentage is rounded down, and one that comes to nothing is refused, as is a bound
-//! that binds nothing.
-//! Leaves out: what is lent ([`crate::kernel::lease`]).
+//! Guarantees:
+//! - Percentages are rounded down.
+//! - An overshoot of less than one hit, or above the limit, is an error.
+//!
+//! Not covered:
+//! - Lending (see [`crate::kernel::lease`]).
 
 use super::words::{ModeWord, StrategyWord};
 use crate::config::diagnostic::Code;
@@ -17,24 +20,22 @@ use crate::kernel::lease::sizer::{self, Size, Sizer};
 use crate::kernel::lease::{Overshoot, Terms};
 use crate::kernel::units::{Hits, Nanos};
 
-/// What [`parse`] reads, as a regular expression.
+/// The regular expression that [`parse`] accepts.
 pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";
 
-/// No lease is good for longer: what a replica that died held may be lent again after as much. A key in steady
-/// demand takes a message a term at least.
+/// The longest lease duration. The hits of a crashed replica can be lent again after
+/// this time. A key in steady demand needs at least one store call per duration.
 const LONGEST_TERM: Nanos = Nanos::from_secs(30);
 
-/// A lease that may outlive its window is good for so many periods: a key that is asked for some hits in each
-/// is not lent them anew in each.
+/// The lease duration in periods of the limit, for leases that may outlive a window. A key
+/// with a few hits per period then keeps its lease, instead of borrowing in every period.
 const PERIODS: u64 = 30;
 
-/// Hundredths of a percent in the whole.
+/// 100 % in hundredths of a percent.
 const WHOLE: u64 = 10_000;
 
-/// The fleets that are forecast.
 const FLEETS: [u64; 3] = [2, 8, 64];
 
-/// `max_overshoot` as it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Amount {
     Hits(u64),
@@ -42,17 +43,15 @@ pub(super) enum Amount {
     Part(u64),
 }
 
-/// Why an amount is none.
+/// The reason why an amount is invalid for a limit.
 pub(super) enum Wrong {
-    /// 0, and the strategy has no windows.
+    /// The amount is 0, and the strategy has no windows.
     NoWindows,
-    /// Less than one hit.
+    /// The amount is less than one hit.
     Nothing,
-    /// More than the limit itself.
     AboveLimit,
 }
 
-/// The amount that `text` says.
 pub(super) fn parse(text: &str) -> Option<Amount> {
     let natural = |digits: &str| {
         let plain = digits == "0" || !digits.starts_with('0');
@@ -70,7 +69,7 @@ pub(super) fn parse(text: &str) -> Option<Amount> {
 }
 
 impl Amount {
-    /// Whether it is above every limit that there can be.
+    /// Returns `true` if the amount is above every possible limit.
     pub(super) const fn is_above_any(self) -> bool {
         match self {
             Self::Hits(hits) => (u32::MAX as u64) < hits,
@@ -78,7 +77,7 @@ impl Amount {
         }
     }
 
-    /// What may be out for a limit of so many `requests`.
+    /// Returns the maximum of outstanding hits for a limit of `requests`.
     pub(super) fn of(self, requests: u32, strategy: StrategyWord) -> Result<Overshoot, Wrong> {
         let limit = u64::from(requests);
         let hits = match self {
@@ -99,7 +98,7 @@ impl Amount {
     }
 }
 
-/// What is said of an amount that is none, and what would cure it.
+/// Returns the code, the message and the suggested fix of an invalid amount.
 pub(super) fn refusal(
     wrong: &Wrong,
     requests: u32,
@@ -126,7 +125,7 @@ pub(super) fn refusal(
     }
 }
 
-/// The mode that a word means; `overshoot` is there where the word is `leased`.
+/// Returns the mode of a keyword. `leased` requires `overshoot`.
 pub(super) fn mode(
     word: ModeWord,
     overshoot: Option<Overshoot>,
@@ -144,7 +143,7 @@ pub(super) fn mode(
     }
 }
 
-/// What asking the store is expected to come to: the sentence, and what bounds it.
+/// Returns the expected store calls per decision and the bound on leases, as sentences.
 pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let Mode::Leased(terms) = limit.mode else { return None };
     let fleets = FLEETS
@@ -157,8 +156,10 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     Some((said, format!("a lease is good for {}; {out}", terms.term)))
 }
 
-/// Decisions of one hit for each call, where a fleet of this many is asked evenly for all that the
-/// limit admits. By the rules that leases are sized and divided by.
+/// Returns the expected number of one-hit decisions per store call.
+///
+/// Assumes that the limit's full rate is spread evenly over `fleet`
+/// replicas. Uses the same sizing and division rules as leases.
 fn decisions_a_call(limit: &Limit, terms: Terms, fleet: u64) -> u64 {
     let requests = u64::from(limit.requests);
     let mut sizer = Sizer::new(terms.size, terms.term, sizer::most(limit.strategy.most()));

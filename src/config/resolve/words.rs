@@ -1,7 +1,10 @@
-//! The words a limits file may use where a choice is asked for.
+//! The keywords of limits files, for fields with a closed list of values.
 //!
-//! Guarantees: one list per choice, for reading, for the cure of a typo and for the schema.
-//! Leaves out: key names, which are for [`crate::config::raw`].
+//! Guarantees:
+//! - One list per field serves the parser, the suggested fixes and the schema.
+//!
+//! Not covered:
+//! - Field names (see [`crate::config::raw`]).
 
 use jiff::civil::Weekday;
 
@@ -10,10 +13,10 @@ use crate::config::settings::nearest;
 use crate::config::{Charging, OnBackendFailure, Unit};
 use crate::kernel::concurrency::policy::Law;
 
-/// A closed list of words and what they stand for.
+/// A closed list of keywords and their meanings.
 pub(crate) type Words<T> = [(&'static str, T)];
 
-/// The units of the base language.
+/// The units of envoyproxy/ratelimit.
 pub(crate) const UNITS: &Words<Unit> = &[
     ("second", Unit::Second),
     ("minute", Unit::Minute),
@@ -24,7 +27,6 @@ pub(crate) const UNITS: &Words<Unit> = &[
     ("year", Unit::Year),
 ];
 
-/// How hits may be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StrategyWord {
     #[default]
@@ -34,7 +36,6 @@ pub(crate) enum StrategyWord {
     SlidingLog,
 }
 
-/// `strategy`.
 pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
     ("fixed_window", StrategyWord::FixedWindow),
     ("gcra", StrategyWord::Gcra),
@@ -42,7 +43,6 @@ pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
     ("sliding_log", StrategyWord::SlidingLog),
 ];
 
-/// What may be answered without asking the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ModeWord {
     #[default]
@@ -51,29 +51,27 @@ pub(crate) enum ModeWord {
     Leased,
 }
 
-/// `mode`.
 pub(crate) const MODES: &Words<ModeWord> = &[
     ("strict", ModeWord::Strict),
     ("cached_deny", ModeWord::CachedDeny),
     ("leased", ModeWord::Leased),
 ];
 
-/// `mode` of a ceiling.
+/// `mode` of a concurrency limit.
 pub(crate) const CEILING_MODES: &Words<concurrency::Mode> = &[
     ("local", concurrency::Mode::Local),
     ("leased", concurrency::Mode::Leased),
     ("strict", concurrency::Mode::Strict),
 ];
 
-/// `on_backend_failure` of a ceiling.
+/// `on_backend_failure` of a concurrency limit.
 pub(crate) const CEILING_FAILURES: &Words<OnFailure> =
     &[("deny", OnFailure::Deny), ("local", OnFailure::Local), ("allow", OnFailure::Allow)];
 
-/// `policy` of a ceiling.
+/// `policy` of a concurrency limit.
 pub(crate) const POLICIES: &Words<Law> =
     &[("gradient", Law::Gradient), ("gradient2", Law::Gradient2), ("aimd", Law::Aimd)];
 
-/// `on_backend_failure`.
 pub(crate) const FAILURES: &Words<OnBackendFailure> = &[
     ("error", OnBackendFailure::Error),
     ("allow", OnBackendFailure::Allow),
@@ -81,11 +79,9 @@ pub(crate) const FAILURES: &Words<OnBackendFailure> = &[
     ("local", OnBackendFailure::Local),
 ];
 
-/// `charge`.
 pub(crate) const CHARGES: &Words<Charging> =
     &[("each", Charging::Each), ("all_or_nothing", Charging::AllOrNothing)];
 
-/// The days of the week as a file may name them.
 pub(crate) const WEEKDAYS: &Words<Weekday> = &[
     ("monday", Weekday::Monday),
     ("tuesday", Weekday::Tuesday),
@@ -96,12 +92,12 @@ pub(crate) const WEEKDAYS: &Words<Weekday> = &[
     ("sunday", Weekday::Sunday),
 ];
 
-/// What `word` stands for, letter for letter.
+/// Returns the meaning of a keyword; case-sensitive.
 pub(crate) fn meaning<T: Copy>(words: &Words<T>, word: &str) -> Option<T> {
     words.iter().find(|(known, _)| *known == word).map(|&(_, meaning)| meaning)
 }
 
-/// The unit that `word` names in whatever case; blanks are not taken off.
+/// Returns the unit with this name, in any case. Does not trim blanks.
 pub(crate) fn unit(word: &str) -> Option<Unit> {
     let upper = word.to_uppercase();
     UNITS.iter().find(|(known, _)| known.to_uppercase() == upper).map(|&(_, unit)| unit)
@@ -119,12 +115,11 @@ impl std::fmt::Display for ModeWord {
     }
 }
 
-/// The word for a meaning.
 pub(crate) fn name<T: Copy + PartialEq>(words: &Words<T>, meaning: T) -> &'static str {
     words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
 }
 
-/// The cure for a word that is not on the list: the nearest one, or all of them.
+/// Suggests the nearest keyword, or else lists all.
 pub(crate) fn cure<T>(words: &Words<T>, word: &str) -> String {
     if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
         return format!("did you mean `{near}`?");

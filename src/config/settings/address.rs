@@ -1,7 +1,8 @@
-//! Settings that name an address: of this machine, to listen on, or of another, to call.
+//! Settings that are an address: of this machine to listen on, or of another to connect to.
 //!
-//! Guarantees: an empty text is none; nothing is looked up here.
-//! Leaves out: whether anybody is there.
+//! Guarantees:
+//! - An empty text means no address.
+//! - No name is resolved here.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,6 @@ use serde_json::{Value as Json, json};
 use super::backend::{Address, address};
 use super::value::{Value, quoted};
 
-/// An address of this machine in place of a common one.
 impl Value for Option<IpAddr> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
@@ -30,12 +30,11 @@ impl Value for Option<IpAddr> {
     }
 }
 
-/// Where somebody else listens.
 impl Value for Option<Address> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
-            // Port 0 is what an address without one is refused for.
+            // Port 0 marks a missing port, which is an error.
             [text] => address(text, 0).filter(|address| address.port != 0).map(Some),
             _ => None,
         }

@@ -1,7 +1,11 @@
-//! Where counters live, as a person writes it.
+//! The setting `backend`: the store of the counters.
 //!
-//! Guarantees: a URL is understood as a whole or refused; nothing here prints its password.
-//! Leaves out: what it has to do with other settings ([`super::together`]).
+//! Guarantees:
+//! - A URL is parsed as a whole or rejected.
+//! - Its password is never printed.
+//!
+//! Not covered:
+//! - Conflicts with other settings.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,29 +14,27 @@ use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
 
-/// Redis' own port.
 const PORT: u16 = 6379;
 
-/// A sentinel's own port.
 const SENTINEL_PORT: u16 = 26379;
 
-/// Where counters live.
+/// The store of the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// In this process.
+    /// The memory of this process.
     Memory,
-    /// In a Redis.
+    /// A Redis.
     Redis(RedisUrl),
 }
 
-/// One Redis, or several that are one, and as whom to speak to it.
+/// The address of a Redis deployment, and the credentials for it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
-    /// Where it is.
+    /// The address.
     pub place: Place,
-    /// Whether it speaks TLS, its sentinels too.
+    /// `true` for TLS, also to the sentinels.
     pub tls: bool,
-    /// The ACL user; Redis' default user without.
+    /// The ACL user. Default: Redis' default user.
     pub user: Option<String>,
     /// The password.
     pub password: Option<String>,
@@ -40,38 +42,38 @@ pub struct RedisUrl {
     pub database: u8,
 }
 
-/// Where a Redis is.
+/// The address of a Redis deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// At an address.
+    /// A host and a port.
     Tcp(Address),
-    /// At a socket in the file system.
+    /// A Unix socket.
     Unix(PathBuf),
-    /// Where these sentinels say the primary of this name is.
+    /// The sentinels that monitor Redis, and the name of its primary.
     Sentinel(Vec<Address>, String),
-    /// On the nodes of a Cluster, of which these tell the others.
+    /// Some nodes of a Redis Cluster, which report the other nodes.
     Cluster(Vec<Address>),
 }
 
-/// A host's name or address, and a port.
+/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The host, an IPv6 address without brackets.
+    /// The host name or IP address. An IPv6 address has no brackets here.
     pub host: String,
     /// The port.
     pub port: u16,
 }
 
 impl RedisUrl {
-    /// What one of these says, `rediss` for TLS:
+    /// Parses one of these URLs, with `rediss` for TLS:
     ///
     /// * `redis://user:password@host:port/database`
     /// * `redis+sentinel://user:password@host:port,host:port/primary/database`
     /// * `redis+cluster://user:password@host:port,host:port`
     /// * `redis+unix://user:password@/path?db=database`
     ///
-    /// `%` escapes are understood in the user, the password and the path; a password without a user is
-    /// the default user's.
+    /// The user, the password and the path may contain `%` escapes.
+    /// A password without a user belongs to the default user.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
@@ -100,7 +102,7 @@ fn tcp(text: &str) -> Option<(Place, &str)> {
 fn sentinel(text: &str) -> Option<(Place, &str)> {
     let (hosts, rest) = text.split_once('/')?;
     let (primary, database) = rest.split_once('/').unwrap_or((rest, ""));
-    // What Redis lets a primary be called.
+    // Sentinel allows only these characters in the name of a primary.
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let is_name = !primary.is_empty() && primary.bytes().all(sound);
     let place = Place::Sentinel(addresses(hosts, SENTINEL_PORT)?, primary.to_owned());
@@ -126,7 +128,7 @@ fn or_zero(database: &str) -> &str {
 
 type Who = (Option<String>, Option<String>);
 
-/// Everything before the last `@`: a password may hold one, a host may not.
+/// Splits off the text before the last `@`. A password may contain `@`, a host may not.
 fn split_user(text: &str) -> Option<(Who, &str)> {
     let end = text.find('/').unwrap_or(text.len());
     let Some(at) = text.get(..end)?.rfind('@') else { return Some(((None, None), text)) };
@@ -141,7 +143,6 @@ fn split_user(text: &str) -> Option<(Who, &str)> {
     who.1.as_ref().is_some_and(|password| !password.is_empty()).then_some((who, rest))
 }
 
-/// At least one address, with commas between them.
 fn addresses(text: &str, port: u16) -> Option<Vec<Address>> {
     text.split(',').map(|text| address(text, port)).collect()
 }
@@ -164,12 +165,12 @@ pub(super) fn address(text: &str, default: u16) -> Option<Address> {
     is_host.then(|| Address { host: host.to_owned(), port })
 }
 
-/// `text` if it is digits only: `parse` would take a sign.
+/// Returns `text` if it contains only digits. `parse` alone would accept a sign.
 fn digits(text: &str) -> Option<&str> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
 }
 
-/// `text` with `%41` for `A`.
+/// Decodes `%` escapes: `%41` becomes `A`.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut plain = Vec::with_capacity(text.len());
@@ -192,7 +193,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The URL with `***` for the password.
+/// Writes the URL with `***` for the password.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.place {
@@ -231,7 +232,7 @@ impl fmt::Debug for RedisUrl {
     }
 }
 
-/// What a URL looks like from afar.
+/// A rough pattern for URLs, for the JSON Schema.
 const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
 
 const ACCEPTED: &str = "redis://user:password@host:port/database, \
@@ -265,7 +266,6 @@ impl Value for Backend {
     }
 }
 
-/// A Redis beside `backend`; empty for none.
 impl Value for Option<RedisUrl> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
@@ -288,8 +288,8 @@ impl Value for Option<RedisUrl> {
     }
 }
 
-/// A text that was refused, without what may be a password: of a URL its scheme, and the host where an `@` says which part
-/// that is. Without one it may be the host that was forgotten.
+/// Masks an invalid text that may contain a password. It keeps the scheme of a URL, and the
+/// host if an `@` marks it. Without an `@`, the text in the host's position may be a password.
 fn masked(text: &str) -> String {
     let is_word = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
@@ -299,13 +299,13 @@ fn masked(text: &str) -> String {
     }
     let scheme = text.split_once("://").filter(|(scheme, _)| is_word(scheme));
     let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
-    // What comes after a `?` may be a password that holds an `@`.
+    // Text after a `?` may be a password that contains an `@`.
     let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
     let host = host.and_then(|(_, host)| host.split(['/', '?']).next()).map(without_password);
     format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
 }
 
-/// A host and its port: what stands there and is none may be a password.
+/// Returns the host with its port. An invalid port may be a password and is removed.
 fn without_password(host: &str) -> &str {
     let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
     let (name, port) = host.split_at(end.unwrap_or(host.len()));

@@ -1,8 +1,12 @@
-//! `server.yaml`: a mapping from names to scalars, lists or blocks, each with its place.
+//! Parses `server.yaml` into names and values with their positions.
 //!
-//! Guarantees: every entry keeps the line and column of its name and of its value; what is inside a
-//! block is kept as JSON; a text is what is written, also where YAML would take that for a number or a switch.
-//! Leaves out: which names there are and what their values mean, which is for [`super`].
+//! Guarantees:
+//! - Every entry keeps the line and column of its name and its value.
+//! - The content of a block is kept as JSON.
+//! - Text settings are literal, even where YAML would read a number or boolean.
+//!
+//! Not covered:
+//! - The known names and the meaning of values: see [`super`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +22,6 @@ use super::value::Shape;
 /// A line and a column, both from 1.
 pub(super) type Point = (u64, u64);
 
-/// One line of the file: a name and its value.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) name_at: Point,
@@ -26,19 +29,18 @@ pub(super) struct Entry {
     pub(super) node: Node,
 }
 
-/// A value as it was written.
 pub(super) enum Node {
     Scalar(String, Json),
     List(Vec<Node>),
     Block(serde_json::Map<String, Json>),
-    /// `null` or `~`: YAML's words, which could be meant as texts.
+    /// `null` or `~`, which a user may intend as text.
     Null,
-    /// Not a character.
+    /// A missing value.
     Nothing,
 }
 
 impl Node {
-    /// The texts that make a value of `shape`.
+    /// Returns the texts that make a value of `shape`, or `None` if the node does not fit.
     pub(super) fn texts(&self, shape: Shape) -> Option<Vec<Cow<'_, str>>> {
         match self {
             _ if shape == Shape::Block => Some(vec![self.json().to_string().into()]),
@@ -66,13 +68,13 @@ impl Node {
     }
 }
 
-/// Why the text is not a mapping at all.
 pub(super) struct Unreadable {
     pub(super) at: Point,
     pub(super) message: String,
 }
 
-/// The entries in the order they were written; `is_text` says by a name whether its value is a text.
+/// Returns the entries in the order of the file. `is_text`
+/// selects the settings that are taken literally.
 pub(super) fn read(text: &str, is_text: impl Fn(&str) -> bool) -> Result<Vec<Entry>, Unreadable> {
     understood(text, is_text).map_err(|error| Unreadable {
         at: error.location().map_or((1, 1), point),
@@ -94,7 +96,8 @@ fn understood(
     Ok(entries)
 }
 
-/// A text may look like a number that no double holds (`7e512345`); whoever wants a number refuses it in its own words.
+/// Accepts numbers beyond the range of `f64`, such as `7e512345`, because a text
+/// may look like one. Numeric settings reject them later with their own message.
 fn any_number() -> serde_saphyr::Options {
     serde_saphyr::options! {
         non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
@@ -105,7 +108,7 @@ fn point(at: Location) -> Point {
     (at.line().max(1), at.column().max(1))
 }
 
-/// The parser's words, but where these are for who programs with it.
+/// Returns the parser's message, or a replacement for messages that only developers understand.
 fn said(error: &serde_saphyr::Error) -> String {
     match error {
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
@@ -159,8 +162,10 @@ impl<'de> Visitor<'de> for MappingVisitor {
     }
 }
 
-/// The nodes of a mapping, in its order, that are to be what is written. A second look at the file: whoever looks without knowing
-/// what is wanted is told `42` of `0042`, and a text alone can be asked for only where one is.
+/// Replaces the nodes of a mapping, in its order, by their literal text.
+///
+/// This needs a second pass over the file. A pass that requests no type
+/// returns `42` for `0042`, and only a scalar can be requested as text.
 struct WrittenIn<I>(I);
 
 impl<'de, 'n, I: Iterator<Item = Option<&'n mut Node>>> Visitor<'de> for WrittenIn<I> {
@@ -178,7 +183,7 @@ impl<'de, 'n, I: Iterator<Item = Option<&'n mut Node>>> Visitor<'de> for Written
     }
 }
 
-/// A scalar, or each of a list, as it is written.
+/// Reads a scalar, or each scalar of a list, literally.
 struct Written<'n>(Option<&'n mut Node>);
 
 impl<'de> DeserializeSeed<'de> for Written<'_> {

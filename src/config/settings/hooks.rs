@@ -1,7 +1,8 @@
-//! `hooks` of `server.yaml`.
+//! The setting `hooks`.
 //!
-//! Guarantees: hooks have distinct names, a domain, and descriptors that cannot be empty; whatever is
-//! wrong is named with its place in the block.
+//! Guarantees:
+//! - Hooks have distinct names, a domain, and nonempty descriptors.
+//! - Every error includes its position in the block.
 
 use std::collections::HashSet;
 
@@ -55,7 +56,7 @@ fn parse(text: &str) -> Result<Hooks, String> {
     Ok(hooks)
 }
 
-/// Without the place in a text that nobody wrote so.
+/// Returns the message without its position, which refers to JSON that the user never wrote.
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()

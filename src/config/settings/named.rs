@@ -1,7 +1,8 @@
-//! Settings that name something outside: a file, a host.
+//! Settings that are a file or a host.
 //!
-//! Guarantees: nothing is opened or looked up here; an empty text is none.
-//! Leaves out: whether it is there.
+//! Guarantees:
+//! - No file is opened and no name is resolved here.
+//! - An empty text means none.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,6 @@ use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
 
-/// A file.
 impl Value for Option<PathBuf> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
@@ -34,7 +34,7 @@ impl Value for Option<PathBuf> {
 pub struct HostName(String);
 
 impl HostName {
-    /// `text` when it is such a name or address, without brackets.
+    /// Returns the name if `text` is a DNS name or an IP address without brackets.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
@@ -42,7 +42,7 @@ impl HostName {
         (is_name || text.parse::<std::net::IpAddr>().is_ok()).then(|| Self(text.to_owned()))
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

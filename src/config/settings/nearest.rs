@@ -1,9 +1,10 @@
-//! The known word that a misspelt one was probably meant to be.
+//! Finds the known word that resembles a misspelled one.
 //!
-//! Guarantees: proposes only words within a third of their length in edits; cost is bounded by the
-//! product of the two lengths.
+//! Guarantees:
+//! - The edits to a suggested word are at most a third of its length.
+//! - The cost is bounded by the product of the two lengths.
 
-/// The known word nearest to `word`, when it is near enough to be worth proposing.
+/// Returns the known word nearest to `word`, or `None` if no word is near enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.into_iter().map(|known| (edits(word, known), known));
@@ -11,7 +12,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (edits <= (known.len() / 3).max(1)).then_some(known)
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours between two words.
+/// Counts the insertions, deletions, replacements and swaps of neighbors between two words.
 fn edits(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut before_last = Vec::new();

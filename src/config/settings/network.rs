@@ -1,8 +1,8 @@
-//! Settings about who may speak: a port that may be none, and networks.
+//! Settings that are an optional port, or a list of networks.
 //!
-//! Guarantees: an address is in a network or not by its own family's bits; IPv4 that came over an
-//! IPv6 socket counts as IPv4.
-//! Leaves out: the sockets.
+//! Guarantees:
+//! - An address matches a network by its family and its leading bits.
+//! - An IPv4-mapped IPv6 address counts as IPv4.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,6 @@ use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
 
-/// A port, or none.
 impl Value for Option<u16> {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
@@ -31,40 +30,39 @@ impl Value for Option<u16> {
     }
 }
 
-/// All addresses that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Network {
     address: IpAddr,
     bits: u32,
 }
 
-/// Addresses that are listened to.
+/// A list of networks and single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks(Vec<Network>);
 
 impl Networks {
-    /// `10.0.0.0/8, ::1`: networks and single addresses, separated by commas. None where a bit
-    /// beyond a network's own is set, which is a slip of the pen.
+    /// Parses networks and addresses, separated by commas: `10.0.0.0/8, ::1`. Returns
+    /// `None` if a bit beyond the prefix length is set, because that is probably a typo.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(Network::new).collect::<Option<_>>().map(Self)
     }
 
-    /// This machine.
+    /// Returns the loopback networks.
     #[must_use]
     pub fn loopback() -> Self {
         Self::new("127.0.0.0/8, ::1").unwrap_or_default()
     }
 
-    /// This machine, and addresses that the Internet does not know: RFC 1918, RFC 6598, RFC 4193.
+    /// Returns the loopback and private networks: RFC 1918, RFC 6598, RFC 4193.
     #[must_use]
     pub fn private() -> Self {
         let shared = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7";
         Self::new(&format!("127.0.0.0/8, ::1, {shared}")).unwrap_or_default()
     }
 
-    /// Whether one of them has `address`.
+    /// Returns `true` if one of the networks contains `address`.
     #[must_use]
     pub fn contain(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
@@ -105,7 +103,6 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The first `bits` of `address`.
 fn masked(address: IpAddr, bits: u32) -> u128 {
     let rest = width(address).saturating_sub(bits);
     let mask = u128::MAX.checked_shl(rest).unwrap_or(0);

@@ -1,7 +1,8 @@
-//! Settings that are names with texts: tags, headers, and rules that make tags of a name's parts.
+//! Settings that are pairs of names and texts, or rules that turn parts of a name into tags.
 //!
-//! Guarantees: an empty text is none; names are not empty; expressions compile.
-//! Leaves out: what the names are for.
+//! Guarantees:
+//! - An empty text means no pairs.
+//! - Names are nonempty, and regular expressions compile.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::value::{Shape, Value, quoted};
 
-/// Names with texts, in the order they were written: `a=b,c=d`.
+/// Names with texts, in the order of the input: `a=b,c=d`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs(pub Vec<(String, String)>);
 
@@ -38,7 +39,8 @@ impl Value for Pairs {
     }
 }
 
-/// Headers of requests that this process sends. They may be credentials: their texts are never shown.
+/// Headers of requests that this process sends. Their
+/// texts may be credentials and are never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers(pub Vec<(String, String)>);
 
@@ -64,19 +66,19 @@ impl Value for Headers {
     }
 }
 
-/// Rules for the names of DogStatsD statistics; the first whose pattern matches rules.
+/// The rules for names of DogStatsD statistics. The first rule whose pattern matches applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mogrifiers(pub Vec<Mogrifier>);
 
-/// Makes tags of parts of a name.
+/// A rule that turns parts of a name into tags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mogrifier {
-    /// The regular expression that a name must match somewhere.
+    /// The regular expression that must match somewhere in the name.
     pub pattern: String,
-    /// The name instead; `$1` is what the first group matched.
+    /// The new name. `$1` is the text of the first group.
     pub name: String,
-    /// Tags and their texts, with the same.
+    /// The tags and their texts, with `$1` as in `name`.
     #[serde(default)]
     pub tags: Vec<(String, String)>,
 }

@@ -1,14 +1,15 @@
-//! What the settings about other replicas have to do with each other.
+//! Finds conflicts between the settings for other replicas.
 //!
-//! Guarantees: who listens beyond this machine knows strangers from the fleet, and says where it is called.
+//! Guarantees:
+//! - A replica that listens beyond this machine authenticates other replicas.
+//! - Other replicas can connect to its address.
 
 use super::together::{Clash, clash, unheeded};
 use super::{Backend, Settings};
 
-/// The shortest secret: 16 characters that nobody can guess are 96 bits and more.
+/// The shortest secret: 16 random characters are at least 96 bits.
 const SHORTEST: usize = 16;
 
-/// Everything that does not go together.
 pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
     if settings.backend == Backend::Memory || settings.peer_port.is_none() {
@@ -61,7 +62,7 @@ fn secret(settings: &Settings) -> Option<Clash> {
     })
 }
 
-/// Certificates are known by all four, or not at all.
+/// Checks that the four certificate settings are all set or all absent.
 fn halves(settings: &Settings) -> Option<Clash> {
     let all = [
         ("peer_tls_cert_file", settings.peer_tls_cert_file.is_some()),
@@ -79,7 +80,7 @@ fn halves(settings: &Settings) -> Option<Clash> {
     ))
 }
 
-/// Where others call this replica.
+/// Checks the address that other replicas connect to.
 fn place(settings: &Settings) -> Option<Clash> {
     let address = settings.peer_address.unwrap_or(settings.peer_host);
     if address.is_unspecified() {

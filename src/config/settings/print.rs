@@ -1,10 +1,10 @@
-//! The table for people and editors: `--print-config`, `server.yaml`, its JSON Schema.
+//! Prints the table of settings: `--print-config`, `server.yaml` and its JSON Schema.
 
 use serde_json::{Value as Json, json};
 
 use super::{Loaded, Origin, Setting, Settings, table};
 
-/// The values in force, each with where it came from; itself a sound `server.yaml`, secrets aside.
+/// Returns the current values with their origins. It is a valid `server.yaml`, except for secrets.
 #[must_use]
 pub fn print_config(loaded: &Loaded) -> String {
     let lines: Vec<_> = table().iter().map(|row| (value(row, &loaded.settings), row)).collect();
@@ -16,7 +16,7 @@ pub fn print_config(loaded: &Loaded) -> String {
     lines.collect::<Vec<_>>().concat()
 }
 
-/// `config/server.yaml`: every setting at its default, with its unit and its sentence.
+/// Returns `config/server.yaml`: every setting at its default, with its unit and description.
 #[must_use]
 pub fn server_yaml() -> String {
     let settings = Settings::default();
@@ -34,7 +34,7 @@ const SERVER_YAML_HEAD: &str = "\
 # and the variable `SLUICEGATE_A_B_C`, which wins over this file.
 ";
 
-/// The JSON Schema of `server.yaml`.
+/// Returns the JSON Schema of `server.yaml`.
 #[must_use]
 pub fn schema() -> Json {
     let properties: serde_json::Map<_, _> =
@@ -56,7 +56,7 @@ fn property(row: &Setting) -> Json {
     property
 }
 
-/// The default as JSON: what is shown is YAML, and either JSON or a bare word.
+/// Returns the default as JSON. The text of a value is either JSON or a bare word.
 fn default(row: &Setting) -> Json {
     let shown = row.show(&Settings::default());
     serde_json::from_str(&shown).unwrap_or(Json::String(shown))

@@ -1,4 +1,4 @@
-//! Three doors to one [`Settings`]: flags, environment, `server.yaml`.
+//! Reads the [`Settings`] from flags, environment variables and `server.yaml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,26 +9,26 @@ use super::value::Shape;
 use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
 
-/// What came in through each door.
+/// The raw input of all settings.
 ///
-/// Not `Debug`: a token may be among the texts.
+/// It is not `Debug`, because a text may contain a token.
 #[derive(Clone, Default)]
 pub struct Doors {
-    /// Names as in [`Setting::flag`], without dashes, and the texts given for each.
+    /// The flags: names as in [`Setting::flag`], without dashes, and the texts of each.
     pub flags: Vec<(String, Vec<String>)>,
-    /// Variables; those that do not begin with [`PREFIX`] are not ours.
+    /// The environment variables. Those without [`PREFIX`] are ignored.
     pub environment: Vec<(String, String)>,
-    /// Name and text of `server.yaml`.
+    /// The name and the text of `server.yaml`.
     pub file: Option<(String, String)>,
-    /// What a name that the process was started under stands for; weaker than all of them.
+    /// The values from the process's name, such as `ratelimit`. All other input overrides them.
     pub named: Vec<Named>,
 }
 
 impl Doors {
-    /// The settings that flags, variables and the file name, soundly or not.
+    /// Returns the settings that flags, variables and the file name, even with invalid values.
     #[must_use]
     pub fn named_settings(&self) -> BTreeSet<&'static str> {
-        // A file that is no mapping names none, and is refused with all else.
+        // A file that is not a mapping names no settings. Loading the settings reports it.
         let file = self.file.as_ref().and_then(|(_, text)| file::read(text, is_text).ok());
         let is_named = |row: &Setting| {
             self.flags.iter().any(|(flag, _)| *flag == row.flag)
@@ -39,36 +39,35 @@ impl Doors {
     }
 }
 
-/// Whether the value of the setting of this name is a text.
 fn is_text(name: &str) -> bool {
     table().iter().any(|row| row.name == name && row.is_text())
 }
 
-/// A value that the process's name brings along.
+/// A value that comes from the name of the process, such as `ratelimit`.
 #[derive(Clone)]
 pub struct Named {
-    /// The setting.
+    /// The name of the setting.
     pub setting: &'static str,
-    /// Its texts.
+    /// The texts of the value.
     pub texts: Vec<String>,
-    /// The variable that it follows from.
+    /// The envoyproxy/ratelimit variable that determines the value.
     pub variable: &'static str,
-    /// Whether that was set, or has its default.
+    /// `true` if the variable is set, `false` if the value is its default.
     pub is_set: bool,
 }
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The table.
+    /// The default in the table of settings.
     Default,
-    /// `server.yaml`: its name as the person knows it, line and column from 1.
+    /// `server.yaml`: its path as the user wrote it, line and column from 1.
     File(Arc<str>, u64, u64),
-    /// The variable of this name.
+    /// The environment variable of this name.
     Environment(String),
     /// The flag of this name, without its two dashes.
     Flag(String),
-    /// What this variable of the reference is where it is not set.
+    /// The default of this envoyproxy/ratelimit variable, which is not set.
     Reference(&'static str),
 }
 
@@ -84,16 +83,16 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One thing wrong with what came in.
+/// An error or a warning about a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// An error keeps the process from starting; a warning does not.
+    /// The severity: an error prevents the start of the process, a warning does not.
     pub severity: Severity,
-    /// Where.
+    /// The origin of the value.
     pub origin: Origin,
-    /// What was wanted and what was got.
+    /// The expected and the actual value.
     pub message: String,
-    /// What would cure it.
+    /// The suggested fix.
     pub help: Option<String>,
 }
 
@@ -106,22 +105,22 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The settings and what is known about them.
+/// The settings, their origins and the warnings about them.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The values.
+    /// The values of the settings.
     pub settings: Settings,
-    /// Where each value came from, by the setting's name; absent for a default.
+    /// The origin of each value, by the setting's name. Defaults are absent.
     pub origins: BTreeMap<&'static str, Origin>,
-    /// What is probably not as it was meant.
+    /// The warnings about probable mistakes.
     pub warnings: Vec<Problem>,
 }
 
-/// Reads all doors, the weakest first.
+/// Reads all settings, the weakest input first.
 ///
 /// # Errors
 ///
-/// Every problem of every door, warnings among them, when at least one is an error.
+/// Returns every error and warning of all inputs if at least one is an error.
 pub fn read(doors: &Doors) -> Result<Loaded, Vec<Problem>> {
     let mut reader = Reader::default();
     reader.named(&doors.named);
@@ -240,7 +239,7 @@ impl Reader {
             if dropped.is_empty() {
                 return left.into_iter().for_each(|clash| self.refuse(clash));
             }
-            // Without these others may have nothing that heeds them, or nothing that they clash with.
+            // Without these values, other settings may lose their effect or their conflict.
             for clash in dropped {
                 self.drop_theirs(clash);
             }
@@ -264,7 +263,7 @@ impl Reader {
         }
     }
 
-    /// Takes back what one of the reference's variables said. Who set that hears of it, once.
+    /// Drops a value of an envoyproxy/ratelimit variable. Warns once if the user set the variable.
     fn drop_theirs(&mut self, Clash { setting, message, help, .. }: Clash) {
         let Some(origin) = self.origins.remove(setting) else { return };
         if let Some(row) = table().iter().find(|row| row.name == setting) {
@@ -278,7 +277,7 @@ impl Reader {
     }
 }
 
-/// Whether one of the reference's variables said so, set or not.
+/// Returns `true` if an envoyproxy/ratelimit variable determines the value, even by its default.
 fn is_of_the_reference(origin: &Origin) -> bool {
     match origin {
         Origin::Reference(_) => true,
@@ -287,7 +286,7 @@ fn is_of_the_reference(origin: &Origin) -> bool {
     }
 }
 
-/// The texts of a variable: a list is written as in `PATH`.
+/// Splits the text of a variable. Lists use `:`, as in `PATH`.
 fn split(shape: Shape, text: &str) -> Vec<&str> {
     match shape {
         Shape::Many => text.split(':').filter(|part| !part.is_empty()).collect(),
@@ -295,7 +294,6 @@ fn split(shape: Shape, text: &str) -> Vec<&str> {
     }
 }
 
-/// Why `texts` are not a value of `setting`, and what would be.
 fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     let Setting { name, accepts, .. } = setting;
     match texts {
@@ -315,7 +313,7 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     }
 }
 
-/// `name` as it is spelt where the misspelt one stands.
+/// Returns the setting's name in the notation of `origin`: a flag, a variable or a key.
 fn spelt_for(origin: &Origin, name: &str) -> String {
     match origin {
         Origin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
@@ -324,14 +322,15 @@ fn spelt_for(origin: &Origin, name: &str) -> String {
     }
 }
 
-/// Kubernetes names nobody in it: one with a user or a password was written by a person.
+/// Returns `true` for an address that Kubernetes sets for a Service.
+/// An address with a user or a password comes from a person.
 fn is_address_of_a_service(text: &str) -> bool {
     let is_of = |scheme: &&str| text.starts_with(*scheme);
     ["tcp://", "udp://", "sctp://"].iter().any(is_of) && !text.contains('@')
 }
 
-/// Whether Kubernetes made this variable for a Service called `sluicegate` or the like: a dozen of
-/// them in every pod would bury the one warning that a person should read.
+/// Returns `true` if Kubernetes set this variable for a Service with a name such as `sluicegate`.
+/// Every pod has a dozen of them, and a warning for each would hide the relevant one.
 fn is_service_link(name: &str, text: &str) -> bool {
     let parts = ["service_host", "service_port"];
     let ends = ["_tcp_port", "_tcp_addr", "_tcp_proto", "_udp_port", "_udp_addr", "_udp_proto"];

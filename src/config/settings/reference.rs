@@ -1,21 +1,24 @@
-//! The prefix of the reference's keys.
+//! The key prefix for envoyproxy/ratelimit's keys.
 //!
-//! Guarantees: every prefix that the reference takes and that a person writes.
-//! Leaves out: what it has to do with other settings ([`super::together`]).
+//! Guarantees:
+//! - Accepts any prefix up to 256 bytes without control characters.
+//!
+//! Not covered:
+//! - Conflicts with other settings.
 
 use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
 
-/// The longest prefix, in bytes: above what anybody writes.
+/// The length of the longest prefix, in bytes.
 const LONGEST_PREFIX: usize = 256;
 
-/// What each of the reference's keys begins with: any text, for the reference takes any.
+/// The prefix of envoyproxy/ratelimit's keys. It can be any text, as in envoyproxy/ratelimit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReferencePrefix(String);
 
 impl ReferencePrefix {
-    /// The text.
+    /// Returns the prefix.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,20 +1,27 @@
-//! What settings have to do with each other.
+//! Finds conflicts between settings.
 //!
-//! Guarantees: settings that contradict each other are an error, and so is each of those named below that nothing
-//! would heed because of what another one says; the error says the cure. What envoyproxy/ratelimit's variables set and nothing
-//! would heed is dropped instead: of them a process takes what is left beside our own words.
-//! Leaves out: what one value alone is refused for ([`super::value`]); what is set to its default, which nobody can
-//! tell from what is not set; and what a file for several processes may say to those that do not heed it: `key_prefix`,
-//! `backend_deadline` and what is about fleets with counters in memory, what is about metrics without their port,
-//! `grpc_host` and `grpc_port` beside `grpc_socket`, `max_rule_stats` where no statistics are.
+//! Guarantees:
+//! - Contradicting settings are an error that includes the fix.
+//! - A setting without effect is an error that includes the fix.
+//! - Values without effect from envoyproxy/ratelimit's variables are dropped instead.
+//!
+//! Not covered:
+//! - Errors in a single value: see [`super::value`].
+//! - Settings at their default, which cannot be distinguished from unset ones.
+//! - `key_prefix`, `backend_deadline` and fleet settings with the memory store.
+//! - Metrics settings without a metrics port.
+//! - `grpc_host` and `grpc_port` beside `grpc_socket`.
+//! - `max_rule_stats` without statistics.
+//!
+//! The last four are accepted so that several processes can share one file.
 
 use super::{Backend, CounterKeys, MetricNames, Place, RedisUrl, Settings, StatsSink};
 use crate::kernel::units::Nanos;
 
-/// The longest that an expiry may be put off, in seconds: Redis' own bound is beyond it.
+/// The longest `expiry_jitter`, in seconds. Redis accepts longer expiries.
 const LONGEST_JITTER: u64 = u32::MAX as u64;
 
-/// What is wrong, about which setting, and what would cure it.
+/// A conflict: the setting, the message and the fix.
 pub(super) struct Clash {
     pub(super) setting: &'static str,
     pub(super) message: String,
@@ -22,20 +29,20 @@ pub(super) struct Clash {
     pub(super) of_theirs: Theirs,
 }
 
-/// What becomes of it where one of envoyproxy/ratelimit's variables set this.
+/// The treatment of a conflict if an envoyproxy/ratelimit variable set the value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Theirs {
-    /// It is an error all the same.
+    /// The conflict is an error.
     Refused,
-    /// The setting is as they say.
+    /// The value is accepted.
     Taken,
-    /// The setting is as if they said nothing.
+    /// The value is dropped.
     Dropped,
-    /// The same, beside this setting where it is our own word.
+    /// The value is dropped if this other setting has a value from
+    /// Sluicegate's own input. Otherwise the conflict is an error.
     DroppedBeside(&'static str),
 }
 
-/// Everything that does not go together.
 pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     let found = [
         admin(settings),
@@ -52,7 +59,7 @@ pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
     found.chain(super::peers::clashes(settings)).collect()
 }
 
-/// Each Redis that is named, and by which setting.
+/// Returns each configured Redis with the name of its setting.
 fn stores(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.backend {
         Backend::Redis(url) => Some(("backend", url)),
@@ -70,7 +77,7 @@ pub(super) fn clash(
     Clash { setting, message: message.into(), help, of_theirs: Theirs::Refused }
 }
 
-/// One that nothing would heed.
+/// Returns a conflict about a setting without effect.
 fn idle(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
     Clash { of_theirs: Theirs::Dropped, ..clash(setting, message, help) }
 }
@@ -136,7 +143,6 @@ fn jitter(settings: &Settings) -> Option<Clash> {
     })
 }
 
-/// Settings of the reference's keys where there are none.
 fn reference(settings: &Settings) -> Vec<Clash> {
     let is_redis = matches!(settings.backend, Backend::Redis(_));
     if is_redis && settings.counter_keys == CounterKeys::Envoyproxy {
@@ -159,7 +165,6 @@ fn reference(settings: &Settings) -> Vec<Clash> {
         .collect()
 }
 
-/// Settings of releases where none are received.
 fn syslog(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
     let given = [
@@ -186,7 +191,6 @@ fn identity(settings: &Settings) -> Option<Clash> {
     Some(Clash { of_theirs: Theirs::DroppedBeside(other), ..clash(name, message, help) })
 }
 
-/// Settings of TLS that nothing would heed.
 fn tls(settings: &Settings) -> Vec<Clash> {
     if stores(settings).any(|(_, url)| url.tls) {
         return Vec::new();
@@ -208,7 +212,8 @@ fn tls(settings: &Settings) -> Vec<Clash> {
         .collect()
 }
 
-/// Settings of sentinels that nothing would heed, or that are half of what is needed.
+/// Checks sentinel settings that are set without
+/// sentinels, are incomplete or contradict each other.
 fn sentinels(settings: &Settings) -> Vec<Clash> {
     let user = !settings.backend_sentinel_user.is_empty();
     let password = settings.backend_sentinel_password.is_some();
@@ -241,7 +246,7 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
     found
 }
 
-/// Those of `given` that are set although nothing would heed them.
+/// Returns a conflict for each setting in `given` that is set without effect.
 pub(super) fn unheeded(
     given: &[(&'static str, bool)],
     why: &str,
@@ -251,7 +256,7 @@ pub(super) fn unheeded(
     set.map(|(name, _)| idle(name, format!("`{name}` is set, and {why}"), help)).collect()
 }
 
-/// Both of a pair of files, or none.
+/// Checks that a certificate and its key are both set or both absent.
 fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
     let [(one, has_one), (other, has_other)] = pair;
     let (there, absent) = match (has_one, has_other) {
@@ -267,7 +272,6 @@ fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
 const NO_SERVER: &str = "`xds_server` names no management server";
 const SET_SERVER: &str = "set xds_server, or leave this out";
 
-/// Settings of files where a management server has the limits.
 fn files(settings: &Settings) -> Vec<Clash> {
     if settings.xds_server.is_none() {
         return Vec::new();
@@ -280,7 +284,8 @@ fn files(settings: &Settings) -> Vec<Clash> {
     unheeded(&given, "`xds_server` has the limits", "leave out one of them")
 }
 
-/// Waits for a management server: where there is none, and where the longest is shorter than the shortest.
+/// Checks the reconnect waits: they need an xDS server,
+/// and the longest must not be below the shortest.
 fn waits(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
     let (least, most) = (settings.xds_backoff_min, settings.xds_backoff_max);
@@ -302,7 +307,6 @@ fn waits(settings: &Settings) -> Vec<Clash> {
     vec![Clash { of_theirs: Theirs::Taken, ..clash }]
 }
 
-/// Where limits come from.
 fn source(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
     let pair = [
@@ -336,7 +340,6 @@ fn source(settings: &Settings) -> Vec<Clash> {
     found
 }
 
-/// What the gRPC port is.
 fn grpc(settings: &Settings) -> Vec<Clash> {
     let pair = [
         ("grpc_tls_cert_file", settings.grpc_tls_cert_file.is_some()),
@@ -361,7 +364,6 @@ fn grpc(settings: &Settings) -> Vec<Clash> {
     found
 }
 
-/// Where statistics go.
 fn told(settings: &Settings) -> Vec<Clash> {
     let mut found = Vec::new();
     if !settings.metrics_path.starts_with('/') {
@@ -398,7 +400,6 @@ fn told(settings: &Settings) -> Vec<Clash> {
     found
 }
 
-/// How statistics are sent, where they are not.
 fn statistics(settings: &Settings) -> Vec<Clash> {
     let defaults = Settings::default();
     let protocol = ("stats_protocol", settings.stats_protocol != defaults.stats_protocol);
@@ -409,13 +410,12 @@ fn statistics(settings: &Settings) -> Vec<Clash> {
     let given = match settings.stats_sink {
         StatsSink::None => [&[protocol][..], &always].concat(),
         StatsSink::Log => vec![protocol],
-        // DogStatsD speaks by datagrams whatever is set: who says so says nothing wrong.
+        // DogStatsD always uses UDP, so any `stats_protocol` is harmless.
         StatsSink::Statsd | StatsSink::Dogstatsd => Vec::new(),
     };
     unheeded(&given, "statistics are not sent anywhere", "set stats_sink, or leave this out")
 }
 
-/// Settings of OTLP that nothing would heed.
 fn otlp(settings: &Settings) -> Vec<Clash> {
     if settings.otlp {
         return Vec::new();

@@ -1,8 +1,12 @@
-//! The kinds of value a setting can have, and how each is read from a text.
+//! The types of the settings' values, and their conversion from and to text.
 //!
-//! Guarantees: one text means the same through every door; a text that is not understood is refused
-//! together with what would be; `show` writes what `read` reads.
-//! Leaves out: which settings there are, and what they have to do with each other.
+//! Guarantees:
+//! - A text has the same meaning in a flag, a variable and `server.yaml`.
+//! - The error for an invalid text describes the accepted texts.
+//! - `show` writes texts that `read` accepts, except for secrets.
+//!
+//! Not covered:
+//! - The list of settings, and conflicts between them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,56 +18,55 @@ use serde_json::{Value as Json, json};
 
 use crate::kernel::units::Nanos;
 
-/// How many texts make one value.
+/// The number of texts that make one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Exactly one.
     One,
-    /// One, which a bare flag may leave out: then it is `true`.
+    /// One text, or none: a bare flag means `true`.
     Switch,
-    /// Any number.
+    /// Any number of texts.
     Many,
-    /// A block of a file; elsewhere one text, JSON.
+    /// A block of a file. A flag or variable contains it as JSON.
     Block,
 }
 
-/// A kind of value.
+/// A type that a setting can have.
 pub trait Value: Sized {
-    /// How many texts make one value.
+    /// The number of texts that make one value.
     const SHAPE: Shape = Shape::One;
-    /// The accepted texts, where they are a closed list.
+    /// The accepted texts, if they are a closed list.
     const CHOICES: &'static [&'static str] = &[];
-    /// Whether a text must not be shown, not even in an error.
+    /// `true` if the value is a secret. Its text is not printed, not even in an error.
     const HIDDEN: bool = false;
-    /// Whether it is a number or a switch, which a file may write in any way that YAML has: `0x10`, `yes`. Of all others what is
-    /// written is the text.
+    /// `true` for numbers and booleans, which a file may write in any YAML
+    /// form, such as `0x10` or `yes`. All other values are taken literally.
     const IS_SCALAR: bool = false;
-    /// The value, or nothing when the texts are not understood.
+    /// Parses the value, or returns `None` if the texts are invalid.
     fn read(texts: &[&str]) -> Option<Self>;
-    /// What is accepted, for a sentence: `a port from 0 to 65535`.
+    /// Returns the accepted values, as part of a sentence: `a port from 0 to 65535`.
     fn accepts() -> String;
-    /// The value as YAML, fit to be printed.
+    /// Returns the value as YAML, with secrets masked.
     fn show(&self) -> String;
-    /// The value's own part of a JSON Schema.
+    /// Returns the JSON Schema of the value.
     fn schema() -> Json;
-    /// Whether the text is a word of a later version.
+    /// Returns `true` if the text is reserved for a later version.
     #[must_use]
     fn is_later(_text: &str) -> bool {
         false
     }
-    /// What is wrong inside a text of [`Shape::Block`], and where in it.
+    /// Returns the error inside a text of [`Shape::Block`], with its position.
     #[must_use]
     fn why(_text: &str) -> Option<String> {
         None
     }
-    /// A text that was refused, without what must not be shown.
+    /// Returns an invalid text with its secrets masked.
     #[must_use]
     fn masked(text: &str) -> String {
         text.to_owned()
     }
 }
 
-/// The one text of a value of [`Shape::One`].
 fn one<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] => text.parse().ok(),
@@ -71,7 +74,7 @@ fn one<T: FromStr>(texts: &[&str]) -> Option<T> {
     }
 }
 
-/// A whole number; `_` may group its digits.
+/// Parses a whole number. `_` may group its digits.
 fn whole<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] if text.starts_with(|c: char| c.is_ascii_digit()) => {
@@ -107,15 +110,15 @@ whole_numbers! {
     u64: "a whole number from 0";
 }
 
-/// A count that is at least 1.
+/// A count of at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtLeastOne(NonZeroU32);
 
 impl AtLeastOne {
-    /// 1.
+    /// The count 1.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
-    /// The count.
+    /// Returns the count.
     #[must_use]
     pub const fn get(self) -> NonZeroU32 {
         self.0
@@ -138,7 +141,8 @@ impl Value for AtLeastOne {
     }
 }
 
-/// A part of a key: printable ASCII without blanks and braces, which would choose a cluster's slot.
+/// Part of a Redis key: printable ASCII without blanks. Braces are
+/// invalid because Redis Cluster hashes only the text inside them.
 impl Value for String {
     fn read(texts: &[&str]) -> Option<Self> {
         let sound = |byte: u8| byte.is_ascii_graphic() && !b"{}".contains(&byte);
@@ -191,7 +195,6 @@ impl Value for IpAddr {
     }
 }
 
-/// Files and directories.
 impl Value for Vec<PathBuf> {
     const SHAPE: Shape = Shape::Many;
     fn read(texts: &[&str]) -> Option<Self> {
@@ -209,7 +212,6 @@ impl Value for Vec<PathBuf> {
     }
 }
 
-/// A duration, from nanoseconds to days.
 impl Value for Nanos {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
@@ -228,7 +230,7 @@ impl Value for Nanos {
     }
 }
 
-/// `250ms` as nanoseconds; a bare `0` needs no unit.
+/// Parses a duration such as `250ms`. A bare `0` needs no unit.
 fn duration(text: &str) -> Option<Nanos> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -246,23 +248,23 @@ fn duration(text: &str) -> Option<Nanos> {
     number.parse::<u64>().ok()?.checked_mul(unit).map(Nanos)
 }
 
-/// A part of a whole, from 0 to 1, in the 32-bit float that the reference computes with.
+/// A fraction from 0 to 1. It is an `f32` because envoyproxy/ratelimit computes with one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio(f32);
 
 impl Ratio {
-    /// The reference's `NEAR_LIMIT_RATIO`.
+    /// The default of envoyproxy/ratelimit's `NEAR_LIMIT_RATIO`.
     pub const REFERENCE: Self = Self(0.8);
-    /// The whole.
+    /// The fraction 1.
     pub const ALL: Self = Self(1.0);
 
-    /// `part` when it is from 0 to 1.
+    /// Returns `None` unless `part` is from 0 to 1.
     #[must_use]
     pub fn new(part: f32) -> Option<Self> {
         (0.0..=1.0).contains(&part).then_some(Self(part))
     }
 
-    /// The part of a whole, from 0 to 1.
+    /// Returns the fraction, from 0 to 1.
     #[must_use]
     pub const fn get(self) -> f32 {
         self.0
@@ -285,19 +287,19 @@ impl Value for Ratio {
     }
 }
 
-/// The name of an HTTP header, or empty.
+/// The name of an HTTP header, or an empty name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderName(String);
 
 impl HeaderName {
-    /// `name` when it is empty or an HTTP token of at most 256 bytes.
+    /// Returns the name if `name` is empty or an HTTP token of at most 256 bytes.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let sound = name.len() <= 256 && name.bytes().all(is_token);
         sound.then(|| Self(name.to_owned()))
     }
 
-    /// The name as it was written.
+    /// Returns the name as it was written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -327,26 +329,26 @@ impl Value for HeaderName {
     }
 }
 
-/// A token that is never printed.
+/// A secret that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// `text` when it is printable ASCII without blanks, and not empty.
+    /// Returns the secret if `text` is printable ASCII without blanks, and not empty.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let sound = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         sound.then(|| Self(text.to_owned()))
     }
 
-    /// The text itself, to be sent to whom it is for.
+    /// Returns the plain text of the secret.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Whether `offered` is this secret. Looks at every byte whatever it finds, so that the time
-    /// taken tells nothing of the secret.
+    /// Returns `true` if `offered` equals the secret. It compares
+    /// every byte, so that the time reveals nothing about the secret.
     #[must_use]
     pub fn matches(&self, offered: &[u8]) -> bool {
         let differing = self.0.bytes().zip(offered).fold(0, |sum, (a, b)| sum | (a ^ b));
@@ -380,7 +382,7 @@ impl Value for Option<Secret> {
     }
 }
 
-/// A double-quoted scalar that YAML and JSON read alike.
+/// Returns `text` as a double-quoted scalar, which means the same in YAML and JSON.
 pub(super) fn quoted(text: &str) -> String {
     Json::from(text).to_string()
 }

@@ -1,10 +1,10 @@
-//! Settings whose value is one word of a closed list.
+//! Settings whose value is a word from a closed list.
 
 use serde_json::{Value as Json, json};
 
 use super::value::Value;
 
-/// A closed list of words, each with its meaning.
+/// Defines an enum with one word for each variant.
 macro_rules! choice {
     (
         $(#[$meta:meta])* $name:ident {
@@ -16,7 +16,7 @@ macro_rules! choice {
         pub enum $name { $( $(#[$doc])+ $variant, )+ }
 
         impl $name {
-            /// The word that is written for it.
+            /// Returns the word for this variant.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
@@ -42,42 +42,42 @@ macro_rules! choice {
 }
 
 choice! {
-    /// How a counter's key is written.
+    /// The format of counter keys.
     CounterKeys {
-        /// Two different counters never share a key.
+        /// Unambiguous keys: different counters never share one.
         Injective = "injective",
-        /// The reference's keys, byte for byte.
+        /// The keys of envoyproxy/ratelimit, byte for byte.
         Envoyproxy = "envoyproxy",
     }
 }
 choice! {
-    /// What a new key gets when there is no room for it.
+    /// The decision for a new key when the store is full.
     WhenFull {
-        /// A denial.
+        /// Deny.
         Deny = "deny",
-        /// A pass, uncounted.
+        /// Allow without counting.
         Allow = "allow",
     }
 }
 choice! {
-    /// The least important log line that is written.
+    /// The lowest level of log lines that are written.
     LogLevel {
-        /// Only what failed.
+        /// Failures only.
         Error = "error",
-        /// And what a person should look at.
+        /// Also conditions that need attention.
         Warn = "warn",
-        /// And what happened.
+        /// Also events.
         Info = "info",
-        /// And why.
+        /// Also reasons for decisions.
         Debug = "debug",
-        /// And everything else.
+        /// Everything.
         Trace = "trace",
     }
 }
 choice! {
-    /// How a log line is written.
+    /// The format of log lines.
     LogFormat {
-        /// For people.
+        /// Text for people.
         Text = "text",
         /// One JSON object a line.
         Json = "json",
@@ -86,11 +86,11 @@ choice! {
     }
 }
 choice! {
-    /// Which rate limit headers an answer carries.
+    /// The rate limit headers in a response.
     ResponseHeaders {
         /// None.
         None = "none",
-        /// The reference's three.
+        /// The three headers of envoyproxy/ratelimit.
         Reference = "reference",
         /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
         Draft = "draft",
@@ -99,64 +99,64 @@ choice! {
     }
 }
 choice! {
-    /// What a limit carried in a request may do.
+    /// The effect of a limit in a request.
     Overrides {
-        /// Replace the configured one.
+        /// It replaces the configured limit.
         Allow = "allow",
-        /// Nothing: it is ignored.
+        /// It is ignored.
         Deny = "deny",
-        /// Only tighten the configured one.
+        /// It only tightens the configured limit.
         Max = "max",
     }
 }
 choice! {
-    /// Whose metrics are shown.
+    /// The names of the metrics.
     MetricNames {
-        /// This service's.
+        /// The names of this service.
         Own = "own",
-        /// The reference's.
+        /// The names of envoyproxy/ratelimit.
         Reference = "reference",
         /// Both.
         All = "all",
     }
 }
 choice! {
-    /// Where the reference's statistics are sent.
+    /// The destination of envoyproxy/ratelimit's statistics.
     StatsSink {
-        /// Nowhere.
+        /// No destination.
         None = "none",
-        /// To StatsD.
+        /// StatsD.
         Statsd = "statsd",
-        /// To DogStatsD, with real tags.
+        /// DogStatsD, with native tags.
         Dogstatsd = "dogstatsd",
-        /// To standard error, one JSON object a line.
+        /// Standard error, one JSON object a line.
         Log = "log",
     }
 }
 choice! {
-    /// How StatsD is spoken to.
+    /// The transport to StatsD.
     StatsProtocol {
-        /// A connection.
+        /// TCP.
         Tcp = "tcp",
-        /// Datagrams.
+        /// UDP.
         Udp = "udp",
     }
 }
 choice! {
-    /// How OTLP is spoken.
+    /// The OTLP protocol.
     OtlpProtocol {
-        /// Over gRPC.
+        /// gRPC.
         Grpc = "grpc",
-        /// In protobuf over HTTP.
+        /// Protobuf over HTTP.
         Http = "http/protobuf",
     }
 }
 choice! {
-    /// What SIGHUP does.
+    /// The effect of SIGHUP.
     OnHangup {
-        /// Loads the limits anew.
+        /// Reloads the limits.
         Reload = "reload",
-        /// Ends the process as SIGTERM does.
+        /// Stops the process as SIGTERM does.
         Stop = "stop",
     }
 }

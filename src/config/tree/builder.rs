@@ -1,8 +1,12 @@
-//! Puts nodes into a [`DescriptorTree`].
+//! Builds a [`DescriptorTree`].
 //!
-//! Guarantees: linear in the number of nodes and the length of their names; two nodes of one level
-//! never stand under one string; patterns keep the order they were added in.
-//! Leaves out: whether a node makes sense, which is for [`crate::config::resolve`].
+//! Guarantees:
+//! - Linear in the number of nodes and the length of their names.
+//! - Names are unique within a level.
+//! - Patterns keep their insertion order.
+//!
+//! Not covered:
+//! - Validation of nodes (see [`crate::config::resolve`]).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -14,21 +18,20 @@ use super::{DescriptorTree, Marks, Name, Node, NodeId, RuleId, name_hash};
 use crate::config::Rule;
 use crate::config::concurrency::Ceiling;
 
-/// A tree under construction.
 pub(crate) struct Builder {
     tree: DescriptorTree,
-    /// By name, what stands under one so far.
+    /// The nodes so far, hashed by level and name.
     named: HashTable<NodeId>,
-    /// Patterns and the level they belong to, as they came.
+    /// Pairs of level and pattern, in insertion order.
     wildcards: Vec<(NodeId, NodeId)>,
 }
 
-/// Why a node cannot be added.
+/// The reason why a node cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The level has a node under the same string.
+    /// The level already has this node with the same name.
     Duplicate(NodeId),
-    /// More than 4 GiB of names or 2^31 nodes.
+    /// The tree is full: 4 GiB of names or 2^31 nodes.
     Full,
 }
 
@@ -47,12 +50,12 @@ impl Builder {
         Self { tree, named: HashTable::new(), wildcards: Vec::new() }
     }
 
-    /// What was added so far, of which lookups find nothing yet.
+    /// Returns the tree so far. Lookups find nothing before [`Self::finish`].
     pub(crate) fn tree(&self) -> &DescriptorTree {
         &self.tree
     }
 
-    /// Adds a node below `parent`; an empty `value` is none.
+    /// Adds a node below `parent`. An empty `value` means no value.
     pub(crate) fn add(
         &mut self,
         parent: NodeId,
@@ -81,13 +84,14 @@ impl Builder {
         self.named.find(hash, is_it).copied()
     }
 
-    /// Adds a node that no lookup finds, to hang others below it; the root where there is no room.
+    /// Adds a node that lookups cannot find, as a parent for
+    /// other nodes. Returns the root if the tree is full.
     pub(crate) fn hide(&mut self, parent: NodeId, name: (&str, &str), marks: Marks) -> NodeId {
         let start = self.push_name(name);
         self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
     }
 
-    /// Puts a name at the end of all names; where it begins.
+    /// Appends a name to the text of all names and returns its start.
     fn push_name(&mut self, (key, value): (&str, &str)) -> usize {
         let start = self.tree.names.len();
         self.tree.names.push_str(key);
@@ -98,7 +102,7 @@ impl Builder {
         start
     }
 
-    /// A node whose name stands from `start` to the end of all names.
+    /// Adds a node whose name starts at `start` and is the last one.
     fn push_node(
         &mut self,
         parent: NodeId,
@@ -115,21 +119,19 @@ impl Builder {
         Ok(node)
     }
 
-    /// Gives a node its rule.
     pub(crate) fn impose(&mut self, node: NodeId, rule: Rule) {
         self.tree.rules.push(rule);
         self.tree.ruled.push(node);
-        // There are at least as many nodes as rules, and nodes are counted.
+        // Fits in 32 bits: there are no more rules than nodes, and the node count is limited.
         let number = u32::try_from(self.tree.rules.len()).ok();
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
 
-    /// Gives a node its ceiling.
     pub(crate) fn cover(&mut self, node: NodeId, ceiling: Ceiling) {
         self.tree.ceilings.push((node, ceiling));
     }
 
-    /// The domain and the names from the first level down to `node`, joined by dots.
+    /// Returns the domain and the names from the first level to `node`, joined by dots.
     pub(crate) fn path(&self, domain: &str, mut node: NodeId) -> String {
         let mut names = Vec::new();
         while node != NodeId::ROOT {
@@ -156,7 +158,7 @@ impl Builder {
         self.tree
     }
 
-    /// Every node is as it stays from here on.
+    /// Builds the lookup table. Nodes must not change afterwards.
     fn fill(&mut self) {
         let tree = &self.tree;
         let put = self.named.iter().map(|&node| {
@@ -167,7 +169,7 @@ impl Builder {
     }
 }
 
-/// What a name leads to whose node has no others below it, no ceiling and no marks is its rule.
+/// Returns the rule for a node without children, concurrency limit or flags; otherwise the node.
 fn goal_of(tree: &DescriptorTree, id: NodeId) -> Goal {
     let node = tree.node(id);
     let is_plain =

@@ -1,24 +1,27 @@
-//! The name under which the reference counts what a rule does to one descriptor.
+//! The names under which envoyproxy/ratelimit counts the decisions of a rule.
 //!
-//! Guarantees: the reference's names, `detailed_metric` and `value_to_metric` included. Source: `reference` §6.3.
-//! Leaves out: what of a name statistics cannot hold ([`crate::telemetry::stats`]).
+//! Guarantees:
+//! - Names equal envoyproxy/ratelimit's (source: `reference` §6.3).
+//! - `detailed_metric` and `value_to_metric` are supported.
+//!
+//! Not covered:
+//! - Characters that statistics do not allow (see [`crate::telemetry::stats`]).
 
 use super::{DescriptorTree, How, Marks, substitute};
 use crate::config::Rule;
 
-/// One level on the way to a rule.
 struct Level<'t, 'e> {
     key: &'e str,
     value: &'e str,
     how: How,
-    /// What a pattern puts in the value's place.
+    /// The text that replaces the value if a pattern matched.
     pattern: Option<&'t str>,
     is_shared: bool,
     value_to_metric: bool,
 }
 
 impl DescriptorTree {
-    /// The name for `entries`, which `rule` was found for.
+    /// Returns the metric name for `entries`, whose lookup returned `rule`.
     #[must_use]
     pub fn metric_key<'e, E>(&self, domain: &str, entries: E, rule: &Rule) -> String
     where
@@ -33,7 +36,8 @@ impl DescriptorTree {
         for level in self.levels(entries) {
             name.extend([".", level.key]);
             match level.shown(rule.detailed_metric) {
-                // A detailed name shows even the absence of a value, unless it shows what is shared.
+                // A detailed name marks an absent value with
+                // `_`, unless the name contains a shared value.
                 "" if rule.detailed_metric && !any_shared => name.push('_'),
                 "" => {}
                 shown => name.extend(["_", shown]),
@@ -61,7 +65,6 @@ impl DescriptorTree {
 }
 
 impl<'t, 'e: 't> Level<'t, 'e> {
-    /// What stands behind the key.
     fn shown(&self, detailed: bool) -> &'t str {
         match (self.pattern, self.how) {
             (Some(pattern), _) if self.is_shared => pattern,

@@ -1,11 +1,15 @@
-//! A `*` pattern against one entry of a request.
+//! Matches a `*` pattern against one entry of a request.
 //!
-//! Guarantees: the reference's semantics: the subject is the entry's composite `key_value`, it must
-//! start with the first literal, end with the last, and hold the middle ones in order between them,
-//! each at its leftmost place; no allocation, whatever the entry's length.
-//! Leaves out: which pattern is asked first, which is for [`super::DescriptorTree`].
+//! Guarantees:
+//! - Follows envoyproxy/ratelimit: the subject is the entry's composite `key_value`.
+//! - The subject starts with the first literal and ends with the last one.
+//! - Middle literals follow in order, each at its leftmost position.
+//! - No allocation, for entries of any length.
+//!
+//! Not covered:
+//! - The order of patterns (see [`super::DescriptorTree`]).
 
-/// The composite `key_value` of one request entry, never joined in memory.
+/// The composite `key_value` of one entry, without joining the parts in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Composite<'a>([&'a [u8]; 3]);
 
@@ -14,7 +18,6 @@ impl<'a> Composite<'a> {
         Self([key.as_bytes(), b"_", value.as_bytes()])
     }
 
-    /// A name that is joined already.
     pub(super) fn joined(name: &'a str) -> Self {
         Self([b"", b"", name.as_bytes()])
     }
@@ -23,7 +26,7 @@ impl<'a> Composite<'a> {
         self.0.iter().map(|piece| piece.len()).sum()
     }
 
-    /// The last eight bytes as one number, the last of them the lowest; zeros stand for those that are missing.
+    /// Returns the last eight bytes as a big-endian number, with leading zeros for a shorter name.
     #[inline]
     pub(super) fn end(self) -> u64 {
         let last = self.0[2];
@@ -33,7 +36,7 @@ impl<'a> Composite<'a> {
         if let ([b"", b"", _], Some(first), Some(end)) =
             (self.0, last.first_chunk(), last.last_chunk())
         {
-            // Four to seven bytes: where the two halves overlap they are the same.
+            // Four to seven bytes: the two halves have equal bytes where they overlap.
             let behind = 8 * (last.len() - 4);
             return u64::from(u32::from_be_bytes(*first)) << behind
                 | u64::from(u32::from_be_bytes(*end));
@@ -63,7 +66,6 @@ impl<'a> Composite<'a> {
         false
     }
 
-    /// Whether `literal` stands at byte `at`.
     pub(super) fn holds(self, mut at: usize, mut literal: &[u8]) -> bool {
         for piece in self.0 {
             if at >= piece.len() {
@@ -80,14 +82,14 @@ impl<'a> Composite<'a> {
         literal.is_empty()
     }
 
-    /// The end of the leftmost `literal` within `from..to`.
+    /// Returns the end of the leftmost `literal` within `from..to`.
     fn find_end(self, literal: &[u8], from: usize, to: usize) -> Option<usize> {
         let last = to.checked_sub(literal.len())?;
         (from..=last).find(|&at| self.holds(at, literal)).map(|at| at + literal.len())
     }
 }
 
-/// Whether `pattern`, which has at least one `*`, matches `subject`.
+/// Returns `true` if `pattern`, which has at least one `*`, matches `subject`.
 pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
     let mut literals = pattern.split('*').map(str::as_bytes);
     let first = literals.next().unwrap_or_default();
@@ -102,10 +104,10 @@ pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
             .is_some()
 }
 
-/// Whether everything that `narrow` matches is matched by `wide` as well.
+/// Returns `true` if `wide` matches every text that `narrow` matches.
 ///
-/// Exact: a star in `narrow` stands for a letter that no literal of `wide` has, so only a star of
-/// `wide` can take it; what matches with that letter matches with any text in its place.
+/// The result is exact. Read each `*` of `narrow` as a character that no literal of `wide`
+/// contains. Only a `*` of `wide` can match it, and would match any other text in its place.
 pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
     matches(wide, Composite::joined(narrow))
 }

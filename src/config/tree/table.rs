@@ -1,10 +1,12 @@
-//! Where a lookup finds a name.
+//! The hash table from names to lookup targets.
 //!
-//! Guarantees: a name is found if and only if it was put, byte by byte, however names hash. Among many names a lookup waits
-//! for memory once, for a place of 16 bytes, and for less the smaller all places are together: so a place holds what
-//! names of one level differ in, which is how they end, and what they begin with is written once for all that
-//! begin alike. Names that end alike and begin each otherwise wait once more.
-//! Leaves out: which names a descriptor asks for, which is for [`super::DescriptorTree`].
+//! Guarantees:
+//! - A name is found if and only if it was added; bytes are compared.
+//! - A lookup in a large table usually waits for one cache miss.
+//! - A second miss occurs if names with equal ends have different prefixes.
+//!
+//! Not covered:
+//! - The names that a descriptor looks up (see [`super::DescriptorTree`]).
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -15,41 +17,45 @@ use hashbrown::HashTable;
 use super::pattern::Composite;
 use super::{Name, NodeId, RuleId, key_hasher};
 
-/// How many of a name's last bytes its place holds: those of [`Composite::end`].
+/// The number of a name's last bytes that its slot stores, as in [`Composite::end`].
 const END: usize = size_of::<u64>();
 
-/// What a lookup can find, by its name.
+/// The lookup targets by name.
+///
+/// A slot of 16 bytes stores the end of a name, because names of one level mostly differ
+/// there. Each common prefix is stored once. A smaller table causes fewer cache misses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     places: HashTable<Place>,
     stems: Vec<Stem>,
 }
 
-/// How a name ends, and what stands under it.
+/// The end of a name, and its target.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     end: u64,
-    /// Index of the stem.
+    /// Index into `stems`.
     stem: u32,
     goal: Goal,
 }
 
 const _: () = assert!(size_of::<Place>() == 16);
 
-/// What names of one length begin with, all but their last [`END`] bytes, on the level below `parent`.
+/// A common prefix: all but the last [`END`] bytes of
+/// names with one length, on the level below `parent`.
 #[derive(Clone, Copy, Debug)]
 struct Stem {
     parent: NodeId,
-    /// One that begins so, whole.
+    /// A whole name with this prefix.
     name: Name,
 }
 
-/// What a name leads to: a node, or the rule of one of which nothing else is to be read.
+/// The target of a name: a node, or only its rule if the node has nothing else to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Goal(u32);
 
 impl Goal {
-    /// Set where the other bits are a rule's number.
+    /// The flag for a rule number in the other bits.
     pub(super) const RULE: u32 = 1 << 31;
 
     pub(super) const fn of_node(node: NodeId) -> Self {
@@ -71,7 +77,7 @@ impl Goal {
 }
 
 impl Table {
-    /// The names of `put`, no two of which are one name of one level, and what each leads to.
+    /// Creates a table of `put`. Names must be unique within a level.
     pub(super) fn new(
         names: &str,
         put: impl ExactSizeIterator<Item = (NodeId, Name, Goal)>,
@@ -86,7 +92,7 @@ impl Table {
                 stems.len() - 1
             });
             let end = Composite::joined(name.of(names)).end();
-            // Stems are no more than nodes, whose numbers have fewer bits.
+            // There are no more prefixes than nodes, and node numbers fit in 31 bits.
             let place = Place { end, stem: u32::try_from(number).unwrap_or(u32::MAX), goal };
             let hash_of = |place: &Place| place.hash(&stems, names);
             places.insert_unique(hash_of(&place), place, hash_of);
@@ -94,7 +100,7 @@ impl Table {
         Self { places, stems }
     }
 
-    /// What `subject`, which hashes to `hash`, leads to on the level below `parent`.
+    /// Returns the target of `subject`, whose hash is `hash`, on the level below `parent`.
     #[inline]
     pub(super) fn find(
         &self,
@@ -136,7 +142,8 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// Names that differ in one thing each: level, length, how they begin, how they end, and zeros where others have nothing.
+    /// Names that differ in one property each: level, length,
+    /// prefix, suffix, and zero bytes instead of missing bytes.
     const NAMES: [(u32, &str); 12] = [
         (1, "api_key_customer-1"),
         (2, "api_key_customer-1"),
@@ -174,7 +181,7 @@ mod tests {
             let found =
                 cut.map(|(key, value)| table.find(&names, level, hash, Composite::new(key, value)));
             assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
-            // Alone in the table, with the hash that the others ask for.
+            // With one name in the table, look up the other names under that name's hash.
             let alone = Table::new(&names, [all[out]].into_iter());
             for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
                 let found = alone.find(&names, level, hash, Composite::joined(other.of(&names)));

@@ -1,7 +1,10 @@
-//! Why a descriptor found the rule that it found.
+//! Traces the lookup of a descriptor's rule.
 //!
-//! Guarantees: takes the same steps as [`DescriptorTree::lookup`], by the same functions.
-//! Leaves out: how a person is told, which is for `explain`.
+//! Guarantees:
+//! - Takes the same steps as [`DescriptorTree::lookup`], with the same functions.
+//!
+//! Not covered:
+//! - The text for users (see `explain`).
 
 use std::borrow::Cow;
 
@@ -11,68 +14,68 @@ use super::pattern::Composite;
 use super::table::Goal;
 use super::{DescriptorTree, How, Match, Node, Shared, pattern, substitute};
 
-/// The walk of one descriptor.
+/// The trace of one lookup.
 #[derive(Debug)]
 pub struct Trace<'t> {
-    /// One per entry that was looked at.
+    /// One step per compared entry.
     pub steps: Vec<Step<'t>>,
-    /// How it ended.
+    /// The outcome of the lookup.
     pub outcome: Outcome<'t>,
-    /// The ceiling of the node that it ended at.
+    /// The concurrency limit of the last node.
     pub ceiling: Option<&'t Ceiling>,
 }
 
-/// One entry at one level.
+/// The lookup of one entry at one level.
 #[derive(Debug)]
 pub struct Step<'t> {
     /// The entry.
     pub entry: (String, String),
-    /// The candidates, in the order of their right: exact, patterns, bare.
+    /// The candidates, by priority: exact, patterns, bare key.
     pub tried: Vec<Tried<'t>>,
 }
 
 /// One candidate at one level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried<'t> {
-    /// How it would be found.
+    /// The kind of name.
     pub how: How,
-    /// The name it would be found under.
+    /// The candidate's name.
     pub name: Cow<'t, str>,
-    /// What became of it.
+    /// The status of the candidate.
     pub verdict: Verdict,
 }
 
-/// What became of a candidate.
+/// The status of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The walk goes on here.
+    /// The lookup continues at this node.
     Taken,
     /// The level has no such node, or the pattern does not match.
     Absent,
-    /// It is there and matches, but one with an older right was taken.
+    /// The candidate matches, but one with a higher priority was taken.
     Outranked,
 }
 
-/// How a walk ended.
+/// The outcome of a lookup.
 #[derive(Debug)]
 pub enum Outcome<'t> {
-    /// With a rule.
+    /// A rule was found.
     Found(Match<'t>),
     /// The descriptor has no entries.
     NoEntries,
     /// The last step found no node.
     NoNode,
-    /// The last step's node has no children and there are more entries: deeper than the file.
+    /// The descriptor has more entries, but the last node has no children.
     NoChildren,
     /// The node of the last entry has no `rate_limit`.
     NoLimit {
-        /// Whether the file goes deeper than the descriptor.
+        /// `true` if the file has descriptors below this node.
         has_children: bool,
     },
 }
 
 impl Step<'_> {
-    /// The candidate that was taken.
+    /// Returns the candidate that was taken.
     #[must_use]
     pub fn taken(&self) -> Option<&Tried<'_>> {
         self.tried.iter().find(|tried| tried.verdict == Verdict::Taken)
@@ -80,9 +83,9 @@ impl Step<'_> {
 }
 
 impl DescriptorTree {
-    /// The walk of a descriptor, with every candidate at every level.
+    /// Returns the trace of a descriptor, with all candidates at all levels.
     ///
-    /// Cost: linear in the patterns of the levels passed; allocates. For people, not for requests.
+    /// Cost: linear in the patterns of the visited levels; allocates. Not for the request path.
     #[must_use]
     pub fn explain(&self, entries: &[(&str, &str)]) -> Trace<'_> {
         let mut steps = Vec::new();

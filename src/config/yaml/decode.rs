@@ -1,13 +1,17 @@
-//! Bytes to text, as a YAML reader takes them.
+//! Decodes bytes to text as a YAML parser does.
 //!
-//! Guarantees: UTF-8, or UTF-16 of either order with a byte order mark; the mark is taken off;
-//! every character is one that YAML allows.
-//! Leaves out: line ends, which stay as they are.
+//! Guarantees:
+//! - Accepts UTF-8, and UTF-16 with a byte order mark.
+//! - Removes the byte order mark.
+//! - Reports characters that YAML forbids.
+//!
+//! Not covered:
+//! - Line ends, which stay unchanged.
 
 use super::BYTES;
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// The text of `bytes`; what is wrong with it goes to `findings`, the rest is replaced by U+FFFD.
+/// Decodes `bytes`. Problems are added to `findings`, and invalid characters become U+FFFD.
 pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
     if BYTES < bytes.len() {
         let (size, most) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
@@ -76,12 +80,12 @@ fn refuse_controls(text: &str, findings: &mut Findings) {
     findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
 }
 
-/// No early way out, so that the compiler looks at many bytes at once.
+/// Has no early exit, so that the compiler can vectorize the loop.
 fn is_printable_ascii(bytes: &[u8]) -> bool {
     bytes.iter().fold(true, |so_far, b| so_far & matches!(b, b'\t' | b'\n' | b'\r' | b' '..=b'~'))
 }
 
-/// The characters of YAML 1.1, which leaves out most controls.
+/// Returns `true` for the characters of YAML 1.1, which forbids most control characters.
 fn allowed(c: char) -> bool {
     matches!(c,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'

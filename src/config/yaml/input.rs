@@ -1,13 +1,16 @@
-//! A text as the parser beneath reads it, in which a comment may follow anything at once.
+//! Parser input that accepts a comment without a blank before it.
 //!
-//! Guarantees: what YAML 1.1 takes for a comment behind a bracket, a quote or a block's mark is none of the errors that it is
-//! in YAML 1.2; everything else, places among it, is as the parser's own input has it. Costs nothing.
-//! Leaves out: which texts a `#` is a part of, which is for the parser.
+//! Guarantees:
+//! - A `#` directly after a bracket, quote or block indicator starts a comment (YAML 1.1).
+//! - Everything else, including positions, is as in `StrInput`.
+//! - It has no run-time cost.
+//!
+//! Not covered:
+//! - The decision if a `#` is part of a text: the parser makes it.
 
 use granit_parser::input::{SkipTabs, WhitespaceResult};
 use granit_parser::{BorrowedInput, Input, StrInput};
 
-/// The input of the parser beneath.
 pub(super) struct Text<'s>(StrInput<'s>);
 
 impl<'s> Text<'s> {
@@ -16,7 +19,7 @@ impl<'s> Text<'s> {
     }
 }
 
-/// What is as the input beneath has it: its own ways are faster than those of the trait, and ask for no lookahead.
+/// Forwards to `StrInput`. Its methods are faster than the trait's defaults and need no lookahead.
 macro_rules! as_beneath {
     (
         looks { $($look:ident($($a:ident: $of:ty),*) -> $seen:ty;)* }
@@ -28,7 +31,7 @@ macro_rules! as_beneath {
 }
 
 impl Input for Text<'_> {
-    /// The scanner asks here whether something parts a comment from what is before it.
+    /// Reports a `#` like a blank: the scanner requires a blank before a comment.
     #[inline]
     fn skip_ws_to_eol_blanks(&mut self, tabs: SkipTabs) -> (usize, WhitespaceResult) {
         let (skipped, blanks) = self.0.skip_ws_to_eol_blanks(tabs);

@@ -1,9 +1,13 @@
-//! The first document of a text as a tree.
+//! Parses the first document of a text into a tree.
 //!
-//! Guarantees: nodes in one arena (dropping it never recurses), mappings as ordered pairs with
-//! repeated keys kept, an alias as a reference to the node it names; a text costs time and memory
-//! in proportion to its length, whatever it says.
-//! Leaves out: later documents, which the base language does not read, not even to refuse them; that there is one is told.
+//! Guarantees:
+//! - The nodes are in one arena, so dropping a tree never recurses.
+//! - Mappings are ordered pairs and keep repeated keys.
+//! - An alias is a reference to its node.
+//! - Time and memory are proportional to the length of the text.
+//!
+//! Not covered:
+//! - Later documents, which are reported but not read, as in envoyproxy/ratelimit.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,19 +21,17 @@ use super::strict::Strict;
 use super::{BYTES, DEPTH};
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// A node's number in its tree.
 pub(in crate::config) type Id = usize;
 
-/// What a node is.
 #[derive(Debug)]
 pub(in crate::config) enum Kind<'s> {
-    /// Text; `plain` when its type is found by its looks.
+    /// A text. If it is `plain` (without quotes), its spelling determines its type.
     Scalar { text: Cow<'s, str>, plain: bool },
-    /// Pairs, in order.
+    /// Keys and values in turn, in order.
     Mapping(Range<u32>),
     /// Items, in order.
     Sequence(Range<u32>),
-    /// Another name for a node that is no alias itself.
+    /// A reference to a node that is not an alias.
     Alias(Id),
 }
 
@@ -40,41 +42,37 @@ struct Node<'s> {
     end: u32,
 }
 
-/// One document.
 #[derive(Debug, Default)]
 pub(in crate::config) struct Tree<'s> {
     nodes: Vec<Node<'s>>,
     children: Vec<Id>,
     tags: HashMap<Id, Box<str>>,
-    /// The outermost node; an empty text has none.
+    /// The outermost node, or `None` for an empty text.
     pub(in crate::config) root: Option<Id>,
-    /// Whether any alias was used.
     pub(in crate::config) aliased: bool,
 }
 
 impl<'s> Tree<'s> {
-    /// How many nodes there are; their numbers are below.
+    /// Returns the number of nodes. Every ID is below it.
     pub(in crate::config) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// What a node is.
     pub(in crate::config) fn kind(&self, id: Id) -> &Kind<'s> {
         &self.nodes[id].kind
     }
 
-    /// Where a node stands.
     pub(in crate::config) fn span(&self, id: Id) -> Span {
         let Node { start, end, .. } = &self.nodes[id];
         Span { start: widen(*start), end: widen(*end) }
     }
 
-    /// A node's tag, written out; empty when it has none.
+    /// Returns the resolved tag of a node, or an empty text.
     pub(in crate::config) fn tag(&self, id: Id) -> &str {
         self.tags.get(&id).map_or("", |tag| tag)
     }
 
-    /// The node itself, or what it is an alias of.
+    /// Returns the target of an alias, or `id` itself for other nodes.
     pub(in crate::config) fn target(&self, id: Id) -> Id {
         match self.kind(id) {
             Kind::Alias(target) => *target,
@@ -82,7 +80,7 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// The items of a sequence, the keys and values of a mapping in turn, nothing of a scalar.
+    /// Returns the items of a sequence, or the keys and values of a mapping in turn.
     pub(in crate::config) fn children(&self, id: Id) -> &[Id] {
         match self.kind(id) {
             Kind::Mapping(range) | Kind::Sequence(range) => {
@@ -92,13 +90,12 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// The pairs of a mapping.
     pub(in crate::config) fn pairs(&self, id: Id) -> impl Iterator<Item = (Id, Id)> {
         self.children(id).as_chunks::<2>().0.iter().map(|[key, value]| (*key, *value))
     }
 
-    /// A scalar's text and value; `None` for anything else. A tag that does not fit is ignored
-    /// here: [`super::check`] has complained.
+    /// Returns the text and the value of a scalar, or `None` for other nodes. A
+    /// tag that does not fit is ignored here, because [`super::check`] reports it.
     pub(in crate::config) fn scalar(&self, id: Id) -> Option<(&str, Value)> {
         match self.kind(id) {
             Kind::Scalar { text, plain } => {
@@ -109,12 +106,12 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// Whether a node is text because of its quotes only.
+    /// Returns `true` if a node is text only because of its quotes.
     pub(in crate::config) fn is_quoted(&self, id: Id) -> bool {
         matches!(self.kind(id), Kind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
     }
 
-    /// Whether a key merges its value's pairs into the mapping.
+    /// Returns `true` if the key merges the pairs of its value into the mapping (`<<`).
     pub(in crate::config) fn is_merge(&self, key: Id) -> bool {
         match self.kind(key) {
             Kind::Scalar { text, plain } if text == "<<" => {
@@ -125,8 +122,8 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// The mappings that a merge key's value names, in the order they are applied: of a list the
-    /// first wins, so it comes last.
+    /// Returns the mappings that a merge key names, in the order of their
+    /// application. The first item of a list wins, so it comes last.
     pub(in crate::config) fn merged(&self, value: Id) -> Vec<Id> {
         match self.kind(value) {
             Kind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
@@ -135,7 +132,7 @@ impl<'s> Tree<'s> {
     }
 }
 
-/// Offsets are kept in 32 bits, which [`BYTES`] fits; every platform we build for has 64.
+/// Converts a stored offset. Offsets have 32 bits, which is enough for [`BYTES`].
 fn widen(offset: u32) -> usize {
     usize::try_from(offset).unwrap_or(BYTES)
 }
@@ -144,7 +141,7 @@ fn narrow(offset: usize) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }
 
-/// The first document of `text`. What is wrong with its syntax goes to `findings`.
+/// Parses the first document of `text`. Syntax errors are added to `findings`.
 pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tree<'s> {
     refuse_unknown_directives(text, 0, findings);
     let version_at = text.find("%YAML").unwrap_or_default();
@@ -181,8 +178,8 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
     builder.tree
 }
 
-/// What follows the first document is dropped, as by the reference, where it would be missed in silence. Documents of
-/// nothing are passed over.
+/// Reports a document after the first one. It is dropped, as in envoyproxy/ratelimit,
+/// and the user would not notice otherwise. Empty documents are skipped.
 fn tell_of_another<'s>(
     rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
     is_first_nothing: bool,
@@ -208,7 +205,7 @@ fn tell_of_another<'s>(
     }
 }
 
-/// What the parser gives for no text, or what stands for none.
+/// Returns `true` for null, and for the `~` that the parser emits instead of a missing value.
 fn is_nothing(text: &str) -> bool {
     matches!(text, "" | "~" | "null")
 }
@@ -223,7 +220,6 @@ fn another(at: Span, is_first_nothing: bool, findings: &mut Findings) {
     findings.add_with_help(Code::SecondDocument, at, message, help);
 }
 
-/// How the parser beneath is run.
 fn options(depth: usize) -> granit_parser::Options {
     let mut options = granit_parser::options! {
         flow_nesting_limit: depth,
@@ -234,17 +230,18 @@ fn options(depth: usize) -> granit_parser::Options {
     options
 }
 
-/// A directive behind the document ends it, and what follows is not read; but it has to be one.
+/// Returns `true` for a directive after the document, which ends it.
+/// The text after it is not read, but the directive must be valid.
 fn ends_document(error: &ScanError) -> bool {
     *error.kind() == ErrorKind::MissingDocumentEndBeforeDirective
 }
 
-/// A collection that has not ended.
+/// A collection whose end was not reached yet.
 struct Open {
     id: Id,
-    /// Whether it stands in brackets.
+    /// `true` inside brackets (flow style).
     bracketed: bool,
-    /// How many nodes were waiting for their parent when it began.
+    /// The number of nodes without a parent at the start of the collection.
     waiting: usize,
 }
 
@@ -254,7 +251,7 @@ struct Builder<'s> {
     open: Vec<Open>,
     waiting: Vec<Id>,
     anchors: HashMap<usize, Id>,
-    /// Where the text says which YAML it is, if it does.
+    /// The position of the `%YAML` directive, if there is one.
     version_at: Span,
 }
 
@@ -387,7 +384,7 @@ pub(super) fn too_deep(at: Span, findings: &mut Findings) {
     findings.add(Code::TooDeep, at, message);
 }
 
-/// YAML 1.1 readers refuse directives that they do not know; the parser beneath skips them.
+/// Reports unknown directives. YAML 1.1 parsers reject them, but `granit_parser` skips them.
 fn refuse_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
     let mut start = from;
     for line in text.get(from..).unwrap_or_default().split_inclusive(['\n', '\r']) {
@@ -431,12 +428,12 @@ fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
     }
 }
 
-/// What went wrong where a text runs on into a line that is right by itself.
+/// The fix for a text that continues on a line that is valid by itself.
 const BEGAN_ABOVE: &str =
     "keys of one block start in one column, and a colon is followed by a blank";
 
-/// The word before a colon that nothing but blanks and dashes stands before on its line: the text that this colon would
-/// divide began above.
+/// Returns the word before a colon if only blanks and dashes precede it on its line.
+/// In that case the text that the colon would split starts on an earlier line.
 fn lone_word(before: &str) -> Option<Span> {
     let first = before.rfind(['\n', '\r']).map_or(0, |end| end + 1);
     let line = before[first..].trim_end_matches([' ', '\t']);

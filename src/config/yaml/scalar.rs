@@ -1,39 +1,38 @@
-//! What a scalar means: YAML 1.1 as the base language has it.
+//! The values of scalars in YAML 1.1, as in envoyproxy/ratelimit.
 //!
-//! Guarantees: booleans by eleven spellings each, integers with `_`, sign, `0x`, `0b`, `0o` or a
-//! leading zero (octal), no base 60; a number that starts with a zero and has an 8 or 9 is a float;
-//! dates are text.
-//! Leaves out: tags on mappings and lists, which mean nothing here.
+//! Guarantees:
+//! - Each boolean has eleven spellings.
+//! - Integers may have `_`, a sign, `0x`, `0b`, `0o` or a leading zero (octal).
+//! - Base 60 is not supported.
+//! - A number with a leading zero and an 8 or 9 is a float.
+//! - Dates are text.
+//!
+//! Not covered:
+//! - Tags on mappings and lists, which have no effect.
 
 use super::timestamp::is_timestamp;
 
-/// A scalar's value.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::config) enum Value {
-    /// Nothing, `~` or `null`.
+    /// An empty text, `~` or `null`.
     Null,
-    /// True or false.
     Bool(bool),
-    /// An integer.
     Int(i64),
-    /// An integer that only fits without a sign.
+    /// An integer above `i64::MAX`.
     Big(u64),
-    /// Any other number.
     Float(f64),
-    /// The scalar's text.
     Text,
     /// Decoded `!!binary`.
     Binary(Vec<u8>),
 }
 
-/// Every standard tag begins so.
 const STANDARD: &str = "tag:yaml.org,2002:";
 
-/// A scalar's value.
+/// Returns the value of a scalar.
 ///
 /// # Errors
 ///
-/// The tag's short name, when it is a standard tag that does not fit the text.
+/// Returns the tag's short name if it is a standard tag that does not fit the text.
 pub(super) fn value(text: &str, tag: &str, plain: bool) -> Result<Value, &'static str> {
     let Some(standard) = tag.strip_prefix(STANDARD) else {
         let by_looks = plain && tag.is_empty();
@@ -103,7 +102,7 @@ fn integer(text: &str) -> Option<Value> {
     }
 }
 
-/// `0b-1` and `0b+1`: a sign behind the mark, which only binary may have.
+/// Parses `0b-1` and `0b+1`. Only binary integers may have the sign after the prefix.
 fn signed_binary(text: &str) -> Option<Value> {
     let digits = text.strip_prefix("0b")?;
     i64::from_str_radix(digits, 2).ok().map(Value::Int)
@@ -119,7 +118,7 @@ fn radix(text: &str) -> (u32, &str) {
     }
 }
 
-/// `[-+]? (digits [. digits?] | . digits) ([eE] [-+]? digits)?`, finite.
+/// Parses `[-+]? (digits [. digits?] | . digits) ([eE] [-+]? digits)?` if it is finite.
 fn decimal(text: &str) -> Option<Value> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
@@ -133,14 +132,14 @@ fn decimal(text: &str) -> Option<Value> {
     text.parse().ok().filter(|value: &f64| value.is_finite()).map(Value::Float)
 }
 
-/// A number that starts with its point may have `_` between digits only.
+/// Parses a number that starts with its decimal point. `_` is valid only between digits.
 fn fraction(text: &str) -> Option<Value> {
     let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
     let parts = text.match_indices('_').all(|(at, _)| digit(at.wrapping_sub(1)) && digit(at + 1));
     if parts { decimal(&text.replace('_', "")) } else { None }
 }
 
-/// Standard base64 with its padding; line ends may stand anywhere.
+/// Decodes standard base64 with padding. Line ends may be anywhere.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let coded: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
     let (quads, rest) = coded.as_chunks::<4>();

@@ -1,8 +1,13 @@
-//! What makes a tree unusable whatever it is for: checked before anything follows an alias.
+//! Checks the structure of a tree before any code follows an alias.
 //!
-//! Guarantees: after a check without error, following aliases ends, within [`DEPTH`] levels and a
-//! bounded number of steps; every key is a scalar; every merge key names mappings; tags fit.
-//! Leaves out: names and types of a limits file.
+//! Guarantees:
+//! - After a check without errors, following aliases ends within [`DEPTH`] levels and bounded
+//!   steps.
+//! - Every key is a scalar, and every merge key names mappings.
+//! - Every tag fits its text, or is in the returned set.
+//!
+//! Not covered:
+//! - The keys and types of a limits file.
 
 use std::collections::HashSet;
 
@@ -10,8 +15,8 @@ use super::node::too_deep;
 use super::{DEPTH, Id, Kind, Tree, scalar};
 use crate::config::diagnostic::{Code, Findings};
 
-/// Checks a tree. Returns the scalars that their tag does not fit; `None` when following aliases
-/// would not end.
+/// Checks a tree. Returns the scalars whose tag does not
+/// fit, or `None` if following aliases would never end.
 pub(in crate::config) fn check(tree: &Tree<'_>, findings: &mut Findings) -> Option<HashSet<Id>> {
     let mut misfits = HashSet::new();
     for id in 0..tree.len() {
@@ -58,23 +63,24 @@ fn merge_is_sound(tree: &Tree<'_>, value: Id, findings: &mut Findings) {
     }
 }
 
-/// How much of what was read came out of aliases. The base language's measure: nearly all of a
-/// small file may, a tenth of a large one.
+/// Counts the nodes that were read and how many of them came from
+/// aliases. As in envoyproxy/ratelimit's parser, nearly all nodes of
+/// a small file may come from aliases, but only 10 % of a large one.
 #[derive(Debug, Default)]
 pub(in crate::config) struct Budget {
     read: u32,
     from_aliases: u32,
-    /// Aliases being followed at this moment.
+    /// The number of aliases that are being followed.
     pub(in crate::config) inside: usize,
 }
 
 impl Budget {
-    /// Up to here, 99 of 100 nodes read may come out of aliases.
+    /// Up to this number of nodes, 99 % may come from aliases.
     const SMALL: f64 = 400_000.0;
-    /// From here on, 10 of 100.
+    /// From this number on, 10 % may come from aliases.
     const LARGE: f64 = 4_000_000.0;
 
-    /// Counts one node that is read. Returns whether all is within measure.
+    /// Counts one node. Returns `false` if too many came from aliases.
     pub(in crate::config) fn count(&mut self) -> bool {
         self.read = self.read.saturating_add(1);
         if 0 < self.inside {
@@ -96,11 +102,11 @@ enum Step {
     LeaveAlias,
 }
 
-/// A walk over everything that a tree stands for, aliases followed, on a stack of its own.
+/// A walk over a tree with aliases followed. It has its own stack instead of recursion.
 struct Walk<'t, 's> {
     tree: &'t Tree<'s>,
     steps: Vec<Step>,
-    /// Collections that the walk is inside of.
+    /// For each node, `true` while the walk is inside of it.
     within: Vec<bool>,
     depth: usize,
     budget: Budget,

@@ -1,11 +1,16 @@
-//! Where YAML 1.1 readers refuse what the parser beneath, which speaks YAML 1.2, lets pass, and the
-//! other way round.
+//! Checks the rules in which YAML 1.1 is stricter or laxer than `granit_parser`, a YAML 1.2 parser.
 //!
-//! Guarantees: tabs where a key may start, question marks and leading colons in unquoted texts
-//! inside brackets, the escapes `\/` and halves of UTF-16, and anchors of other than letters,
-//! digits, `_` and `-` are refused.
-//! Leaves out: comments that follow at once, which are for [`super::input`]; line ends other than CR and LF; quoted texts that go on left of their block and tabs
-//! inside brackets inside blocks, which stay refused although YAML 1.1 takes them.
+//! Guarantees:
+//! - Rejects tabs where a key may start.
+//! - Rejects `?` and a leading `:` in unquoted texts inside brackets.
+//! - Rejects the escapes `\/` and UTF-16 surrogates.
+//! - Rejects anchors with characters other than letters, digits, `_` and `-`.
+//!
+//! Not covered:
+//! - Comments without a blank before them: see [`super::input`].
+//! - Line ends other than CR and LF.
+//! - Quoted texts that continue left of their block: YAML 1.1 accepts them, we reject them.
+//! - Tabs inside brackets inside blocks: YAML 1.1 accepts them, we reject them.
 
 use std::borrow::Cow;
 
@@ -13,14 +18,13 @@ use granit_parser::ScalarStyle;
 
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// Watches the text between the nodes and the spelling of scalars.
+/// Checks the text between nodes and the spelling of scalars.
 pub(super) struct Strict<'s> {
     text: &'s str,
-    /// Where the last token ended that no other may overlap.
+    /// The end of the last token. The text before it is checked.
     from: usize,
-    /// Whether that token was an unquoted text, which takes the blanks behind it.
+    /// `true` if the last token was an unquoted text, which includes the blanks after it.
     after_plain: bool,
-    /// Brackets that are open.
     brackets: usize,
 }
 
@@ -29,19 +33,17 @@ impl<'s> Strict<'s> {
         Self { text, from: 0, after_plain: false, brackets: 0 }
     }
 
-    /// A bracket opens at `at`.
     pub(super) fn open(&mut self, at: Span, findings: &mut Findings) {
         self.gap(at.start, findings);
         self.brackets += 1;
     }
 
-    /// A bracket closes at `at`.
     pub(super) fn close(&mut self, at: Span) {
         self.brackets = self.brackets.saturating_sub(1);
         self.pass(at, false);
     }
 
-    /// A scalar stands at `at`. Returns its text as YAML 1.1 has it.
+    /// Checks the scalar at `at` and returns its text in YAML 1.1.
     pub(super) fn scalar(
         &mut self,
         text: Cow<'s, str>,
@@ -52,7 +54,7 @@ impl<'s> Strict<'s> {
         self.gap(at.start, findings);
         self.pass(at, style == ScalarStyle::Plain);
         match style {
-            // The parser beneath writes a tilde where nothing stands.
+            // The parser emits `~` for a missing value.
             ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
             ScalarStyle::Plain if 0 < self.brackets => self.plain_in_brackets(text, at, findings),
             ScalarStyle::DoubleQuoted => {
@@ -63,7 +65,7 @@ impl<'s> Strict<'s> {
         }
     }
 
-    /// Any other token stands at `at`.
+    /// Checks the text before any other token.
     pub(super) fn token(&mut self, at: Span, findings: &mut Findings) {
         self.gap(at.start, findings);
         self.pass(at, false);
@@ -75,7 +77,6 @@ impl<'s> Strict<'s> {
         }
     }
 
-    /// The anchor `name` stands at `at`.
     pub(super) fn anchor(name: &str, at: Span, findings: &mut Findings) {
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')) {
             let message = format!("the anchor `{name}` has other than letters, digits, _ and -");
@@ -95,7 +96,8 @@ impl<'s> Strict<'s> {
         }
     }
 
-    /// `unit:` before a comma is one word in YAML 1.1, not a key without a value.
+    /// Checks an unquoted text inside brackets. In YAML 1.1 `unit:`
+    /// before a comma is one word instead of a key without a value.
     fn plain_in_brackets(
         &self,
         text: Cow<'s, str>,
@@ -136,8 +138,8 @@ impl<'s> Strict<'s> {
     }
 }
 
-/// The first tab at the start of a line or of an item, comments apart; on the blank lines behind
-/// an unquoted text, only in the first column.
+/// Returns the first tab at the start of a line or an item, outside of comments.
+/// On blank lines after an unquoted text, only the first column counts.
 fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
     let mut key_may_start = starts_line;
     let mut before = if starts_line { '\n' } else { 'x' };
@@ -151,7 +153,7 @@ fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool
             '\t' if key_may_start && !in_comment && !taken => return Some(at),
             ' ' | '\t' => {}
             '#' if apart => in_comment = true,
-            // The mark of an item or a key, which a line or another mark has come before.
+            // The indicator of an item or a key, at the start of a line or after another indicator.
             '-' | '?' if apart => {}
             _ => key_may_start = false,
         }

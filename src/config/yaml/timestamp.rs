@@ -1,10 +1,14 @@
-//! Which texts are dates, asked only where a tag says that one is.
+//! Recognizes YAML timestamps, for scalars with a timestamp tag.
 //!
-//! Guarantees: four forms, a date alone, with a time after a blank, or with `T` or `t`, a time and
-//! a zone; month, day, hour, minute and second may have one digit.
-//! Leaves out: the instant itself: dates stay text.
+//! Guarantees:
+//! - Accepts a date alone, or with a time after a blank.
+//! - Accepts a date with `T` or `t`, a time and a zone.
+//! - Month, day, hour, minute and second may have one digit.
+//!
+//! Not covered:
+//! - The instant: dates stay text.
 
-/// Whether `text` is a date that exists.
+/// Returns `true` if `text` is an existing date, optionally with a time.
 pub(super) fn is_timestamp(text: &str) -> bool {
     let (date, time) = text.split_once(['T', 't', ' ']).unwrap_or((text, ""));
     let blank = text[date.len()..].starts_with(' ');

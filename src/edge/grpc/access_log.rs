@@ -1,10 +1,17 @@
-//! `envoy.service.accesslog.v3.AccessLogService`: Envoy tells of the requests that `ext_authz` asked about.
+//! `envoy.service.accesslog.v3.AccessLogService`: releases permits that `ext_authz` acquired.
 //!
-//! Guarantees: an entry of a request's end gives back what its id holds, with the upstream's latency and
-//! how it went; one of a request that goes on renews it; any other does nothing. A stream that does
-//! not end holds no shutdown up. What is no entry ends the stream, once the rest of its message is heard. One entry at a time is made of a message: two million empty ones fit 4 MiB, and all
-//! together are four gigabytes.
-//! Leaves out: everything else that an entry says. TCP entries have no request and tell nothing.
+//! Guarantees:
+//! - The entry of a finished request releases its permits, with latency and outcome.
+//! - The entry of a request in flight renews its permits.
+//! - Other entries, such as TCP entries, have no effect.
+//! - An open stream does not delay the shutdown.
+//! - An invalid entry ends the stream after the other entries of its message are applied.
+//!
+//! Not covered:
+//! - All other fields of an entry.
+//!
+//! Entries are decoded one at a time: two million
+//! empty entries fit in 4 MiB, and take 4 GiB decoded.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -39,25 +46,23 @@ use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
 
-/// Where the `ext_authz` filter puts what its service says.
+/// The metadata namespace of the `ext_authz` filter.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
-/// The one method.
 const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
 
-/// Field numbers: a message's HTTP entries, and one entry of them.
 const HTTP_LOGS: u64 = 2;
 const LOG_ENTRY: u64 = 1;
 
-/// A process that goes reads on until nothing has come for so long: of a stream that is closed what is under way is lost.
+/// A draining process closes a stream after it was idle for
+/// this time. Closing it earlier would lose entries in transit.
 const QUIET: time::Duration = time::Duration::from_millis(100);
-/// And no longer than this.
+/// The longest time that a draining process reads a stream.
 const LAST: time::Duration = time::Duration::from_secs(1);
 
-/// Entries after which others have their turn.
 const TURN: usize = 256;
 
-/// The HTTP entries of `message`, each made of its bytes when it is asked for. An error where an entry is none.
+/// Decodes the HTTP entries of `message` lazily. An item is an error if the entry is invalid.
 pub fn entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
     let logs = Fields::of(message).filter(|(number, _)| *number == HTTP_LOGS);
     let entries = logs.flat_map(|(_, logs)| Fields::of(logs));
@@ -65,16 +70,16 @@ pub fn entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry
     entries.map(|(_, entry)| HttpAccessLogEntry::decode(entry))
 }
 
-/// The service, at its path. By hand: the one that is made of the proto decodes whatever comes, at once.
+/// The service at its path. tonic's generated service
+/// would decode all entries of a message at once.
 #[derive(Clone, Debug)]
 pub struct AccessLogs {
     engine: Arc<Engine>,
-    /// True once this process goes.
     leaving: watch::Receiver<bool>,
 }
 
 impl AccessLogs {
-    /// The service over `engine`, which reads little further once `leaving` is true.
+    /// Creates the service over `engine`, which ends its streams soon after `leaving` becomes true.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
         Self { engine, leaving }
@@ -117,11 +122,11 @@ impl AccessLogs {
                 message = messages.message() => message,
                 _ = leaving.wait_for(|leaving| *leaving) => break,
             };
-            // A proxy that goes breaks the stream off, and nobody reads what would be said to it.
+            // The proxy disconnected, so no error needs to be sent.
             let Ok(Some(message)) = message else { return Ok(heard()) };
             self.note_all(&message, source).await?;
         }
-        // The places of other replicas end by these as well.
+        // The remaining entries may release permits of other replicas.
         let began = Instant::now();
         while began.elapsed() < LAST
             && let Ok(Ok(Some(message))) = timeout(QUIET, messages.message()).await
@@ -131,7 +136,7 @@ impl AccessLogs {
         Ok(heard())
     }
 
-    /// One that is no entry ends the stream, but keeps nothing from the others.
+    /// Applies all entries of a message. Returns an error afterwards if an entry was invalid.
     async fn note_all(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
         let mut broken = None;
         for (at, entry) in (1..).zip(entries(message)) {
@@ -187,7 +192,7 @@ fn malformed(error: &DecodeError) -> Status {
     Status::internal(format!("an entry of the access log: {error}"))
 }
 
-/// Messages as they come, an answer as it is.
+/// The codec of the service: encoded messages in, a decoded response out.
 #[derive(Clone, Copy, Debug)]
 struct Raw;
 
@@ -215,7 +220,9 @@ impl Decoder for Raw {
     }
 }
 
-/// Who answered `ext_authz`: by what that filter said, which no client can, or by a header of the response.
+/// Returns the replica that answered `ext_authz`.
+///
+/// It reads the filter's metadata, which no client can set, or else a response header.
 #[must_use]
 pub fn owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     let common = entry.common_properties.as_ref();
@@ -226,23 +233,23 @@ pub fn owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     })
 }
 
-/// What an entry says of its request.
+/// The state of a request according to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Says {
-    /// It has ended.
+    /// The request has ended.
     Ended {
-        /// How it went for the upstream.
+        /// The outcome for the upstream.
         outcome: Outcome,
-        /// The upstream's latency, from the first byte to it to the last from it.
+        /// The upstream's latency, from the first byte sent to the last byte received.
         rtt: Option<Nanos>,
     },
-    /// It is in flight.
+    /// The request is in flight.
     GoesOn,
-    /// Neither: it begins, or a part of it begins or ends.
+    /// Another event, such as the start of the request.
     Nothing,
 }
 
-/// What `entry` says. An Envoy that names no type of entry sends them at ends alone.
+/// Returns the state of the request in `entry`. Envoy versions without entry types log only ends.
 #[must_use]
 pub fn says(entry: &HttpAccessLogEntry) -> Says {
     let nothing = AccessLogCommon::default();
@@ -257,7 +264,8 @@ pub fn says(entry: &HttpAccessLogEntry) -> Says {
     }
 }
 
-/// A client that left tells nothing of the upstream, nor does an answer that was made in Envoy.
+/// Returns the outcome for the upstream. It is [`Outcome::Ignored`]
+/// if the client disconnected or Envoy itself responded.
 fn outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nanos>) -> Outcome {
     let flags = common.response_flags.unwrap_or_default();
     let code = entry.response.as_ref().and_then(|response| response.response_code);
@@ -273,7 +281,6 @@ fn outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nan
     }
 }
 
-/// Whether the upstream did not answer, or not in time, or not to the end.
 const fn has_failed(flags: &ResponseFlags) -> bool {
     flags.no_healthy_upstream
         || flags.upstream_connection_failure

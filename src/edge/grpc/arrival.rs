@@ -1,9 +1,15 @@
-//! A question as it arrives: counted byte by byte before anything is made of it.
+//! The codec of the rate limit service: it counts a request's parts before it decodes them.
 //!
-//! Guarantees: what is decoded is at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries, so that one message
-//! takes little more memory than its bytes: two million empty descriptors fit 4 MiB, and decoded they are a hundred.
-//! Leaves out: what the question means; other services' messages. Cost: nothing for a message that is too short to hold too
-//! many of anything.
+//! Guarantees:
+//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries.
+//! - Decoding takes little more memory than the message itself.
+//!
+//! Not covered:
+//! - The meaning of a request.
+//! - Messages of other services.
+//!
+//! Two million empty descriptors fit in a message of 4 MiB, and take about 100 MiB when
+//! decoded. A message that is too short to exceed a bound is not counted, so it costs nothing.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -27,22 +33,20 @@ use super::prompt::Prompt;
 use super::rls::RateLimits;
 use crate::engine::Refusal;
 
-/// The one method.
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The least bytes of a descriptor or an entry: a tag and a length of zero.
+/// The smallest size of a descriptor or an entry, in bytes: a tag and a length of zero.
 const LEAST: usize = 2;
-/// Field numbers: a request's descriptors, and a descriptor's entries.
 const DESCRIPTORS: u64 = 2;
 const ENTRIES: u64 = 1;
 
-/// A question, or why it holds too much to be decoded.
+/// A request, or the error for a request that has too many parts to decode.
 pub type Arrived = Result<RateLimitRequest, Refusal>;
 
-/// The question that `message` holds.
+/// Decodes `message`; the inner error means that it has too many descriptors or entries.
 ///
 /// # Errors
-/// The bytes are no such message.
+/// `message` is not a valid `RateLimitRequest`.
 pub fn arrived(message: &[u8]) -> Result<Arrived, DecodeError> {
     match check(message) {
         Ok(()) => RateLimitRequest::decode(message).map(Ok),
@@ -62,7 +66,6 @@ fn check(message: &[u8]) -> Result<(), Refusal> {
     check_counts(descriptors, entries)
 }
 
-/// Messages of the service: questions counted before they are decoded, answers as they are.
 #[derive(Clone, Copy, Debug)]
 struct Letters;
 
@@ -86,14 +89,14 @@ impl Decoder for Letters {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Arrived>, Status> {
-        // One piece holds the whole message; of several, the first alone would not be one.
+        // tonic passes the whole message in one chunk.
         let arrived = arrived(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
         from.advance(from.remaining());
         Ok(Some(arrived))
     }
 }
 
-/// The service at its path. By hand: the one that is made of the proto decodes whatever comes.
+/// The service at its path. tonic's generated service would decode every message without counting.
 #[derive(Clone, Debug)]
 pub(super) struct Limits(Arc<RateLimits>);
 

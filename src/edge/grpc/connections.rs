@@ -1,9 +1,14 @@
-//! Connections of the gRPC port, served until they end or all are told to go.
+//! Serves the connections of the gRPC port until they end or the process shuts down.
 //!
-//! Guarantees: at most [`MOST_CALLS`] at one time on each; proxies that vanish
-//! are noticed ([`PING_AFTER`], [`Connection`]); a connection that is old enough is told to go (GOAWAY), and at
-//! shutdown all are, after the listener has closed; the calls under way are finished.
-//! Leaves out: any limit on how long the finishing may take, but the grace that [`Incoming`] gives the old ones.
+//! Guarantees:
+//! - A connection has at most [`MOST_CALLS`] calls at one time.
+//! - Vanished proxies are detected by pings ([`PING_AFTER`]) and idle timeouts ([`Connection`]).
+//! - A connection that reaches its age limit receives GOAWAY.
+//! - At shutdown the listener closes first, then every connection receives GOAWAY.
+//! - Open calls are finished.
+//!
+//! Not covered:
+//! - A limit on the time to finish, except the lifetime that [`Incoming`] enforces.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -21,11 +26,12 @@ use super::incoming::{Connection, Holding, Incoming};
 use super::rls::RateLimits;
 use super::{PING_AFTER, PONG_AT_LAST};
 
-/// Most calls at one time on one connection: each request behind `ext_proc` is one for as long as it lasts.
+/// The largest number of calls at one time on one connection.
+/// With `ext_proc`, each request in flight is one call.
 const MOST_CALLS: u32 = 10_000;
 
-/// Serves `limits` and `others` to whoever comes until `shutdown`, then finishes what is under way. A
-/// connection is told to go after `most`, where that is given.
+/// Serves `limits` and `others` on all `incoming` connections until `shutdown`, then
+/// finishes the open calls. If `most` is given, a connection of that age receives GOAWAY.
 pub(super) async fn serve(
     mut incoming: Incoming,
     (limits, others): (RateLimits, Routes),
@@ -39,7 +45,7 @@ pub(super) async fn serve(
             () = &mut shutdown => break,
             connection = incoming.next() => connection,
         };
-        // Without whoever accepts, what was accepted is finished, and the process ends with its port.
+        // The accept task has ended: finish the accepted connections, then end.
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
         let holding = connection.holding();
@@ -52,7 +58,6 @@ pub(super) async fn serve(
     leave.closed().await;
 }
 
-/// Serves one connection to its end; it is told to go when it is older than `most`, or all are `leaving`.
 async fn attend(
     (connection, holding): (Connection, Holding),
     doors: Doors,
@@ -68,12 +73,12 @@ async fn attend(
         }
     };
     tokio::select! {
-        // A client that breaks off is its own affair.
+        // An error here means that the client disconnected.
         _ = &mut calls => return,
         _ = leaving.changed() => {}
         () = is_old => {}
     }
-    // Who vanished keeps nobody waiting who goes.
+    // Shortens the idle timeout, so that a vanished client cannot delay the shutdown.
     let _held = holding.hold();
     calls.as_mut().graceful_shutdown();
     drop(calls.await);
@@ -83,7 +88,7 @@ fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(MOST_CALLS);
-    // The silent are let go by the connection.
+    // `Connection` enforces the shorter idle timeout.
     http2.keep_alive_interval(PING_AFTER).keep_alive_timeout(PONG_AT_LAST);
     builder
 }

@@ -1,11 +1,17 @@
-//! Envoy's messages to questions, answers to Envoy's messages. Pure.
+//! Converts Envoy's requests to checks and decisions to Envoy's responses, without I/O.
 //!
-//! Guarantees: a question borrows its request; every request is either a question or a
-//! [`Refusal`]; an answer has one status per descriptor, in order; times are rounded up; a rule's
-//! metadata is copied, never changed.
-//! Leaves out: whether a configuration is loaded. The order of refusals is the reference's: the
-//! domain, then the list (both here), then the configuration (the engine), and only our own
-//! refusals of what the reference crashes on come before the last.
+//! Guarantees:
+//! - A check borrows from its request.
+//! - Every request becomes a check or a [`Refusal`].
+//! - A response has one status per descriptor, in the order of the request.
+//! - Times are rounded up to whole seconds.
+//! - The metadata of a rule is copied unchanged.
+//!
+//! Not covered:
+//! - A missing configuration, which the engine reports.
+//!
+//! Errors are checked in the order of envoyproxy/ratelimit: the domain, the descriptors, then
+//! the configuration. Errors that only Sluicegate returns are checked before the configuration.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -25,23 +31,25 @@ use crate::engine::{Answer, Refusal, Rejection, Status};
 use crate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Shown, Verdict};
 use crate::kernel::units::{Hits, Nanos, Unit};
 
-/// Most descriptors in one question: ten times what a route can sensibly produce, and few enough
-/// that one question cannot hold a shard for long.
+/// The largest number of descriptors in one check. It is ten times the number that
+/// a route can sensibly produce, and small enough to lock a shard only briefly.
 pub const MAX_DESCRIPTORS: usize = 1_000;
 
-/// Most entries of all descriptors of one question: ten for each of as many descriptors as may be.
+/// The largest number of entries in all descriptors of one check: ten per descriptor.
 pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
 
-/// The first length of a key or value, in bytes, that is refused: Envoy's own headers end at 60 KiB.
+/// The smallest length of a key or value, in bytes, that is
+/// refused. Envoy limits all headers of a request to 60 KiB.
 pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
-/// The first `hits_addend` that is refused. The reference takes it for a negative number.
+/// The smallest `hits_addend` that is refused. envoyproxy/ratelimit reads it as a negative number.
 const HITS_END: u64 = 1 << 63;
 
-/// The question that `request` asks.
+/// Converts `request` to a check.
 ///
 /// # Errors
-/// What the reference refuses (no domain, no descriptors) and what it crashes on or misreads.
+/// The domain or the descriptors are missing, as in envoyproxy/ratelimit.
+/// Also for a request that it crashes on or misreads.
 pub fn question<'r>(
     request: &'r RateLimitRequest,
     reporting: &Reporting,
@@ -64,7 +72,6 @@ pub fn question<'r>(
     Ok(Question { domain: &request.domain, descriptors })
 }
 
-/// Whether one question may hold so many descriptors, and so many entries in all of them.
 pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(), Refusal> {
     if MAX_DESCRIPTORS < descriptors {
         return Err(Refusal::TooManyDescriptors { got: descriptors, most: MAX_DESCRIPTORS });
@@ -92,7 +99,8 @@ fn descriptor<'r>(
     })
 }
 
-/// The descriptor's own addend wins, zero included; `every` is the request's.
+/// Returns the hits of a descriptor: its own `hits_addend`,
+/// even 0, otherwise `every` of the request.
 fn cost(
     index: usize,
     written: &RateLimitDescriptor,
@@ -118,14 +126,15 @@ fn r#override(index: usize, limit: RateLimitOverride) -> Result<Override, Refusa
         4 => Unit::Day,
         5 => Unit::Month,
         6 => Unit::Year,
-        // The request's enumeration has no week; the reference takes the answer's number for it.
+        // The enum of requests has no week. envoyproxy/ratelimit
+        // accepts the number from the response's enum.
         7 => Unit::Week,
         got => return Err(Refusal::UnknownUnit { descriptor: index, got }),
     };
     Ok(Override { requests: limit.requests_per_unit, unit })
 }
 
-/// The message that tells `answer` to the asker of `request`.
+/// Converts the decision on `request` to a response.
 #[must_use]
 pub fn reply(
     request: &RateLimitRequest,
@@ -147,7 +156,7 @@ fn upstream(reporting: &Reporting, answer: &Answer) -> Vec<HeaderValue> {
     headers(&Headers { reference, ..Headers::default() }, answer)
 }
 
-/// The reply to a question whose descriptors `covered` a ceiling turned away.
+/// Builds the response to a check whose descriptors `covered` were denied by a concurrency limit.
 pub(super) fn rejection(
     request: &RateLimitRequest,
     covered: &[usize],
@@ -175,7 +184,6 @@ pub(super) fn rejection(
     }
 }
 
-/// Names the replica that answers with `reply`, in a header and in metadata.
 pub(super) fn name_owner(reply: &mut RateLimitResponse, owner: &str) {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.to_owned(),
@@ -186,7 +194,6 @@ pub(super) fn name_owner(reply: &mut RateLimitResponse, owner: &str) {
     metadata::name_owner(&mut reply.dynamic_metadata, owner);
 }
 
-/// The reply to a release: OK to each descriptor.
 pub(super) fn released(request: &RateLimitRequest) -> RateLimitResponse {
     let ok = || DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
     let statuses = request.descriptors.iter().map(|_| ok()).collect();
@@ -194,8 +201,8 @@ pub(super) fn released(request: &RateLimitRequest) -> RateLimitResponse {
     RateLimitResponse { overall_code, statuses, ..RateLimitResponse::default() }
 }
 
-/// A status of the gRPC protocol for a question that is not answered: UNKNOWN where clients know
-/// it from the reference, `INVALID_ARGUMENT` for what only we refuse.
+/// Converts an error to a gRPC status: `UNKNOWN` for errors of envoyproxy/ratelimit,
+/// `INVALID_ARGUMENT` for errors that only Sluicegate returns.
 #[must_use]
 pub fn refusal(refusal: &Refusal) -> tonic::Status {
     match refusal {
@@ -213,7 +220,8 @@ pub fn refusal(refusal: &Refusal) -> tonic::Status {
     }
 }
 
-/// The name of an override's unit as protobuf's text form writes it: a number where it has none.
+/// Returns the name of an override's unit in protobuf's
+/// text format, or the number if it has no name.
 pub(super) fn unit_text(unit: i32) -> String {
     RateLimitUnit::try_from(unit)
         .map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_owned())
@@ -238,7 +246,7 @@ fn status(status: &Status) -> DescriptorStatus {
     }
 }
 
-/// A period that is none of the units is UNKNOWN here; `RateLimit-Policy` names it.
+/// A period without a unit of its own is `UNKNOWN` here; the header `RateLimit-Policy` contains it.
 fn current_limit(shown: &Shown) -> RateLimit {
     RateLimit {
         name: shown.name.as_deref().unwrap_or_default().to_owned(),
@@ -259,7 +267,7 @@ const fn unit(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-/// Envoy rounds a reset down in the headers it makes of it, so a fraction would be lost there.
+/// Rounds up to whole seconds, because Envoy truncates fractions in its headers.
 fn whole_seconds(duration: Nanos) -> Duration {
     let seconds = i64::try_from(duration.as_secs_ceil()).unwrap_or(i64::MAX);
     Duration { seconds, nanos: 0 }

@@ -1,9 +1,14 @@
-//! The calls of one connection, each to its service: rate limits by the short way, all others by a router.
+//! Routes the calls of one connection: rate limits
+//! by a fast path, other services by tonic's router.
 //!
-//! Guarantees: another service or method is `UNIMPLEMENTED`; a message comes whole within a time, and has a bound to
-//! its length ([`Prompt`]).
-//! Leaves out: a caller's `grpc-timeout`, which each service that waits keeps itself. Cost: the short way spares
-//! a call the router's boxes and the map that the peer's address would be put in.
+//! Guarantees:
+//! - An unknown service or method gets `UNIMPLEMENTED`.
+//! - A message has a size limit and a time limit ([`Prompt`]).
+//!
+//! Not covered:
+//! - A caller's `grpc-timeout`, which each service applies itself.
+//!
+//! The fast path saves the router's allocations and the map that would contain the peer's address.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -24,17 +29,16 @@ use super::rls::RateLimits;
 use super::surface::{Recoded, Surface};
 use crate::telemetry::event::Protocol;
 
-/// Where a client may be silent between its messages, the most bytes of one, and whether places end with the stream.
+/// Streaming methods: the path, the largest message in bytes, and true if its end releases permits.
 const STREAMS: [(&str, usize, bool); 5] = [
     ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MOST, true),
-    // Made into entries one at a time, so that it may have as many as tonic takes.
+    // Entries are decoded one at a time, so only tonic's own message limit applies.
     ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
     ("/sluicegate.v1.Permits/Hold", MOST, true),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MOST, false),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MOST, false),
 ];
 
-/// The services of one connection.
 #[derive(Clone, Debug)]
 pub(super) struct Doors {
     limits: Surface<Limits>,
@@ -44,7 +48,7 @@ pub(super) struct Doors {
 }
 
 impl Doors {
-    /// Those that a client at `peer` finds, whose connection is `holding` what ends with it.
+    /// Creates the router for a client at `peer`. `holding` creates the guards of permit streams.
     pub(super) fn new(
         limits: &RateLimits,
         others: &Routes,
@@ -83,7 +87,6 @@ impl hyper::service::Service<Request<Incoming>> for Doors {
     }
 }
 
-/// An answer on its way.
 pub(super) enum Answer {
     Limits(Recoded<Body>),
     Other(BoxFuture<Response<Body>, Infallible>),

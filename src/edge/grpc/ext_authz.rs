@@ -1,11 +1,19 @@
-//! `envoy.service.auth.v3.Authorization`: Envoy's `ext_authz` filter asks about a request.
+//! `envoy.service.auth.v3.Authorization`: checks from Envoy's `ext_authz` filter.
 //!
-//! Guarantees: the route says which hook and where the address is (`context_extensions`), never the request; a denial by a
-//! rate limit is a 429 with the headers of all protocols, one by a ceiling what its `reject` says; an error carries no
-//! answer and has the code that `ShouldRateLimit` gives it; a caller's `grpc-timeout` is kept, in queues as well.
-//! Ceilings are asked where the request has an id ([`hook::ID`]), which the access log gives back. A request that waits
-//! keeps its question, and nothing else of its message.
-//! Leaves out: the request's body, and what to do when nobody answers, which is the filter's.
+//! Guarantees:
+//! - The hook and the address header come from the route's
+//!   `context_extensions`, never from the request.
+//! - A denial by a rate limit is a 429 with the standard headers.
+//! - A denial by a concurrency limit is the response of its `reject`.
+//! - An error has no decision, and the status code that `ShouldRateLimit` returns.
+//! - A caller's `grpc-timeout` also limits the time in queues.
+//! - Concurrency limits apply only to requests with an id ([`hook::ID`]).
+//! - A waiting request keeps its check; the rest of its message is freed.
+//!
+//! Not covered:
+//! - The request's body.
+//! - The filter's behavior when this service is unavailable.
+//! - Releases, which arrive in the access log.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -36,20 +44,18 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Protocol};
 use crate::telemetry::trace;
 
-/// What of `context_extensions` names the hook.
+/// The key of `context_extensions` that contains the name of the hook.
 const HOOK: &str = "hook";
 
-/// What of `context_extensions` names the request header that holds the client's address. Without it the
-/// address is that of Envoy's peer, which behind a load balancer is the balancer's.
+/// The key of `context_extensions` with the name of the header that contains the client's
+/// address. Without it, the address is that of Envoy's peer, which may be a load balancer.
 const ADDRESS_HEADER: &str = "remote_address_header";
 
-/// When a client that a ceiling turned away may try again, in seconds.
 const RETRY_AFTER: &str = "Retry-After";
 
-/// What a denied client reads.
 const DENIED: &str = "rate limited\n";
 
-/// The service.
+/// The service that answers `ext_authz` checks.
 #[derive(Debug)]
 pub struct Authorizations {
     engine: Arc<Engine>,
@@ -58,7 +64,7 @@ pub struct Authorizations {
 }
 
 impl Authorizations {
-    /// The service over `engine`, asking by `hooks`.
+    /// Creates the service over `engine` with these `hooks`.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, reporting: Reporting, hooks: Arc<Hooks>) -> Self {
         Self { engine, reporting, hooks }
@@ -66,7 +72,7 @@ impl Authorizations {
 
     fn reply(&self, request: &RateLimitRequest, admitted: Admitted) -> CheckResponse {
         match admitted {
-            // The id holds the permits, or there are none.
+            // The engine stores permits under the request's id.
             Admitted::Decided(answer, _) => self.decided(request, &answer),
             Admitted::Rejected(rejection) => {
                 response_of(Code::ResourceExhausted, rejected(&rejection.reject))
@@ -111,7 +117,8 @@ impl Authorizations {
         let (check, decoded) = (request.into_inner(), self.engine.clock().now());
         let context = check.attributes.unwrap_or_default();
         let (request, id) = (asked(&self.hooks, &context), id_of(&context).map(Cow::into_owned));
-        // It takes many times the bytes that came, and the request may wait in a queue.
+        // Frees the decoded message, which is many times
+        // its encoded size, before waiting in a queue.
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
         let asking = hook::ask(engine, reporting, request.as_ref(), id.as_deref(), patience);
@@ -132,7 +139,8 @@ impl Authorizations {
     }
 }
 
-/// A status of the gRPC protocol; as of `ShouldRateLimit` where that can say it too.
+/// Converts an error to a gRPC status, with the code
+/// of `ShouldRateLimit` where it has the same error.
 #[must_use]
 pub fn refusal(why: &Unanswered) -> Status {
     match why {
@@ -144,7 +152,7 @@ pub fn refusal(why: &Unanswered) -> Status {
     }
 }
 
-/// The question that the route's hook makes of a request.
+/// Builds the rate limit request that the route's hook defines.
 ///
 /// # Errors
 /// As [`hook::request`].
@@ -163,20 +171,19 @@ pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitReque
     hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
 }
 
-/// The id that Envoy minted for the request, where it did.
 fn id_of(context: &AttributeContext) -> Option<Cow<'_, str>> {
     header_of(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
-/// The first line of that name; all of them where Envoy has joined them.
+/// Returns the first value of a header; all values if Envoy has joined them.
 fn first_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     lines_of(http, name).next()
 }
 
-/// All lines of that name, joined as Envoy does.
+/// Returns all values of a header, joined with commas as in Envoy.
 fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     lines_of(http, name).reduce(|all, next| {
-        // In the place of the first: thousands of headers may have one name.
+        // Appends in place, because thousands of headers may have the same name.
         let mut all = all.into_owned();
         all.push(',');
         all.push_str(&next);
@@ -184,7 +191,8 @@ fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     })
 }
 
-/// `encode_raw_headers` moves all headers from the first to the second, where they stand one by one.
+/// Returns the values of a header. Envoy's `encode_raw_headers` moves
+/// all headers from `headers` to `header_map`, which does not join them.
 fn lines_of<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
     let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
     let raw = http.header_map.as_ref().filter(|_| joined.is_none());
@@ -227,7 +235,6 @@ fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
     HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
 }
 
-/// Names the replica that answers with `reply`, in a header and in metadata.
 fn name_owner(reply: &mut CheckResponse, owner: &str) {
     let named = header((hook::OWNER, owner.to_owned()));
     match &mut reply.http_response {
@@ -247,7 +254,8 @@ fn rejected(reject: &Reject) -> HttpResponse {
     })
 }
 
-/// Takes the place of the upstream's header of that name: two would be read as two limits.
+/// Builds a header that replaces the upstream's header
+/// of the same name: clients would read two limits.
 fn header((name, value): crate::edge::headers::Header<'_>) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }),

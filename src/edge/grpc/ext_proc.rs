@@ -1,12 +1,16 @@
-//! `envoy.service.ext_proc.v3.ExternalProcessor`: Envoy asks about a request, and the stream it asks
-//! on is the request's permit.
+//! `envoy.service.ext_proc.v3.ExternalProcessor`: checks from Envoy, with one stream per request.
 //!
-//! Guarantees: whatever ends the stream gives the permits back: its request's end, a client or an
-//! upstream that goes, a proxy that dies; but where this process goes its request goes on, and counts.
-//! While a request waits in a queue, Envoy is told for how long. A stream that holds nothing is told to skip the rest and ended at once, and so are all when this process goes. One that
-//! waits or holds keeps its question and its permits, and nothing else that was decoded of its messages.
-//! Leaves out: bodies, which are never asked for; how latency divides into the upstream's and the
-//! client's: the time that counts is the stream's.
+//! Guarantees:
+//! - The stream's end releases the permits, also if the client, upstream or proxy fails.
+//! - During a drain, permits of shared limits stay counted until `max_duration`.
+//! - While a request waits in a queue, Envoy's message timeout is extended.
+//! - A stream without permits ends at once and skips the later messages.
+//! - A drain ends all streams.
+//! - A waiting request keeps its check and permits; its decoded message is freed.
+//!
+//! Not covered:
+//! - Bodies, which are never requested.
+//! - The upstream's own latency: the measured time is that of the stream.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -48,34 +52,36 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Protocol};
 use crate::telemetry::trace;
 
-/// The gRPC header that names a hook; Envoy's configuration sets it, for a filter or for a route.
+/// The gRPC header with the name of the hook. Envoy's
+/// configuration sets it per filter or per route.
 pub const HOOK: &str = "x-sluicegate-hook";
 
-/// The attribute that names a hook where that header does not: the route's own metadata, which no client can set. Envoy
-/// keys an attribute by its expression, so that one spelling is read and no other.
+/// The attribute with the name of the hook, used if the header is missing.
+///
+/// It is the route's own metadata, which no client can set. Envoy
+/// uses the expression as the key, so only this spelling is read.
 pub const ROUTE_HOOK: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 
-/// How long an answer may take before Envoy is told that the request waits in a queue: well within
-/// Envoy's own patience, 200 ms by default, and longer than any answer without a queue.
+/// The delay after which a queued request gets a longer message timeout in Envoy. It is
+/// well below Envoy's default timeout of 200 ms, and above the usual time of a decision.
 const SOON: Duration = Duration::from_millis(50);
 
-/// What is added to the longest wait in queues, for the store and the way back.
+/// The time for the store call and the reply, added to the longest time in queues.
 const MARGIN: Nanos = Nanos(500 * Nanos::MILLI.0);
 
-/// The service.
+/// The service that processes `ext_proc` streams.
 #[derive(Clone, Debug)]
 pub struct Processor {
     engine: Arc<Engine>,
     reporting: Arc<Reporting>,
     hooks: Arc<Hooks>,
-    /// True once this process goes.
     leaving: watch::Receiver<bool>,
 }
 
 type Replies = mpsc::Sender<Result<ProcessingResponse, Status>>;
 
 impl Processor {
-    /// The service over `engine`, which holds no stream any longer once `leaving` is true.
+    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -107,7 +113,6 @@ impl ExternalProcessor for Processor {
 }
 
 impl Processor {
-    /// One request, from its headers to its end.
     async fn run(
         &self,
         asking: (Option<&str>, trace::Span),
@@ -115,7 +120,7 @@ impl Processor {
         replies: &Replies,
     ) {
         let permits = tokio::select! {
-            // The other side of the stream is gone, and with it whatever is held here.
+            // Envoy closed the stream. Dropping the other branch releases the permits.
             () = replies.closed() => return,
             permits = self.ask(asking, &mut messages, replies) => permits,
         };
@@ -124,7 +129,7 @@ impl Processor {
         }
     }
 
-    /// From the headers to the answer; what is held then.
+    /// Decides the first message, sends the reply and returns the acquired permits.
     async fn ask(
         &self,
         (hook, span): (Option<&str>, trace::Span),
@@ -134,7 +139,7 @@ impl Processor {
         let mut leaving = self.leaving.clone();
         let first = tokio::select! {
             first = messages.message() => first,
-            // A stream on which nobody asked must not keep this process.
+            // An idle stream must not delay the shutdown.
             _ = leaving.wait_for(|leaving| *leaving) => return Permits::default(),
         };
         let answered = match first {
@@ -147,7 +152,7 @@ impl Processor {
             Ok((said, permits)) => (Ok(reply(said)), permits),
             Err(status) => (Err(status), Permits::default()),
         };
-        // An answer that nobody takes gives back what it has.
+        // If Envoy does not read the reply, the permits are released.
         if replies.send(reply).await.is_ok() { permits } else { Permits::default() }
     }
 
@@ -170,7 +175,8 @@ impl Processor {
         replies: &Replies,
     ) -> Result<(Said, Permits), Status> {
         let request = self.asked(hook, &first)?;
-        // It takes many times the bytes that came, and the request may wait in a queue.
+        // Frees the decoded message, which is many times
+        // its encoded size, before waiting in a queue.
         drop(first);
         let admitted = self.admitted(&request, replies).await;
         Asked { protocol: Protocol::ExtProc, outcome: hook::counted(&admitted) }.emit();
@@ -186,7 +192,6 @@ impl Processor {
         }
     }
 
-    /// What the hook asks of the request whose headers are the first message.
     fn asked(
         &self,
         hook: Option<&str>,
@@ -218,7 +223,7 @@ impl Processor {
         Ok(self.admit(&question, replies).await?)
     }
 
-    /// Asks, and tells Envoy where it takes as long as a queue does.
+    /// Admits the request. Extends Envoy's message timeout if the request waits in a queue.
     async fn admit(&self, question: &Question<'_>, replies: &Replies) -> Result<Admitted, Refusal> {
         let mut admitted = std::pin::pin!(self.engine.admit(question, None));
         tokio::select! {
@@ -228,13 +233,13 @@ impl Processor {
         }
         let wait = self.engine.longest_wait(question);
         if Nanos(0) < wait {
-            // Where nobody listens any longer, the stream ends of itself.
+            // If this fails, Envoy has closed the stream, and the request ends with it.
             let _told = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
         }
         admitted.await
     }
 
-    /// Until the request has ended, as far as Envoy tells.
+    /// Replies to the later messages until the request ends, then releases the permits.
     async fn hold(
         &self,
         permits: Permits,
@@ -247,7 +252,7 @@ impl Processor {
             let message = tokio::select! {
                 biased;
                 message = messages.message() => message,
-                // What it said last is here by then.
+                // Envoy's last message has arrived by then.
                 () = replies.closed() => match messages.message().now_or_never() {
                     Some(message) => message,
                     None => return,
@@ -256,17 +261,18 @@ impl Processor {
             };
             match message {
                 Ok(None) => return permits.finish(outcome, None),
-                // So Envoy ends most streams whose request has ended, and says the same of one that ended early.
+                // Envoy resets the stream at the end of most requests, complete or not.
                 Err(status) if is_reset(&status) => return permits.finish(outcome, None),
                 Err(status) => return refuse(&status, replies),
                 Ok(Some(message)) => {
                     outcome = ended_as(&message).unwrap_or(outcome);
                     let said = untouched(&message);
-                    // Whether the reply is taken, and when, is Envoy's affair.
+                    // Frees the decoded message, because sending may wait for Envoy.
                     drop(message);
                     let Some(said) = said else { return };
                     tokio::select! {
-                        // Who takes none any more has ended; how, comes next.
+                        // A failed send means that the request has
+                        // ended; the next message shows the outcome.
                         _taken = replies.send(Ok(reply(said))) => {}
                         () = hook::may_go(&mut leaving, Some(&permits)) => return permits.go_on(),
                     }
@@ -282,7 +288,7 @@ impl Processor {
     }
 }
 
-/// Whether the other side ended this stream, and its connection lives.
+/// Returns true if Envoy reset this stream and its connection is still open.
 fn is_reset(status: &Status) -> bool {
     let reset = |error: &h2::Error| error.is_reset() && error.is_remote();
     causes(status).any(|cause| cause.downcast_ref().is_some_and(reset))
@@ -292,15 +298,15 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
     std::iter::successors(status.source(), |&cause| cause.source())
 }
 
-/// Says and counts what is wrong with a later message; not that the connection broke.
+/// Counts and reports an invalid later message. A broken connection is not counted.
 fn refuse(status: &Status, replies: &Replies) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
-        // Unsaid where nobody reads the answer before it.
+        // The error is dropped if Envoy does not read the earlier reply.
         let _told = replies.try_send(Err(unread(status, Protocol::ExtProc)));
     }
 }
 
-/// The headers of the request, which the first message must bring.
+/// Returns the request's headers by name. The first message must contain them.
 fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, Lines>, Status> {
     let Some(Message::RequestHeaders(headers)) = &first.request else {
         let message = "the first message has no request headers: request_header_mode must be SEND";
@@ -313,11 +319,9 @@ fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, Lines>, Status> {
     Ok(by_name(headers))
 }
 
-/// The lines of one header.
 struct Lines {
-    /// All of them, joined by commas.
     joined: String,
-    /// How much of it the first one is.
+    /// The length of the first value in `joined`, in bytes.
     first: usize,
 }
 
@@ -327,7 +331,6 @@ impl Lines {
     }
 }
 
-/// The headers by their lower-case names.
 fn by_name(headers: &HttpHeaders) -> HashMap<&str, Lines> {
     let mut named: HashMap<&str, Lines> = HashMap::new();
     for header in headers.headers.iter().flat_map(|headers| &headers.headers) {
@@ -344,12 +347,11 @@ fn by_name(headers: &HttpHeaders) -> HashMap<&str, Lines> {
     named
 }
 
-/// The hook that the request's route names, if it does.
 fn hook_of_route(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
     match attribute(request, ROUTE_HOOK) {
         None => Ok(None),
         Some(Kind::StringValue(name)) => Ok(Some(name)),
-        // Not the first hook: what its route wants is not known.
+        // The first hook is no substitute: the route's intention is unknown.
         Some(_) => {
             let message = format!("the attribute {ROUTE_HOOK} names a hook, and is no text");
             Err(Status::invalid_argument(message))
@@ -357,13 +359,13 @@ fn hook_of_route(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
     }
 }
 
-/// One of the request's attributes, which Envoy sends where `request_attributes` asks for it.
+/// Returns an attribute of the request. Envoy sends those in its `request_attributes`.
 fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind> {
     let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
     found.kind.as_ref()
 }
 
-/// `10.0.0.1:4711` and `[::1]:4711` without the port.
+/// Removes the port from addresses such as `10.0.0.1:4711` and `[::1]:4711`.
 fn without_port(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
@@ -400,7 +402,8 @@ fn header(name: &str, value: String) -> HeaderValueOption {
     }
 }
 
-/// How a request ended for its backend, where the message tells.
+/// Returns the outcome of the request for its upstream,
+/// if the message contains the response's status.
 fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
     let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
     let named = by_name(headers);
@@ -408,7 +411,7 @@ fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
     Some(if failed { Outcome::Dropped } else { Outcome::Success })
 }
 
-/// The reply that changes nothing; `None` to what asks for none.
+/// Returns the reply that changes nothing; `None` if the message needs no reply.
 fn untouched(message: &ProcessingRequest) -> Option<Said> {
     Some(match message.request.as_ref()? {
         Message::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
@@ -424,7 +427,7 @@ fn reply(said: Said) -> ProcessingResponse {
     ProcessingResponse { response: Some(said), ..ProcessingResponse::default() }
 }
 
-/// The reply after which there is nothing to tell, and nothing is said any more.
+/// Builds the last reply of a stream, after which Envoy sends no more messages.
 fn last(said: Said) -> ProcessingResponse {
     let skip = HeaderSendMode::Skip.into();
     let mode_override = ProcessingMode {
@@ -435,7 +438,6 @@ fn last(said: Said) -> ProcessingResponse {
     ProcessingResponse { mode_override: Some(mode_override), ..reply(said) }
 }
 
-/// Tells Envoy how long the answer may take yet.
 fn patience(wait: Nanos) -> ProcessingResponse {
     let seconds = i64::try_from(wait.0 / Nanos::SECOND.0).unwrap_or(i64::MAX);
     let nanos = i32::try_from(wait.0 % Nanos::SECOND.0).unwrap_or(0);

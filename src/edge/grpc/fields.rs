@@ -1,14 +1,20 @@
-//! A message of protobuf, field by field, before anything is made of it.
+//! Iterates over the fields of an encoded protobuf message without decoding it.
 //!
-//! Guarantees: no allocation; it ends, whatever the bytes are.
-//! Leaves out: what the fields mean.
+//! Guarantees:
+//! - It does not allocate.
+//! - It ends for any input.
+//!
+//! Not covered:
+//! - The meaning of the fields.
 
-/// The fields of a message that have a length, each with its number. It ends where the bytes are no message, at which
-/// decoding ends as well; what of them no decoder takes is counted all the same.
+/// The length-delimited fields of a message, each with its field number.
+///
+/// It ends at the first invalid byte, where decoding fails as
+/// well. Fields that no decoder would accept are also counted.
 #[derive(Debug)]
 pub(super) struct Fields<'m> {
     rest: &'m [u8],
-    /// Groups that are open. What is in one is in nobody's schema and skipped.
+    /// Open groups. Envoy's schemas have no groups, so their content is skipped.
     groups: usize,
 }
 
@@ -17,7 +23,7 @@ impl<'m> Fields<'m> {
         Self { rest: message, groups: 0 }
     }
 
-    /// Seven bits a byte, the lowest first, for at most ten bytes.
+    /// Reads a varint: seven bits per byte, the lowest first, at most ten bytes.
     fn varint(&mut self) -> Option<u64> {
         let length = 1 + self.rest.iter().take(10).position(|byte| byte & 0x80 == 0)?;
         let bytes = self.skip(length)?.iter().rev();

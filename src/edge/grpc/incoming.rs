@@ -1,10 +1,15 @@
-//! Connections of the gRPC port: TCP or a Unix socket, in plain text or TLS, until their time is over.
+//! Accepts the connections of the gRPC port: TCP or Unix sockets, plain text or TLS.
 //!
-//! Guarantees: a client that is slow to shake hands, or to say that it speaks HTTP/2, delays nobody else and is
-//! dropped after [`HANDSHAKE`]; one that falls silent is dropped as [`Connection`] says; no more connections at one time
-//! than are allowed, the next wait in the kernel's queue; a connection that was told to go is closed after its grace,
-//! calls or not; with the stream the listener goes.
-//! Leaves out: asking the silent for a sign and telling a connection to go, which the server does.
+//! Guarantees:
+//! - A client that handshakes slowly delays no other client.
+//! - A handshake, and then the HTTP/2 preface, may each take [`HANDSHAKE`].
+//! - A silent client is disconnected as [`Connection`] describes.
+//! - Connections above the maximum wait in the kernel's queue.
+//! - A connection is closed at the end of its lifetime, even with open calls.
+//! - Dropping [`Incoming`] closes the listener.
+//!
+//! Not covered:
+//! - Pings and GOAWAY, which the HTTP/2 server sends.
 
 mod connection;
 
@@ -25,21 +30,20 @@ use super::tls::Tls;
 pub use connection::{Connection, Held, Holding};
 use connection::{Io, Raw};
 
-/// How long a client may take to shake hands, and after that to say that it speaks HTTP/2.
+/// The timeout of the TLS handshake, and then of the HTTP/2 preface.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Most clients that shake hands at one time; the next wait in the kernel's queue.
 const MOST_HANDSHAKES: usize = 4096;
-/// Connections that wait for the server to take them.
+/// The largest number of ready connections that the server has not taken yet.
 const WAITING: usize = 64;
-/// The pause after a failed accept: without it a process that is out of files spins.
+/// The pause after a failed accept. Without it, a process without free file descriptors spins.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// The socket that accepts connections.
 #[derive(Debug)]
 pub enum Listener {
-    /// A port.
+    /// A TCP port.
     Tcp(TcpListener),
-    /// A socket in the file system.
+    /// A Unix domain socket.
     Unix(UnixListener),
 }
 
@@ -56,7 +60,7 @@ impl Listener {
     }
 }
 
-/// Connections, ready for calls.
+/// The stream of accepted connections, ready for HTTP/2.
 #[derive(Debug)]
 pub struct Incoming {
     ready: mpsc::Receiver<io::Result<Connection>>,
@@ -64,7 +68,8 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Accepts at most `most` at one time from `listener`. Each connection lasts for `life` at most, where one is given.
+    /// Accepts at most `most` connections at one time from `listener`.
+    /// If `life` is given, a connection is closed after that time.
     #[must_use]
     pub fn new(
         listener: Listener,
@@ -101,7 +106,7 @@ async fn accept(
     let (slots, handshakes) = (Arc::new(Semaphore::new(most)), Semaphore::new(MOST_HANDSHAKES));
     let handshakes = Arc::new(handshakes);
     loop {
-        // Never closed, so never refused.
+        // The semaphores are never closed, so `acquire_owned` always succeeds.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
         let shaking = Arc::clone(&handshakes).acquire_owned().await.ok();
         let raw = match listener.accept().await {

@@ -1,9 +1,12 @@
-//! Dynamic metadata of an answer: what was asked, and what the rules that passed attach.
+//! Dynamic metadata of a decision: the request, and the metadata of rules that allowed it.
 //!
-//! Guarantees: the shape is the reference's (§2.13 of its behaviour); the first writer of a key
-//! wins, two objects under one key merge; the configuration is read, never changed. Ours are
-//! `degraded`, there only where the store of counters did not answer, and the owner of permits.
-//! Leaves out: errors, which carry no metadata.
+//! Guarantees:
+//! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
+//! - The first value of a key wins; two objects with the same key are merged.
+//! - `degraded` is present only if the store did not answer.
+//!
+//! Not covered:
+//! - Errors, which carry no metadata.
 
 use std::collections::hash_map::Entry;
 
@@ -20,7 +23,7 @@ use crate::edge::hook::OWNER;
 use crate::engine::{Answer, Status};
 use crate::kernel::decision::Verdict;
 
-/// The metadata that tells `answer` to the filters behind the asker of `request`.
+/// Builds the metadata of the decision on `request`, for later filters in Envoy.
 #[must_use]
 pub fn of(request: &RateLimitRequest, answer: &Answer) -> Struct {
     let mut all = Struct::default();
@@ -39,12 +42,12 @@ pub fn of(request: &RateLimitRequest, answer: &Answer) -> Struct {
     all
 }
 
-/// Names the replica that answers, beside what is said already.
+/// Adds the name of the deciding replica to the metadata.
 pub fn name_owner(said: &mut Option<Struct>, owner: &str) {
     put(said.get_or_insert_default(), OWNER, Kind::StringValue(owner.to_owned()));
 }
 
-/// Why a descriptor was answered without the store; empty where the store answered.
+/// Returns the reason for a decision by fallback; empty if the store answered.
 fn degraded(status: &Status) -> Kind {
     let reason = status.finding.reason;
     Kind::StringValue(if reason.is_degraded() { reason.as_str() } else { "" }.to_owned())
@@ -58,14 +61,14 @@ fn descriptor(written: &RateLimitDescriptor) -> Kind {
         put(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
     }
     if let Some(own) = &written.hits_addend {
-        // The protocol has no other number; the reference loses the same digits.
+        // Protobuf's `Value` has only doubles; envoyproxy/ratelimit loses the same digits.
         #[allow(clippy::cast_precision_loss)]
         put(&mut shown, "hitsAddend", Kind::NumberValue(own.value as f64));
     }
     Kind::StructValue(shown)
 }
 
-/// An override in protobuf's text form, where a zero is not written.
+/// Returns an override in protobuf's text format, which omits a zero.
 fn limit_text(limit: RateLimitOverride) -> String {
     let requests = match limit.requests_per_unit {
         0 => String::new(),
@@ -74,7 +77,7 @@ fn limit_text(limit: RateLimitOverride) -> String {
     format!("{requests}unit:{}", unit_text(limit.unit))
 }
 
-/// The metadata of every rule whose status is not over limit, global shadow mode regardless.
+/// Merges the metadata of every rule that is not over its limit, ignoring global shadow mode.
 fn of_rules(answer: &Answer) -> Struct {
     let mut merged = Struct::default();
     for status in answer.statuses.iter().filter(|s| s.finding.verdict == Verdict::Admit) {
@@ -119,7 +122,7 @@ fn kind(value: &Json) -> Kind {
     }
 }
 
-/// The number that `text` stands for, if it stands for one that JSON does not have.
+/// Parses an infinity or NaN, which JSON cannot represent, from its escaped text.
 fn not_finite(text: &str) -> Option<f64> {
     text.strip_prefix(NOT_FINITE)?.parse().ok()
 }

@@ -1,8 +1,12 @@
-//! The gRPC port: rate limits, `ext_authz`, requests in flight and their ends, health, reflection.
+//! The gRPC port: rate limits, `ext_authz`, `ext_proc`,
+//! permits, access logs, health and reflection.
 //!
-//! Guarantees: proxies that vanish are noticed ([`PING_AFTER`], [`PONG_WITHIN`]); at shutdown the listener closes at
-//! once, every connection is told (GOAWAY) and every call under way is finished.
-//! Leaves out: any limit on how long the finishing may take.
+//! Guarantees:
+//! - A vanished proxy with permit streams is detected after [`PING_AFTER`] plus [`PONG_WITHIN`].
+//! - Shutdown closes the listener at once, sends GOAWAY and finishes the open calls.
+//!
+//! Not covered:
+//! - A limit on the time that open calls take at shutdown.
 
 pub mod access_log;
 pub mod arrival;
@@ -55,66 +59,68 @@ use surface::Surface;
 use timed::Timed;
 use tls::Tls;
 
-/// After how long a silent proxy is pinged…
+/// The idle time of a connection after which the server sends an HTTP/2 ping.
 pub const PING_AFTER: Duration = Duration::from_millis(500);
-/// …and how long nothing may come after that, the answer or anything else, of a proxy with a stream of requests in flight.
-/// Without it one whose machine died keeps its connection here for as long as the kernel likes, hours, and with it the
-/// permits of its requests: they are free again after both, two seconds.
+/// The time that a connection with a permit stream may stay silent after a ping.
+///
+/// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Hold`. Any received
+/// byte counts, not only the ping's reply. If a proxy's machine dies, the kernel may keep its
+/// connection for hours. With this timeout the permits of its requests are free after two seconds.
 pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
-/// How long a ping may stay without its own answer, whatever else comes: who sends and never answers is no client. As long
-/// may nothing come of who holds no stream of requests in flight: a proxy that stands still for seconds asks on.
+/// The timeout of a ping's own reply, even if other bytes arrive.
+///
+/// This is also the idle limit of a connection without permit streams:
+/// a proxy that was paused for some seconds keeps its connection.
 pub const PONG_AT_LAST: Duration = Duration::from_secs(20);
 
-/// Most connections at one time: a proxy has one for each of its threads.
+/// The largest number of connections at one time; a proxy opens one per worker thread.
 const MOST_CONNECTIONS: usize = 65_536;
 
-/// Health's name for the whole process, as the reference spells it.
+/// The health service's name for the whole process, as in envoyproxy/ratelimit.
 const PROCESS: &str = "ratelimit";
 
-/// What health knows by name.
 const NAMED: [&str; 3] = [PROCESS, RATE_LIMITS, AUTHORIZATION];
 
-/// The descriptors of the services, which `envoy-types` does not export.
-/// `tests/edge/reflection.rs` makes them, and compares them with that crate's.
+/// The protobuf descriptors of Envoy's services, which `envoy-types` does not export.
+/// `tests/edge/reflection.rs` generates them and compares them with that crate.
 const SERVICES: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
-/// The descriptors of our own service.
 const OURS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
-/// What the gRPC port serves.
+/// The parts that the gRPC port serves.
 #[derive(Clone, Debug)]
 pub struct Grpc {
-    /// Answers.
+    /// The engine that decides checks.
     pub engine: Arc<Engine>,
-    /// What answers show.
+    /// The headers and metadata that replies carry.
     pub reporting: Reporting,
-    /// What health checks show.
+    /// The readiness that health checks report.
     pub health: Health,
-    /// What `ext_authz` and `ext_proc` ask about.
+    /// The hooks of `ext_authz` and `ext_proc`.
     pub hooks: Arc<Hooks>,
-    /// Whether the services can be listed. The reference has no reflection.
+    /// True if gRPC reflection is served. envoyproxy/ratelimit has no reflection.
     pub reflection: bool,
-    /// TLS; plain text without.
+    /// TLS; `None` means plain text.
     pub tls: Option<Arc<Tls>>,
-    /// When a connection is told to go; never without.
+    /// The age limit of connections; `None` means no limit.
     pub age: Option<Age>,
 }
 
-/// How long a connection may last.
+/// The age limit of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Age {
-    /// After this it is told to go (GOAWAY).
+    /// The age at which the server sends GOAWAY.
     pub most: Duration,
-    /// How long its calls have then, before it is closed; any time without.
+    /// The time from GOAWAY until the connection is closed; `None` means no limit.
     pub grace: Option<Duration>,
 }
 
-/// Serves `grpc` on `listener` until `shutdown`, then finishes what is under way.
+/// Serves `grpc` on `listener` until `shutdown`, then finishes the open calls.
 ///
-/// Not by tonic's own server: its router costs each call more than the decision does.
+/// It does not use tonic's own server: its router costs each call more than the decision does.
 ///
 /// # Errors
-/// When the server cannot be set up.
+/// The server cannot be set up.
 pub async fn serve(
     listener: Listener,
     grpc: Grpc,
@@ -147,16 +153,18 @@ pub async fn serve(
     Ok(())
 }
 
-/// Why the gRPC port cannot be served.
+/// The reason why the gRPC port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The descriptors within this program are broken.
+    /// The embedded protobuf descriptors are invalid.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] ReflectionError),
 }
 
-/// Shows readiness until `shutdown`, and then ends health's open `Watch` calls with the server: it waits for every call, and
-/// they never end. The streams of requests in flight end as well, in order, which no proxy takes for a failure.
+/// Reports readiness until `shutdown`, then ends all health `Watch` calls and permit streams.
+///
+/// The server waits for open calls, and a `Watch` call never ends by
+/// itself. Permit streams end without an error, so proxies see no failure.
 async fn until(
     shutdown: impl Future<Output = ()>,
     mut reporter: HealthReporter,
@@ -173,7 +181,6 @@ async fn until(
     }
 }
 
-/// Shows every change of readiness; never ends.
 async fn mirror(reporter: &HealthReporter, mut ready: watch::Receiver<Ready>) {
     while ready.changed().await.is_ok() {
         let now = *ready.borrow_and_update();
@@ -182,8 +189,10 @@ async fn mirror(reporter: &HealthReporter, mut ready: watch::Receiver<Ready>) {
     std::future::pending::<()>().await;
 }
 
-/// The unnamed service is the server itself: it serves, as in the reference, until it drains. Then
-/// it does not, unlike the reference: a proxy that checks without a name must leave as well.
+/// Sets the health status of every service.
+///
+/// The unnamed service is the server itself. As in envoyproxy/ratelimit it is serving from the
+/// start. Unlike there, it stops serving during a drain: a proxy may check health without a name.
 async fn report(reporter: &HealthReporter, ready: Ready) {
     let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
     for service in NAMED {

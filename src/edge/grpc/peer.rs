@@ -1,9 +1,17 @@
-//! Replicas tell each other of ends of requests that reached the wrong one.
+//! Forwards releases and renewals of permits between the replicas of a fleet.
 //!
-//! Guarantees: whom a parcel is from is known by the fleet's secret or its certificates, or it does not leave the machine;
-//! no parcel is heeded twice, none that was for another life of this replica, and none from who does not live. Every wait
-//! has an end, every queue a bound. A letter arrives at least once, or its time is over: heeding it twice does nothing.
-//! Leaves out: what a letter means, which is [`crate::engine::peers`]'s, and who lives, which the store knows.
+//! Guarantees:
+//! - The fleet's secret or certificates authenticate
+//!   batches; without them, only loopback is allowed.
+//! - A replica applies a batch once, from a live replica, addressed to its own incarnation.
+//! - Every wait has a timeout and every queue a bound.
+//! - A message is delivered at least once, or expires. Applying it twice has no effect.
+//!
+//! Not covered:
+//! - The effect of a message (see [`crate::engine::peers`]).
+//! - The list of live replicas, which the store contains.
+//!
+//! A batch is a `Parcel` on the wire, and a message in it is a `Letter`.
 
 mod calling;
 mod courier;
@@ -27,32 +35,32 @@ pub use courier::Courier;
 pub use desk::Desk;
 pub use trust::{Seal, Trust};
 
-/// The messages, the service and its client, as `tests/edge/permits_code.rs` makes them of the proto.
+/// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/peer/v1/peer.rs"));
 }
 
-/// Most letters in a parcel.
+/// The largest number of messages in a batch.
 pub const MOST: usize = 1_000;
 
-/// The longest parcel: a thousand letters with the longest ids are half of it.
+/// The largest batch, in bytes. A thousand messages with the longest ids take half of it.
 const LONGEST: usize = 512 * 1024;
 
-/// Most parcels of one connection that are looked at together: a replica sends one at a time, and another one after it gave
-/// the first up.
+/// The largest number of concurrent batches on one connection.
+/// A replica sends one at a time, plus retries after a timeout.
 const AT_ONCE: usize = 8;
 
-/// Most connections at one time: each other replica has one, and strangers must not take all files of the process.
+/// The largest number of connections. Each replica needs
+/// one; strangers must not use up all file descriptors.
 const MOST_CONNECTIONS: usize = 2_048;
 
-/// How long a parcel may take to come and be heeded, whoever sends it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Hears other replicas on `listener` until `shutdown`, then finishes what is under way.
+/// Serves other replicas on `listener` until `shutdown`, then finishes the open calls.
 ///
 /// # Errors
-/// When the server cannot be set up.
+/// The server cannot be set up.
 pub async fn serve(
     listener: TcpListener,
     engine: Arc<Engine>,

@@ -1,8 +1,13 @@
-//! `sluicegate.v1.Permits`: programs that are not behind a proxy ask before they begin and tell when they have ended.
+//! `sluicegate.v1.Permits`: programs without a proxy acquire, renew and release permits.
 //!
-//! Guarantees: the proto's own words (`proto/sluicegate/v1/permits.proto`); one question is answered by the same
-//! tables as over every other door; a call that is cancelled while it waits holds nothing.
-//! Leaves out: the stream, which is [`hold`].
+//! Guarantees:
+//! - Decisions are the same as in the other protocols.
+//! - A call that is canceled while it waits acquires nothing.
+//!
+//! Not covered:
+//! - The stream (see [`hold`]).
+//!
+//! The messages are documented in `proto/sluicegate/v1/permits.proto`.
 
 pub mod hold;
 
@@ -35,26 +40,25 @@ use api::{
     RenewRequest, RenewResponse,
 };
 
-/// The messages, the service and its client, as `tests/edge/permits_code.rs` makes them of the proto.
+/// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/v1/permits.rs"));
 }
 
-/// Answers that may wait to be read before the stream's questions are read no further.
+/// The largest number of unread replies of a stream. Above it, the stream reads no more requests.
 const REPLIES: usize = 16;
 
-/// The service.
+/// The service that acquires, renews and releases permits.
 #[derive(Clone, Debug)]
 pub struct Places {
     engine: Arc<Engine>,
     reporting: Reporting,
-    /// True once this process goes.
     leaving: watch::Receiver<bool>,
 }
 
 impl Places {
-    /// The service over `engine`, which holds no stream any longer once `leaving` is true.
+    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,
@@ -137,7 +141,7 @@ impl Permits for Places {
         let (replies, stream) = mpsc::channel(REPLIES);
         tokio::spawn(async move {
             tokio::select! {
-                // The other side of the stream is gone, and with it whatever is held here.
+                // The client closed the stream. Dropping the other branch releases its permits.
                 () = replies.closed() => {}
                 () = hold::run((&service, &headers), messages, &replies) => {}
             }
@@ -146,7 +150,7 @@ impl Permits for Places {
     }
 }
 
-/// Who is named, if anybody.
+/// Validates the owner's name; empty means that none is given.
 fn owner(text: &str) -> Result<Option<&str>, Status> {
     let is_sound = text.is_empty() || is_name(text);
     let refused = || Status::invalid_argument("owner must be what the answer to the acquire says");
@@ -157,7 +161,6 @@ fn count(admitted: &Result<Admitted, Unanswered>) {
     Asked { protocol: Protocol::Permits, outcome: hook::counted(admitted) }.emit();
 }
 
-/// Envoy's message of the same meaning.
 fn question(asked: AcquireRequest) -> RateLimitRequest {
     let entry = |api::Entry { key, value }| Entry { key, value };
     let descriptor = |written: api::Descriptor| RateLimitDescriptor {
@@ -177,15 +180,11 @@ const fn micros(us: u64) -> Nanos {
     Nanos(us.saturating_mul(1_000))
 }
 
-/// Rounded up: who comes back a microsecond too soon comes in vain.
+/// Converts to microseconds, rounded up: a retry must not come a microsecond too early.
 const fn in_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
 
-/// How a release says that its work went.
-///
-/// # Errors
-/// `INVALID_ARGUMENT` where it does not say.
 fn ended(asked: &ReleaseRequest) -> Result<(Outcome, Option<Nanos>), Status> {
     let outcome = match api::Outcome::try_from(asked.outcome) {
         Ok(api::Outcome::Success) => Outcome::Success,
@@ -199,7 +198,7 @@ fn ended(asked: &ReleaseRequest) -> Result<(Outcome, Option<Nanos>), Status> {
     Ok((outcome, asked.rtt_us.map(micros)))
 }
 
-/// `held` is for how long permits are held without a renewal, where any are.
+/// `held` is the permits' time to live without a renewal; `None` without permits.
 fn shown(admitted: &Admitted, held: Option<Nanos>) -> AcquireResponse {
     match admitted {
         Admitted::Decided(answer, _) if answer.verdict == Verdict::Admit => AcquireResponse {
@@ -237,11 +236,10 @@ fn rejected(rejection: &Rejection) -> AcquireResponse {
     }
 }
 
-/// A status of the gRPC protocol.
 fn refusal(why: &Unanswered) -> Status {
     let message = why.to_string();
     match why {
-        // Whether it is one was looked at before.
+        // The id's format was validated before, so it must be in use.
         Unanswered::BadId(_) => Status::already_exists(message),
         Unanswered::Refused(Refusal::NoConfig | Refusal::BackendDown(_)) => {
             Status::unavailable(message)

@@ -1,11 +1,17 @@
-//! Messages that come whole within a time, and are no longer than they may be.
+//! Request bodies with a time limit and a size limit for each message.
 //!
-//! Guarantees: a call whose message is not whole [`PATIENCE`] after it was first waited for ends with an error, and what
-//! came of it is dropped; so does a stream in the middle of a message, which between two may be silent for ever: nobody
-//! makes the service hold many messages that never end. Where a message is decoded as it is, which can make forty times
-//! its bytes of it, it has at most [`MOST`] of them, and that of a call which is no stream is handed on when the call has
-//! said all: nothing that was decoded waits for its client.
-//! Leaves out: what a message means. Cost: where a call is no stream, its bytes are copied once more.
+//! Guarantees:
+//! - A unary call fails if its message is incomplete after [`PATIENCE`]; its bytes are dropped.
+//! - A stream fails if a started message is incomplete after [`PATIENCE`].
+//! - A stream may be silent between two messages for any time.
+//! - A message that is decoded without counting has at most [`MOST`] bytes.
+//! - A buffered unary message is decoded only after the client has sent all of it.
+//!
+//! Not covered:
+//! - The meaning of a message.
+//!
+//! Decoding can take forty times the memory of the encoded bytes,
+//! hence the size limit. A buffered message costs one more copy.
 
 use std::mem::take;
 use std::pin::Pin;
@@ -20,55 +26,53 @@ use tonic::{Code, Status};
 use super::incoming::Held;
 use crate::telemetry::event::{Asked, Outcome, Protocol};
 
-/// How long a message may be on its way: that of a client which has thousands to send at one time takes seconds.
+/// The time limit of one message. A client that sends thousands at one time may need seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Most bytes of a message that is decoded as it is: a request's headers, of which Envoy takes 60 KiB unless it is told
-/// to take more, and what it knows besides.
+/// The largest message, in bytes, that is decoded without counting. It contains a
+/// request's headers and attributes; Envoy's default limit for headers is 60 KiB.
 pub(super) const MOST: usize = 1 << 20;
 
-/// Bytes before each message: whether it is compressed, and how long it is.
+/// The bytes of a gRPC message header: a compression flag and a length of four bytes.
 const HEAD: usize = 5;
 
-/// What a client sends.
 #[derive(Debug)]
 pub(super) struct Prompt {
     body: Incoming,
     way: Way,
-    /// Begins when there is something to wait for.
+    /// Starts at the first wait for missing bytes.
     end: Option<Pin<Box<Sleep>>>,
     _held: Option<Held>,
 }
 
-/// How what comes is handed on.
 #[derive(Debug)]
 enum Way {
-    /// As it comes, of one message.
+    /// Passes the frames of one message on as they arrive.
     Pieces,
-    /// All at the end; what there is so far.
+    /// Buffers one message and passes it on when it is complete.
     Whole(Vec<u8>),
-    /// As it comes, of messages one after another.
+    /// Passes the frames of many messages on as they arrive.
     Stream(Place),
 }
 
 impl Prompt {
-    /// A message, for whoever looks at it before it is decoded.
+    /// Creates the body of a unary call whose service limits the message itself.
     pub(super) const fn message(body: Incoming) -> Self {
         Self { body, way: Way::Pieces, end: None, _held: None }
     }
 
-    /// A message of at most [`MOST`] bytes, which comes when all has come.
+    /// Creates the body of a unary call that buffers a message of at most [`MOST`] bytes.
     pub(super) const fn whole(body: Incoming) -> Self {
         Self { body, way: Way::Whole(Vec::new()), end: None, _held: None }
     }
 
-    /// A stream of messages of at most `most` bytes each, with which what is `held` ends.
+    /// Creates the body of a stream with messages of at
+    /// most `most` bytes each. `held` is dropped with it.
     pub(super) const fn stream(body: Incoming, most: usize, held: Option<Held>) -> Self {
         let way = Way::Stream(Place { most, seen: 0, left: 0 });
         Self { body, way, end: None, _held: held }
     }
 
-    /// What is handed on now that `frame` has come, if anything.
     fn came(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Status> {
         match &mut self.way {
             Way::Pieces => {}
@@ -87,7 +91,6 @@ impl Prompt {
         Ok(Some(frame))
     }
 
-    /// What is handed on when all has come.
     fn rest(&mut self) -> Option<Frame<Bytes>> {
         match &mut self.way {
             Way::Whole(all) if !all.is_empty() => Some(Frame::data(Bytes::from(take(all)))),
@@ -95,7 +98,7 @@ impl Prompt {
         }
     }
 
-    /// Whether the client owes something: anything of a call, the rest of a message of a stream.
+    /// Returns true if a message is incomplete. A unary call is incomplete until its end.
     const fn owed(&self) -> bool {
         !matches!(self.way, Way::Stream(Place { seen: 0, .. }))
     }
@@ -137,19 +140,17 @@ fn keep(all: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status> {
     if HEAD + MOST < all.len() { Err(too_long(MOST)) } else { Ok(()) }
 }
 
-/// Where among its messages a stream is.
 #[derive(Debug)]
 struct Place {
-    /// Most bytes of one message.
     most: usize,
-    /// Bytes of the head that have come: none between two messages, all within one.
+    /// Received bytes of the current message header: 0 between messages, all 5 within a message.
     seen: usize,
-    /// What the head says so far, and then how many bytes of the message are still to come.
+    /// The part of the length that is read; after the header, the missing bytes of the message.
     left: u32,
 }
 
 impl Place {
-    /// Goes on by what came; whether a message has ended in it.
+    /// Advances by the received bytes. Returns true if a message ended in them.
     fn pass(&mut self, mut piece: &[u8]) -> Result<bool, Status> {
         let mut ended = false;
         while let Some((first, rest)) = piece.split_first() {
@@ -167,7 +168,8 @@ impl Place {
         Ok(ended)
     }
 
-    /// A byte of the head. The first of the five, which is no part of the length, is shifted out by the others.
+    /// Reads one byte of the header. The first byte is the
+    /// compression flag; the four length bytes shift it out.
     fn read(&mut self, byte: u8) -> Result<(), Status> {
         self.left = self.left << 8 | u32::from(byte);
         self.seen += 1;
@@ -175,7 +177,7 @@ impl Place {
         if is_too_long { Err(too_long(self.most)) } else { Ok(()) }
     }
 
-    /// What of a piece is behind the message.
+    /// Skips the bytes of the current message and returns the rest of `piece`.
     fn skip<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
         let rest = piece.get(self.length()..).unwrap_or_default();
         self.left = self.left.saturating_sub(u32::try_from(piece.len()).unwrap_or(u32::MAX));
@@ -187,12 +189,14 @@ impl Place {
     }
 }
 
-/// With the code that tonic has for it. Clients are told another: by [`Surface`](super::surface::Surface), or [`unread`].
+/// Returns an error with tonic's code. Clients receive another
+/// code, from [`Surface`](super::surface::Surface) or [`unread`].
 fn too_long(most: usize) -> Status {
     Status::out_of_range(format!("a message may have {most} bytes, and this one has more"))
 }
 
-/// What is said on a stream to a message that cannot be read, with the codes that clients know; counted.
+/// Counts an unreadable message of a stream and returns
+/// the status with the code that clients expect.
 pub(super) fn unread(status: &Status, protocol: Protocol) -> Status {
     let (code, outcome) = match status.code() {
         Code::OutOfRange => (Code::ResourceExhausted, Outcome::TooLarge),

@@ -1,9 +1,13 @@
-//! Reserved words of a rate limit request: `sluicegate.acquire`, `sluicegate.release` and what comes
-//! with a release.
+//! Reserved keys of a rate limit request:
+//! `sluicegate.acquire`, `sluicegate.release` and its details.
 //!
-//! Guarantees: what is taken off is not matched; an id is 16 to 128 of `[0-9A-Za-z._-]`, and one
-//! request has one; a release stands beside nothing but what tells of its request.
-//! Leaves out: what becomes of the id, which is the engine's.
+//! Guarantees:
+//! - Reserved entries never match a rule.
+//! - A request has one id, of 16 to 128 characters of `[0-9A-Za-z._-]`.
+//! - A release is refused if the request also has ordinary descriptors.
+//!
+//! Not covered:
+//! - Acquiring and releasing, which the engine does.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -12,32 +16,32 @@ use crate::engine::{Refusal, check_id};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 
-/// What a request is about.
+/// The purpose of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Rate limits alone.
+    /// A check of rate limits only.
     Plain,
-    /// Permits for `id` of what the descriptors `covered` meet, and the rate limits of all.
+    /// An acquire: permits for the descriptors `covered`, and a check of all rate limits.
     Acquire {
         /// The request's id.
         id: String,
-        /// Which descriptors, from 0, ascending.
+        /// The indexes of the descriptors that need permits, from 0, ascending.
         covered: Vec<usize>,
     },
-    /// What `id` holds comes back.
+    /// A release of the permits of `id`.
     Release {
         /// The request's id.
         id: String,
-        /// Who was named as the one that holds its permits.
+        /// The replica that owns the permits, if the request names it.
         owner: Option<String>,
-        /// How it ended.
+        /// The outcome of the request.
         outcome: Outcome,
-        /// The upstream's latency; the whole request's where the proxy tells only that.
+        /// The upstream's latency, or the request's duration if the proxy measured only that.
         rtt: Option<Nanos>,
     },
 }
 
-/// What a descriptor's last entry may be.
+/// A reserved key, which is valid in the last entry of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Acquire,
@@ -48,7 +52,7 @@ enum Word {
     DurationMs,
 }
 
-/// What stands at the end of a descriptor.
+/// A reserved entry; `number` is the descriptor's `hits_addend`.
 struct Found {
     descriptor: usize,
     word: Word,
@@ -70,10 +74,10 @@ impl Word {
     }
 }
 
-/// Takes the reserved words off `request` and says what it is about.
+/// Removes the reserved entries from `request` and returns its purpose.
 ///
 /// # Errors
-/// [`Refusal::BadId`]; then what is left of `request` is not to be asked about.
+/// [`Refusal::BadId`]. The rest of `request` must not be checked then.
 pub fn take_off(request: &mut RateLimitRequest) -> Result<Call, Refusal> {
     let found = found(request);
     let Some(first) = found.first() else { return Ok(Call::Plain) };
@@ -111,7 +115,7 @@ fn found(request: &RateLimitRequest) -> Vec<Found> {
     request.descriptors.iter().enumerate().filter_map(one).collect()
 }
 
-/// The one id of the request.
+/// Returns the id, which all acquires and releases of the request must share.
 fn id(found: &[Found], first: &Found) -> Result<String, Refusal> {
     let with_id = |found: &&Found| matches!(found.word, Word::Acquire | Word::Release);
     let mut ids = found.iter().filter(with_id);
@@ -127,11 +131,16 @@ fn id(found: &[Found], first: &Found) -> Result<String, Refusal> {
     }
 }
 
-/// How the request ended for its upstream, and how long that took.
+/// Returns the request's outcome for its upstream, and its latency.
 ///
-/// A status of 0 is a client that left before there was one; without any status the upstream's time tells that it answered.
-/// A status alone does not: it comes with the answer's head, and Envoy tells no time of the upstream where the client or
-/// the upstream left the body unfinished. The time until then would pass for a quick answer's.
+/// - A status of 500 or more is [`Outcome::Dropped`].
+/// - A status from 100 to 499 with a duration is [`Outcome::Success`].
+/// - An upstream latency without a status is a success: the upstream answered.
+/// - Status 0 is [`Outcome::Ignored`]: the client disconnected before the response.
+/// - A status below 500 without a duration is ignored too.
+///
+/// The status arrives with the response's headers. If the body is cut off, Envoy sends
+/// no upstream latency, and the time until then would look like a fast response.
 fn ended_as(found: &[Found]) -> (Outcome, Option<Nanos>) {
     let number = |word| found.iter().find(|found| found.word == word).map(|found| found.number);
     let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
@@ -159,7 +168,6 @@ mod tests {
 
     const ID: &str = "0123456789abcdef";
 
-    /// A descriptor's entries and its `hits_addend`.
     type Written<'w> = (&'w [(&'w str, &'w str)], Option<u64>);
 
     fn request(descriptors: &[Written<'_>]) -> RateLimitRequest {
@@ -220,7 +228,7 @@ mod tests {
         assert_eq!(ended(&[(&rtt, Some(1_500))]), (Outcome::Success, micros));
         assert_eq!(ended(&[(&rtt, Some(1_500)), (&took, Some(9))]), (Outcome::Success, micros));
         assert_eq!(ended(&[(&took, Some(9))]), (Outcome::Ignored, Some(Nanos(9_000_000))));
-        // Without the upstream's time its answer was not whole, unless all that is told is the request's.
+        // Without a duration the response was incomplete.
         for (code, with_a_time, alone) in [
             (0, Outcome::Ignored, Outcome::Ignored),
             (200, Outcome::Success, Outcome::Ignored),

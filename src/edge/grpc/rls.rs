@@ -1,8 +1,11 @@
-//! `envoy.service.ratelimit.v3.RateLimitService`: Envoy asks about a request.
+//! `envoy.service.ratelimit.v3.RateLimitService`: rate limit checks from Envoy.
 //!
-//! Guarantees: one question per call, one answer; an error carries no answer; where the caller says
-//! how long it waits (`grpc-timeout`), the answer leaves before that.
-//! Leaves out: everything but the order of its four steps.
+//! Guarantees:
+//! - Each call gets one decision or one error.
+//! - If the call has a `grpc-timeout`, the reply leaves before the timeout.
+//!
+//! Not covered:
+//! - Reading and writing messages (see [`convert`]); deciding (see [`Engine`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,13 +26,12 @@ use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 use crate::telemetry::stats::Method;
 use crate::telemetry::trace;
 
-/// What of a caller's time is kept for the way back to it.
+/// The part of a caller's timeout that is reserved for sending the reply.
 const MARGIN: Nanos = Nanos(2_000_000);
 
-/// A reply and what telemetry calls it, or why there is none.
 type Replied = Result<(RateLimitResponse, Outcome), Refusal>;
 
-/// The service, as one client finds it.
+/// The service, for one client.
 #[derive(Clone, Debug)]
 pub struct RateLimits {
     engine: Arc<Engine>,
@@ -38,22 +40,22 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// The service over `engine`.
+    /// Creates the service over `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, reporting: Reporting) -> Self {
         Self { engine, reporting: Arc::new(reporting), source: None }
     }
 
-    /// The service for a client at `source`.
+    /// Returns the service for a client at `source`.
     #[must_use]
     pub fn asked_by(&self, source: Option<IpAddr>) -> Self {
         Self { source, ..self.clone() }
     }
 
-    /// The answer to `request`, which came with the headers `metadata`.
+    /// Decides `request`; `metadata` contains the call's headers.
     ///
     /// # Errors
-    /// Why it is refused, as the status that Envoy is told.
+    /// The gRPC status of a request that is refused.
     pub async fn answer(
         &self,
         metadata: &MetadataMap,
@@ -69,7 +71,7 @@ impl RateLimits {
         {
             return told;
         }
-        // In a box: there is room in it for everything that any call may wait for, and most wait for nothing.
+        // Boxed because the future is large and most calls end before they need it.
         Box::pin(span.around(async {
             let (replied, queued) = match call {
                 Ok(call) => with_wait(self.reply((call, &request), patience(metadata))).await,
@@ -80,12 +82,11 @@ impl RateLimits {
         .await
     }
 
-    /// The answer to a question that holds too much to be read.
     pub(super) fn refuse(&self, refusal: Refusal) -> Result<Response<RateLimitResponse>, Status> {
         self.told(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
-    /// The reply to a plain question that came at `now`, where it needs no waiting.
+    /// Returns the reply to a check without reserved keys, or `None` if deciding it needs to wait.
     fn at_once(&self, request: &RateLimitRequest, now: Nanos) -> Option<Replied> {
         let question = match convert::question(request, &self.reporting) {
             Ok(question) => question,
@@ -96,7 +97,7 @@ impl RateLimits {
         Some(decided.map(|()| self.shown(request, &answer)))
     }
 
-    /// A reply, and what telemetry calls it.
+    /// Decides the call, or applies its release, within `patience`.
     async fn reply(
         &self,
         (call, request): (Call, &RateLimitRequest),
@@ -149,7 +150,7 @@ impl RateLimits {
         (convert::reply(request, answer, &self.reporting), outcome)
     }
 
-    /// The reply on the wire to a question that came at `came` and was `queued` for so long; counted.
+    /// Converts the reply and counts the call. `came` is its arrival, `queued` the time in queues.
     fn told(
         &self,
         replied: Replied,
@@ -172,14 +173,15 @@ impl RateLimits {
     }
 }
 
-/// How long the caller waits, less the margin or, where that is longer, half of it.
+/// Returns the caller's `grpc-timeout` minus 2 ms, but at least half of it.
 #[must_use]
 pub fn patience(headers: &MetadataMap) -> Option<Nanos> {
     let whole = timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
     Some(whole.since(MARGIN).max(Nanos(whole.0 / 2)))
 }
 
-/// `20m` as 20 ms. Source: gRPC over HTTP/2, `Timeout`: at most eight digits and a unit.
+/// Parses a gRPC timeout: `20m` is 20 ms. At most eight digits
+/// and a unit, as in the specification "gRPC over HTTP/2".
 fn timeout(text: &str) -> Option<Nanos> {
     let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let unit: u64 = match unit {

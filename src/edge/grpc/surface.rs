@@ -1,9 +1,13 @@
-//! What a call meets before the service does: the transport's own refusals, with the codes that
-//! clients of the reference know.
+//! Maps tonic's transport errors to the codes that clients of envoyproxy/ratelimit expect.
 //!
-//! Guarantees: a message that is too large is `RESOURCE_EXHAUSTED` (tonic says `OUT_OF_RANGE`), one that
-//! cannot be decoded is `INTERNAL`, another method `UNIMPLEMENTED`; the first two are counted.
-//! Leaves out: the service's answers, which pass untouched; it never answers with these codes.
+//! Guarantees:
+//! - A message above the limit gets `RESOURCE_EXHAUSTED`, where tonic uses `OUT_OF_RANGE`.
+//! - A message that cannot be decoded gets `INTERNAL`.
+//! - An unknown method gets `UNIMPLEMENTED`.
+//! - The first two errors are counted.
+//!
+//! Not covered:
+//! - Errors of the service itself, which never has these codes.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,7 +20,7 @@ use tonic::server::NamedService;
 
 use crate::telemetry::event::{Asked, Outcome, Protocol};
 
-/// A service as its callers should meet it, and what telemetry calls its protocol.
+/// A service with mapped error codes, and its protocol for telemetry.
 #[derive(Clone, Debug)]
 pub struct Surface<S>(pub S, pub Protocol);
 
@@ -46,7 +50,7 @@ where
     }
 }
 
-/// A response whose transport error, if it is one, has the code that clients know.
+/// The future of a response with a mapped error code.
 #[allow(missing_debug_implementations)]
 pub struct Recoded<R>(BoxFuture<Response<R>, Infallible>, Protocol);
 
@@ -60,7 +64,8 @@ impl<R> Future for Recoded<R> {
     }
 }
 
-/// Only an error without an answer has its code in the headers; an answer's comes in trailers.
+/// Maps the code in the headers. Only a response without
+/// a message has it there; others have trailers.
 fn recode<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {

@@ -1,6 +1,7 @@
-//! Health checks, counted and timed under the reference's names.
+//! Counts and times health checks for the statistics of envoyproxy/ratelimit.
 //!
-//! Guarantees: only `Check` is; a `Watch` never ends.
+//! Guarantees:
+//! - Only `Check` is counted; a `Watch` call never ends.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use tonic::server::NamedService;
 use crate::engine::Engine;
 use crate::telemetry::stats::Method;
 
-/// A service of health, and whose statistics it is counted in.
+/// A health service, and the engine whose statistics count its calls.
 #[derive(Clone, Debug)]
 pub(super) struct Timed<S>(pub(super) S, pub(super) Arc<Engine>);
 

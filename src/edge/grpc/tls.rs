@@ -1,9 +1,14 @@
-//! TLS of the gRPC port and of the one for other replicas: who it is, and who may call.
+//! TLS for the gRPC port and the peer port: the server's
+//! certificate and the verification of clients.
 //!
-//! Guarantees: TLS 1.2 and later, HTTP/2; files that changed are read before the next client shakes hands, and
-//! what does not fit together leaves the last good ones in force; where clients need certificates, only the named
-//! authority's are good, not the system's.
-//! Leaves out: the handshake itself.
+//! Guarantees:
+//! - TLS 1.2 or later, with HTTP/2.
+//! - Changed files are reloaded before the next handshake.
+//! - If changed files are invalid, the last valid ones stay in use.
+//! - If client certificates are required, only the configured CA is trusted.
+//!
+//! Not covered:
+//! - The handshake itself.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -24,63 +29,62 @@ use tokio::task::spawn_blocking;
 use crate::pem;
 pub use crate::pem::Error;
 
-/// The files.
+/// The paths of the TLS files.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The certificate and those up to its root.
+    /// The server's certificate chain (PEM).
     pub certificate: PathBuf,
-    /// Its key.
+    /// The certificate's private key (PEM).
     pub key: PathBuf,
-    /// Who must have signed each client's certificate; without it clients need none.
+    /// CA bundle (PEM) that verifies client certificates. `None`: clients need no certificate.
     pub client_ca: Option<PathBuf>,
-    /// Whom each client's certificate must be made out to.
+    /// DNS name or IP address that each client certificate must contain.
     pub client_name: Option<String>,
 }
 
-/// What clients shake hands with, as the files say at the time.
+/// The server's TLS configuration, reloaded when its files change.
 #[derive(Debug)]
 pub struct Tls {
     files: Files,
-    /// Whose it is, in the log.
     whose: &'static str,
     held: Mutex<Held>,
     attempts: AtomicU64,
     failures: AtomicU64,
 }
 
-/// How often the files were read, and how many there are.
+/// Counts of reads of the TLS files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readings {
-    /// Times that they were read.
+    /// Reads of the files, including failed ones.
     pub attempts: u64,
-    /// Of those, times that they could not be read or did not fit together.
+    /// Reads that failed: a file was unreadable, or the files did not match.
     pub failures: u64,
-    /// Files.
+    /// The number of files.
     pub files: u64,
 }
 
 #[derive(Debug)]
 struct Held {
-    /// Of the files when they were last read.
     seen: Vec<Seen>,
     config: Arc<ServerConfig>,
 }
 
-/// Changes when a file is written or replaced: inode, size, and when it last changed.
+/// The inode, size and ctime of a file, which change if
+/// it is written or replaced; `None` if it is missing.
 type Seen = Option<[u64; 4]>;
 
 impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// They cannot be read, or do not fit together.
+    /// The files cannot be read or do not match.
     pub fn new(files: Files) -> Result<Self, Error> {
         let (seen, config) = (files.seen(), Arc::new(files.config()?));
         let (held, whose) = (Mutex::new(Held { seen, config }), "gRPC's");
         Ok(Self { files, whose, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
     }
 
-    /// The same for other replicas.
+    /// Reads the files of the peer port, which serves other replicas.
     ///
     /// # Errors
     /// As [`Tls::new`].
@@ -88,7 +92,7 @@ impl Tls {
         Ok(Self { whose: "the peers'", ..Self::new(files)? })
     }
 
-    /// How often the files were read.
+    /// Returns how often the files were read.
     #[must_use]
     pub fn readings(&self) -> Readings {
         let failures = self.failures.load(Relaxed);
@@ -96,7 +100,7 @@ impl Tls {
         Readings { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
-    /// What is in force: the files as they are now, or as they last fitted together.
+    /// Returns the current configuration: the files as they are now, or their last valid state.
     pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
         let looking = Arc::clone(tls);
         let looked = spawn_blocking(move || looking.look()).await;
@@ -162,10 +166,10 @@ impl Files {
         Ok(config)
     }
 
-    /// How whoever `client_ca` signed is called: with this certificate as a client's own.
+    /// Builds the configuration of a client that presents this certificate and trusts `client_ca`.
     ///
     /// # Errors
-    /// The files cannot be read, or do not fit together.
+    /// The files cannot be read or do not match.
     pub fn calling(&self) -> Result<ClientConfig, Error> {
         let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -199,7 +203,6 @@ impl Files {
     }
 }
 
-/// Who is known, and called by this name.
 #[derive(Debug)]
 struct Called {
     known: Arc<dyn ClientCertVerifier>,

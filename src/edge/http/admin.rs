@@ -1,9 +1,13 @@
-//! The admin port: what is loaded, and why a question would be answered as it would.
+//! Serves the admin port: the configuration, explanations, and changes by an operator.
 //!
-//! Guarantees: with a token, nothing is shown without it but the reference's pages where they are asked for;
-//! looking changes nothing and charges nothing; `/reset`, `/grant`, `/freeze` and `/thaw` alone do something, only for who posts, and
-//! each time with a line of the log; what was not done is no success.
-//! Leaves out: which address it listens on. Whoever binds it beyond loopback must set a token.
+//! Guarantees:
+//! - If a token is set, only enabled debug pages are visible without it.
+//! - Reads charge no hits.
+//! - Only `/reset`, `/grant`, `/freeze` and `/thaw` change state: by POST, with a log line.
+//! - A reply reports success only if the change was made.
+//!
+//! Not covered:
+//! - The listen address. An address beyond loopback needs a token.
 
 mod counter;
 mod explain;
@@ -31,20 +35,20 @@ pub use explain::{Explain, explain};
 pub use permits::permits;
 pub use show::{LastError, Loads, config, fleet, rlconfig};
 
-/// What the admin port shows.
+/// The parts that the admin port uses.
 #[derive(Clone)]
 pub struct Admin {
-    /// What callers send as `Authorization: Bearer …`, if they must.
+    /// The token that callers must send as `Authorization: Bearer …`, if any.
     pub token: Option<Secret>,
-    /// Whether the first three of the paths are shown without the token, and nothing else is.
+    /// Shows envoyproxy/ratelimit's pages, the first three
+    /// paths, without the token. The other paths still need one.
     pub debug_pages: bool,
-    /// Whose configuration is shown.
+    /// The engine that the pages describe.
     pub engine: Arc<Engine>,
-    /// What looks up how loads went.
+    /// Returns the result of the configuration loads.
     pub loads: Arc<dyn Fn() -> Loads + Send + Sync>,
 }
 
-/// The paths and what they are for, as `/` lists them.
 const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
@@ -67,7 +71,7 @@ const PATHS: [(&str, &str); 13] = [
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// The paths that `/` lists; every other one lists them, too, but below `/debug/pprof`.
+/// Serves the paths. Unknown paths show the list, except below `/debug/pprof`.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -96,14 +100,14 @@ fn changes(admin: &Admin) -> Router<Admin> {
         .layer(from_fn_with_state(admin.clone(), trust))
 }
 
-/// envoyproxy/ratelimit serves Go profiles here. The status is an error, so that no profile
-/// collector stores the sentence as a profile.
+/// envoyproxy/ratelimit serves Go profiles here. The status is an error,
+/// so that no profile collector stores the sentence as a profile.
 async fn no_profile() -> Response {
     let why = "profiles are not built in: run `perf record -g -p PID` on the host\n";
     (StatusCode::NOT_IMPLEMENTED, PLAIN, why).into_response()
 }
 
-/// How many of the paths are the reference's.
+/// The number of paths at the start of [`PATHS`] that envoyproxy/ratelimit has too.
 const REFERENCE_PATHS: usize = 3;
 
 async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
@@ -125,7 +129,7 @@ async fn show_stats(State(admin): State<Admin>) -> Response {
     }
     let command: Vec<_> =
         std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    // No argument is shown: one may be a token.
+    // Arguments may contain a token, so they are left out.
     let shown = serde_json::json!({
         "cmdline": command.first(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -172,7 +176,7 @@ async fn show_explain(
 }
 
 impl Admin {
-    /// Whether who sends `headers` may see everything.
+    /// Returns `true` if a request with these headers may see every page.
     fn knows(&self, headers: &HeaderMap) -> bool {
         match &self.token {
             Some(token) => bears(headers, token),
@@ -180,7 +184,8 @@ impl Admin {
         }
     }
 
-    /// Whether anybody may see `path`: with the debug pages, what is no path of ours is the list.
+    /// Returns `true` if `path` needs no token. Unknown
+    /// paths show the list, so debug pages open them.
     fn is_open(&self, path: &str) -> bool {
         let is_ours = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
         self.debug_pages && !is_ours
@@ -195,7 +200,7 @@ async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
     act(&admin, query, Act::Grant).await
 }
 
-/// Who changes a counter is known by the token, so there has to be one: on loopback each local user could.
+/// Rejects changes if no token is set. Otherwise every local user could change counters.
 async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     if admin.token.is_some() {
         return next.run(request).await;
@@ -215,7 +220,6 @@ async fn act(admin: &Admin, query: Vec<(String, String)>, what: Act) -> Response
     }
 }
 
-/// Gives back all hits that the counters of these descriptors hold.
 async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
     let asked = match Explain::read(query) {
         Ok(asked) => asked,

@@ -1,10 +1,13 @@
-//! One connection of an HTTP port, and who is at its other end.
+//! Wraps one connection of an HTTP port and detects the state of its peer.
 //!
-//! Guarantees: a client that takes nothing of what is written to it is cut off after [`UNREAD`], and what it left unread
-//! is dropped; one that reads on never is, however slowly, while its end makes room for more within that time. An answer
-//! that takes its time can learn that its client has closed, while there are bytes that nobody reads as well, when hyper
-//! does not look: as far as they fit the socket's receive buffer, since behind more of them no closing comes.
-//! Leaves out: a client that is slow to ask, which hyper cuts off.
+//! Guarantees:
+//! - A client that accepts no data for [`UNREAD`] is disconnected, and unsent data is dropped.
+//! - A slow client stays connected if it accepts some data within that time.
+//! - A reply in progress notices that its client closed, even behind unread data.
+//!
+//! Not covered:
+//! - Slow requests: hyper closes these connections.
+//! - A close behind unread data that fills the socket's receive buffer.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -20,32 +23,29 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Sleep, sleep};
 
-/// How long nothing of what is written may be taken: as long as a client may be silent. Without a bound those who
-/// never read would have every connection.
+/// The maximum time without progress of a write. Equal to the maximum silence of
+/// a client. Without it, clients that never read could occupy every connection.
 const UNREAD: Duration = Duration::from_secs(30);
 
-/// How long the two kernels may go on moving what is written between their buffers, though nobody reads: what room there
-/// is then tells nothing of the client, and is filled before [`UNREAD`] begins.
+/// The time in which the two kernels may still move data between their buffers. Free space
+/// in this time does not prove that the client reads. It is filled before [`UNREAD`] starts.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// Ready when the other end has closed, and not for bytes: those nobody may read, and a closing behind them would not
-/// be seen.
+/// The readiness for a close of the peer, without data. With unread
+/// data, a socket is always readable, which would hide a later close.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOSED: Interest = Interest::PRIORITY;
-/// Elsewhere nothing says so but an error, and hyper's own look has to do.
+/// Other systems report only errors. There, hyper's own detection must suffice.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOSED: Interest = Interest::ERROR;
 
-/// What hyper reads and writes.
 #[derive(Debug)]
 pub(super) struct Connection {
     reading: OwnedReadHalf,
     writing: Arc<OwnedWriteHalf>,
-    /// While there is no room for more.
     unread: Option<Unread>,
 }
 
-/// Until when something has to be taken.
 #[derive(Debug)]
 struct Unread {
     ends: Pin<Box<Sleep>>,
@@ -53,7 +53,7 @@ struct Unread {
 }
 
 impl Connection {
-    /// That of `stream`, and its other end.
+    /// Wraps `stream` and returns its peer as well.
     pub(super) fn new(stream: TcpStream) -> (Self, Peer) {
         let (reading, writing) = stream.into_split();
         let writing = Arc::new(writing);
@@ -80,8 +80,9 @@ impl Connection {
         written
     }
 
-    /// Writes past what tokio knows, when it is time: Linux says that there is room only when a third of what waits is
-    /// taken, and any room shows that the client reads.
+    /// Writes without tokio's readiness when the timer expires. Linux
+    /// reports a socket as writable only after a third of its queue
+    /// was sent. Any free space already shows that the client reads.
     fn poll_unread(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,7 +124,7 @@ fn poll_written(
     }
 }
 
-/// Else the kernel would keep megabytes for who does not read them.
+/// Resets the connection on close. Otherwise the kernel would keep megabytes of unsent data.
 fn cut_off(socket: &TcpStream) -> io::Error {
     drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
     ErrorKind::TimedOut.into()
@@ -161,7 +162,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The kernel has it already.
+        // Writes go directly to the kernel, so nothing is buffered here.
         Poll::Ready(Ok(()))
     }
 
@@ -170,20 +171,19 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// The other end of a connection; one that never closes where a request came by none.
+/// The remote end of a connection. Without a connection, it never closes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer(Option<Arc<OwnedWriteHalf>>);
 
 impl Peer {
-    /// Whose request has these.
     pub(super) fn of(extensions: &Extensions) -> Self {
         extensions.get().cloned().unwrap_or_default()
     }
 
-    /// Until it has closed, its machine is gone, or it says that nothing more will come.
+    /// Waits until the peer closes the connection or its sending side, or becomes unreachable.
     pub(super) async fn gone(&self) {
         match &self.0 {
-            // Only a process that ends cannot wait for it.
+            // Fails only while the process ends.
             Some(socket) => drop(socket.ready(CLOSED).await),
             None => std::future::pending().await,
         }

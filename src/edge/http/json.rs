@@ -1,9 +1,13 @@
-//! `/json`: one question as proto3 JSON in the body, one answer back.
+//! Serves `/json`: one check as proto3 JSON in the body, one decision as the reply.
 //!
-//! Guarantees: a body is read whole and means what the gRPC message would, or it is refused; what
-//! is too long is refused before it is held in memory; statuses are the reference's: 200 may pass,
-//! 429 may not, 400 cannot be asked, 500 decided but not expressible in JSON.
-//! Leaves out: the method and the content type, which the reference does not look at either.
+//! Guarantees:
+//! - A body means the same as the equivalent gRPC message, or it is rejected.
+//! - A body above the limit is rejected before it is in memory.
+//! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
+//! - Status 500 means that JSON cannot express the decision.
+//!
+//! Not covered:
+//! - The method and the content type, which envoyproxy/ratelimit ignores too.
 
 mod read;
 mod write;
@@ -26,14 +30,13 @@ use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 pub use read::{Unreadable, request};
 pub use write::{Inexpressible, response};
 
-/// The longest body, in bytes: what a gRPC message may have.
+/// The largest body in bytes. Equal to the largest gRPC message.
 pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
-/// How long a question may take to arrive and be answered. A client that sends a byte a second
-/// must not hold a connection for a day.
+/// The timeout for receiving and deciding a check. Limits
+/// the time for which a slow client can occupy a connection.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Answers one call.
 pub(super) async fn answer(ask: &Ask, body: Body) -> Response {
     let answered = tokio::time::timeout(DEADLINE, decide(ask, body)).await;
     let (outcome, response) = answered.unwrap_or_else(|_| refused(Refused::Late));
@@ -76,16 +79,12 @@ fn show(reply: &RateLimitResponse, verdict: Verdict, outcome: Outcome) -> (Outco
     }
 }
 
-/// Why a body is not a question.
 #[derive(Clone, Copy)]
 enum Refused {
-    /// Cannot be read, or ended early.
     Malformed,
-    /// Above [`MAX_BODY_BYTES`].
     TooLarge,
-    /// Of more objects than any question has.
+    /// The body has more objects than the largest valid check.
     TooMany,
-    /// Did not arrive in time.
     Late,
 }
 
@@ -105,7 +104,7 @@ fn read(bytes: &[u8]) -> Result<RateLimitRequest, Refused> {
     })
 }
 
-/// The whole body. A declared length is believed at once, so that nothing of 100 MB is read.
+/// Reads the whole body. Rejects a declared length above the limit without reading.
 async fn whole(body: Body) -> Result<Vec<u8>, Refused> {
     if MAX_BODY_BYTES < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
         return Err(Refused::TooLarge);

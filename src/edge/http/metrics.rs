@@ -1,7 +1,11 @@
-//! The metrics port: one page for Prometheus.
+//! Serves the metrics port: one page for Prometheus.
 //!
-//! Guarantees: text format 0.0.4, or OpenMetrics 1.0 for who would rather have that, with exemplars; asking changes nothing.
-//! Leaves out: what is counted, which is in [`crate::telemetry`].
+//! Guarantees:
+//! - The format is text 0.0.4, or OpenMetrics 1.0 with exemplars for clients that prefer it.
+//! - A scrape changes no value.
+//!
+//! Not covered:
+//! - The metrics themselves (see [`crate::telemetry`]).
 
 use std::sync::Arc;
 
@@ -17,19 +21,19 @@ use crate::telemetry::metrics::{METRICS, open};
 const TEXT: Typed = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
 const OPEN: Typed = [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
-/// What makes the page, in text format 0.0.4.
+/// A function that renders the page in text format 0.0.4.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// How the page may be had.
+/// The formats that the port offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Formats {
-    /// In the text format alone.
+    /// The text format only.
     Text,
-    /// As OpenMetrics as well.
+    /// The text format and OpenMetrics.
     Both,
 }
 
-/// The page at `path`.
+/// Serves the page at `path`.
 pub fn router(path: &str, page: Page, formats: Formats) -> Router {
     let shown = async move |headers: HeaderMap| match formats {
         Formats::Both if prefers_open(&headers) => told(OPEN, open(&page(), &METRICS)),
@@ -42,7 +46,8 @@ fn told(format: Typed, text: String) -> Response {
     (format, [(VARY, "accept")], text).into_response()
 }
 
-/// Whether OpenMetrics is asked for, and no less than the text format. Source: RFC 9110, section 12.5.1.
+/// Returns `true` if the client accepts OpenMetrics and prefers it at
+/// least as much as the text format. Source: RFC 9110, section 12.5.1.
 fn prefers_open(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let (mut open, mut text) = (0, 0);
@@ -64,7 +69,7 @@ fn prefers_open(headers: &HeaderMap) -> bool {
     0 < open && text <= open
 }
 
-/// A weight, `0.75` as 750; one that cannot be read is none.
+/// Parses a weight in thousandths: `0.75` is 750. Returns 0 for an invalid weight.
 fn thousandths(weight: &str) -> u32 {
     let (whole, part) = weight.split_once('.').unwrap_or((weight, ""));
     let part: String = part.chars().chain("000".chars()).take(3).collect();

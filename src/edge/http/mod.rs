@@ -1,11 +1,16 @@
-//! The HTTP ports: questions and health; metrics; admin.
+//! Serves the HTTP ports: checks and health, metrics, and admin.
 //!
-//! Guarantees: a connection that is slow to send its head, or to read its answers, is closed,
-//! connections are bounded, and at shutdown the listener closes at once while requests under way are
-//! finished. Those who are held, or wait in a queue, leave connections for others. Nobody waits in a
-//! queue for a client that has left, unless more came after the question than the socket's receive
-//! buffer takes, which hides that it has.
-//! Leaves out: TLS, and any limit on how long the finishing may take.
+//! Guarantees:
+//! - A connection with a slow request head or a slow reader is closed.
+//! - The number of connections is bounded.
+//! - Shutdown closes the listener at once and finishes the requests in flight.
+//! - Permit connections and queued requests always leave connections for other requests.
+//! - A queued request is dropped when its client disconnects.
+//!
+//! Not covered:
+//! - TLS.
+//! - A time limit for finishing requests at shutdown.
+//! - A disconnect behind unread data that fills the socket's receive buffer.
 
 pub mod admin;
 mod connection;
@@ -38,42 +43,41 @@ use connection::Peer;
 use nginx::hold::{Holds, MAX_HELD};
 pub use serve::serve;
 
-/// What the port for questions and health serves.
+/// The parts that the port for checks and health uses.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// Answers.
+    /// The engine that decides.
     pub engine: Arc<Engine>,
-    /// What answers show.
+    /// The content of replies.
     pub reporting: Reporting,
-    /// What health checks show.
+    /// The readiness for health checks.
     pub health: Health,
-    /// What `/check` and `/hold` ask about.
+    /// The hooks of `/check` and `/hold`.
     pub hooks: Arc<Hooks>,
-    /// Becomes true when what is held must end.
+    /// Becomes `true` when open permit connections must end.
     pub leaving: watch::Receiver<bool>,
 }
 
-/// One header of a response.
 type Typed = [(HeaderName, &'static str); 1];
 
 const JSON: Typed = [(CONTENT_TYPE, "application/json")];
 const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
-/// Browsers must not take an error's text for a page.
+/// Keeps browsers from rendering an error's text as a page.
 const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-/// What is behind the port.
 struct Port {
     ask: Ask,
     holds: Holds,
 }
 
-/// `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`; paths are exact, methods free
-/// but for `/hold`, which is for GET.
+/// Serves `/json`, `/check`, `/hold`, `/healthcheck`, `/livez` and `/readyz`.
+///
+/// Paths must match exactly. Every method is allowed, except for `/hold`, which requires GET.
 pub fn router(ask: Ask) -> Router {
     router_with(ask, MAX_HELD)
 }
 
-/// The same, where at most `most` requests of `/check` and `/hold` are held or wait in queues at one time.
+/// Serves the same paths with another maximum of requests in queues and on `/hold`.
 pub fn router_with(ask: Ask, most: usize) -> Router {
     Router::new()
         .route("/json", any(json))
@@ -95,14 +99,14 @@ async fn check(State(port): State<Arc<Port>>, request: Request<Body>) -> Respons
     let (head, _) = request.into_parts();
     let span = question(Protocol::Nginx, &head.headers);
     let peer = Peer::of(&head.extensions);
-    // Boxed: what a question takes is not moved about with what waits for it.
+    // Boxed, so that the futures around it do not move its large state.
     let answer = Box::pin(nginx::answer(&port.ask, &port.holds, &head.headers));
     unless_left(&peer, span.around(answer)).await
 }
 
 async fn held(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
-    // An answer to HEAD has no body, and so nothing that could last.
+    // A reply to HEAD has no body, so it cannot stay open.
     if head.method != Method::GET {
         return ([(ALLOW, "GET")], text(StatusCode::METHOD_NOT_ALLOWED)).into_response();
     }
@@ -112,10 +116,11 @@ async fn held(State(port): State<Arc<Port>>, request: Request<Body>) -> Response
     unless_left(&peer, span.around(answer)).await
 }
 
-/// `answer`, unless the client leaves before. What it sent besides is no further request then.
+/// Returns `answer`, or closes the connection if the client disconnects
+/// first. The rest of its data is then not parsed as another request.
 async fn unless_left(peer: &Peer, answer: impl Future<Output = Response>) -> Response {
     tokio::select! {
-        // Most need no wait, and so no look at the other end.
+        // Polls the decision first, because most decisions are immediate.
         biased;
         answer = answer => answer,
         () = peer.gone() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
@@ -126,7 +131,7 @@ fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
     trace::question(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
-/// As the reference answers: the state and nothing else.
+/// Replies like envoyproxy/ratelimit: the state only.
 async fn healthcheck(State(port): State<Arc<Port>>) -> Response {
     match port.ask.health.ready() {
         Ready::Yes => (PLAIN, "OK").into_response(),
@@ -146,8 +151,8 @@ async fn readyz(State(port): State<Arc<Port>>) -> Response {
     (status, PLAIN, format!("{ready}{}\n", Degraded(engine.trouble()))).into_response()
 }
 
-/// What a ready process says of a store that does not answer. It stays ready: it answers, and a
-/// fleet that leaves the load balancer together is no help to anybody.
+/// The text about an unavailable store. The process stays ready: it still decides,
+/// and a whole fleet that leaves the load balancer would stop all checks.
 struct Degraded(Option<Cause>);
 
 impl fmt::Display for Degraded {
@@ -162,7 +167,7 @@ async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, PLAIN, NO_SNIFFING, "404 page not found\n").into_response()
 }
 
-/// An error whose text is the status's own name, as the reference sends it.
+/// Returns an error with the status's own name as its text, as in envoyproxy/ratelimit.
 fn text(status: StatusCode) -> Response {
     let name = status.canonical_reason().unwrap_or("Error");
     (status, PLAIN, NO_SNIFFING, format!("{name}\n")).into_response()

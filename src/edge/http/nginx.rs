@@ -1,12 +1,20 @@
-//! `/check`: NGINX's `auth_request` asks about a request.
+//! Serves `/check`: decides requests of NGINX's `auth_request` directive.
 //!
-//! Guarantees: what NGINX says of the request (`X-Hook`, `X-Original-URI`, `X-Original-Method`,
-//! `X-Real-IP`, `X-Sluicegate-Id`) is said at most once, or refused: a second one would be the client's.
-//! 200 may pass, 403 may not, with the status for the client in `X-Deny-Status` and a ceiling's body in
-//! `X-Deny-Body`; 400 and 501 are mistakes of the configurations, 503 is for NGINX's to pass or not.
-//! Ceilings are asked where there is an id, which a datagram gives back ([`crate::edge::syslog`]). Who waits in a
-//! queue has one of the places that are [`hold`]'s as well, so that others find a connection.
-//! Leaves out: whether NGINX set those headers at all. Its configuration must, every one.
+//! | status | meaning |
+//! |---|---|
+//! | 200 | allowed |
+//! | 403 | denied, with the client's status in `X-Deny-Status` and the body in `X-Deny-Body` |
+//! | 400, 501 | configuration error |
+//! | 503 | no decision; the NGINX configuration allows or denies the request |
+//!
+//! Guarantees:
+//! - A header of NGINX that appears twice is an error: one may be the client's.
+//! - Concurrency limits apply if there is an id; [`crate::edge::syslog`] releases the permit.
+//! - Queued requests share the slots of [`hold`], so that other requests find a connection.
+//!
+//! Not covered:
+//! - The headers themselves. NGINX must set `X-Hook`, `X-Original-URI`,
+//!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
 
 pub(super) mod hold;
 
@@ -28,23 +36,18 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 use hold::Holds;
 
-/// Which hook to go by; the first without it, or where it is empty.
+/// The name of the hook. The first hook applies if the header is absent or empty.
 const HOOK: &str = "x-hook";
-/// The path and query of the client's request.
 const URI: &str = "x-original-uri";
-/// Its method.
 const METHOD: &str = "x-original-method";
-/// The client's address.
 const ADDRESS: &str = "x-real-ip";
-/// The status that the client should get.
 const DENY_STATUS: HeaderName = HeaderName::from_static("x-deny-status");
-/// The body that it should get: a subrequest's own goes nowhere.
+/// The body for the client. NGINX discards the body of the subrequest itself.
 const DENY_BODY: HeaderName = HeaderName::from_static("x-deny-body");
 
-/// What `$remote_addr` is where the client came by a Unix socket.
+/// The value of `$remote_addr` for a client on a Unix socket.
 const NO_ADDRESS: &str = "unix:";
 
-/// Answers one call.
 pub(super) async fn answer(ask: &Ask, holds: &Holds, headers: &HeaderMap) -> Response {
     let began = ask.engine.clock().now();
     let answering = async {
@@ -81,11 +84,11 @@ async fn decide(
     original: &Original<'_>,
 ) -> Result<Admitted, Unanswered> {
     let (request, id) = (original.asked(&ask.hooks, headers), original.id.as_deref());
-    // Whoever waits in a queue does so at most for that queue's timeout, or until NGINX closes.
+    // The limit's queue timeout and NGINX's disconnect already end a wait.
     hook::ask(&ask.engine, &ask.reporting, request.as_ref(), id, None).await
 }
 
-/// What NGINX says of the client's request.
+/// The client's request, as NGINX describes it.
 struct Original<'h> {
     hook: Option<Cow<'h, str>>,
     uri: Cow<'h, str>,
@@ -105,7 +108,8 @@ impl<'h> Original<'h> {
         })
     }
 
-    /// A header by its lower-case name: what NGINX says of it, or what `other` has.
+    /// Returns a header by its lower-case name: a
+    /// pseudo-header from NGINX's description, or `other`.
     fn header<'a>(
         &'a self,
         name: &str,
@@ -131,7 +135,6 @@ impl<'h> Original<'h> {
     }
 }
 
-/// What is wrong with the headers.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum Wrong {
     #[error("no {0}; NGINX must set it: see config/nginx/rate_limit.conf")]
@@ -155,14 +158,14 @@ fn address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, Wrong> {
     text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| Wrong::NoAddress)
 }
 
-/// Several values of a header are one, as Envoy joins them for its matchers.
+/// Joins several values of a header, as Envoy's matchers do.
 fn joined<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
     let mut values = headers.get_all(name).iter().map(text);
     let first = values.next()?;
     Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
 }
 
-/// Bytes that are no text are replaced: refused, they would be a way past the limits.
+/// Replaces bytes that are not UTF-8. Rejecting them would let a client bypass the limits.
 fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
@@ -188,7 +191,7 @@ fn decided(ask: &Ask, answer: &Answer) -> Response {
         response.headers_mut().insert(DENY_STATUS, status);
     }
     for (name, value) in ask.reporting.headers.of(answer) {
-        // A header without a name, which the reference can be told to send, HTTP cannot carry.
+        // envoyproxy/ratelimit can be configured to send a header without a name. HTTP/1 cannot.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
         }
@@ -211,7 +214,7 @@ fn rejected(rejection: &Rejection) -> Response {
     if let Some(wait) = reject.retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil()));
     }
-    // One of several lines has no way through a header.
+    // A header cannot contain a body of several lines.
     if let Ok(body) = HeaderValue::from_str(&reject.body)
         && !body.is_empty()
     {

@@ -1,7 +1,7 @@
-//! Connections of an HTTP port.
+//! Accepts and serves the connections of an HTTP port.
 //!
-//! Guarantees: see [`super`].
-//! Leaves out: what is answered.
+//! Not covered:
+//! - The content of replies (see [`super`]).
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,20 +22,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::Connection;
 
-/// How long a client may take to send a request's head; also how long it may stay silent between
-/// two requests.
+/// The timeout for a request's head, and for an idle connection between two requests.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Most connections at one time; the next wait in the kernel's queue.
+/// The maximum number of connections. Further ones wait in the kernel's queue.
 pub(super) const MAX_CONNECTIONS: usize = 4_096;
 
-/// How long a connection is silent until its peer's machine is asked, and between two askings.
+/// The idle time before the first TCP keepalive probe, and the interval between probes.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// The pause after a failed accept: without it a process that is out of files spins.
+/// The pause after a failed accept. Without it, running
+/// out of file descriptors would cause a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `router` on `listener` until `shutdown`, then finishes what is under way.
+/// Serves `router` on `listener` until `shutdown`, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
@@ -54,7 +54,6 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
         let connection = connections().serve_connection(TokioIo::new(io), service).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A client that breaks off is its own affair.
             connection.await.ok();
             drop(slot);
         });
@@ -69,12 +68,12 @@ fn connections() -> Builder<TokioExecutor> {
     builder
 }
 
-/// The next connection, and the slot that it has until it ends. Failures are waited out.
+/// Returns the next connection and its slot. Retries after errors.
 async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Never closed, so never refused.
+    // The semaphore is never closed, so this never fails.
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
@@ -90,9 +89,9 @@ async fn accept(
     }
 }
 
-/// Asks the peer's machine whether it is still there, so that one that vanished frees what it holds.
+/// Enables TCP keepalive, so that the permits of a vanished peer are released.
 fn keep_alive(stream: &TcpStream) {
     let asking = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE).with_retries(2);
-    // Without it a connection lives as long as it would on any other system.
+    // After an error, the connection keeps the system's defaults.
     drop(SockRef::from(stream).set_tcp_keepalive(&asking));
 }

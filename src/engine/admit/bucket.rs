@@ -1,9 +1,12 @@
-//! One ceiling behind its lock, and those who wait for it.
+//! One concurrency limit behind a lock, with its waiting requests.
 //!
-//! Guarantees: an effect is carried out under the lock of the step that had it, so that nobody is
-//! woken twice or told of a permit that is gone; a permit whose taker has left goes to the next. Rules of a
-//! later configuration stay in force, whoever still asks by an earlier one.
-//! Leaves out: which bucket it is.
+//! Guarantees:
+//! - Effects are applied under the lock of their step: no request is woken twice.
+//! - A permit whose request was canceled goes to the next waiting request.
+//! - Rules of a later configuration win over requests that still carry earlier rules.
+//!
+//! Not covered:
+//! - The name of the bucket.
 
 mod strict;
 
@@ -32,36 +35,32 @@ pub(super) struct Bucket(Mutex<State>);
 #[derive(Debug)]
 struct State {
     limiter: Limiter,
-    /// The configuration that the rules are of.
     revision: Revision,
-    /// By which the limiter works.
     rules: Rules,
-    /// The latency of those that succeeded, smoothed: each counts for an eighth.
+    /// The smoothed latency of successful requests. Each request has a weight of 1/8.
     rtt: Option<Nanos>,
-    /// Where the ceiling is the fleet's.
+    /// Set while the limit is shared with the fleet.
     leased: Option<Box<Leased>>,
-    /// Where the store is asked for each permit.
+    /// Set while every acquire asks the store.
     strict: Option<Box<Strict>>,
     waiters: HashMap<Ticket, oneshot::Sender<Permit>>,
-    /// Dropped from the map: whoever still finds it must look again.
+    /// Removed from the map. A request that still finds this bucket must look it up again.
     retired: bool,
 }
 
-/// Where an arrival stands.
 pub(super) enum Place {
     Passes(Permit),
     Waits(Waiting),
     Turned(Refusal),
-    /// Nobody knows yet how many may pass: to come again once there is an answer.
+    /// The share is not known yet. The request retries after the next reply.
     Cold(watch::Receiver<()>),
 }
 
-/// A place in the queue; dropped, it is given up.
+/// A request in the queue. Dropping it leaves the queue.
 pub(super) struct Waiting {
     bucket: Arc<Bucket>,
     clock: Arc<Clock>,
     ticket: Ticket,
-    /// For how long at most.
     patience: Nanos,
     permit: oneshot::Receiver<Permit>,
 }
@@ -75,8 +74,8 @@ impl Bucket {
         Self(Mutex::new(state))
     }
 
-    /// `None` where this bucket is no longer the one of its name. One who `waited` for an answer passes
-    /// or not by what is known.
+    /// Tries to acquire a permit for `ask`. A request that already `waited` for a reply is
+    /// decided by the current share. Returns `None` if the bucket was removed from the map.
     pub(super) fn arrive(
         self: &Arc<Self>,
         clock: &Arc<Clock>,
@@ -88,7 +87,7 @@ impl Bucket {
         if state.retired {
             return None;
         }
-        // Under the lock: the time of one step must not be before that of another.
+        // Under the lock, so that the steps of a bucket see increasing times.
         let now = clock.steady();
         state.reload(now, ask.revision, ask.rules);
         if let Some(fleet) = fleet.filter(|_| state.is_to_join(ask))
@@ -107,7 +106,7 @@ impl Bucket {
         })
     }
 
-    /// Steps, and gives what is left for the caller to do.
+    /// Applies `event`, and returns the effects that are left to the caller.
     pub(super) fn step(&self, clock: &Clock, event: Event) -> Effects {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -115,7 +114,7 @@ impl Bucket {
         state.step(now, event)
     }
 
-    /// Works by `rules` of `revision` from now on, and alone unless the ceiling is `shared`.
+    /// Applies the rules of `revision`. Without `shared` the limit belongs to this replica alone.
     pub(super) fn reload(
         &self,
         clock: &Clock,
@@ -135,7 +134,8 @@ impl Bucket {
         }
     }
 
-    /// When `permit` was admitted, unless it is over by now.
+    /// Returns the acquire instant of `permit`. `None`
+    /// if it was released or its deadline has passed.
     pub(super) fn since(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -143,7 +143,8 @@ impl Bucket {
         state.limiter.since(permit)
     }
 
-    /// Takes back what is over; since when the bucket has been idle, if it is.
+    /// Releases permits whose deadline has passed.
+    /// Returns the instant since when the bucket is idle.
     pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -151,12 +152,12 @@ impl Bucket {
         state.limiter.idle_since()
     }
 
-    /// Since when nothing of it is in use, if nothing is.
+    /// Returns the instant since when the bucket has no requests, no share and no pending reports.
     pub(super) fn rests_since(&self) -> Option<Nanos> {
         self.0.lock().rests_since()
     }
 
-    /// Retires the bucket if it rests and is `old` enough.
+    /// Marks the bucket as removed if it is idle since an instant that satisfies `old`.
     pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
         state.retired = state.rests_since().is_some_and(old);
@@ -175,7 +176,6 @@ impl Bucket {
         Look { load, rtt, min_rtt: limiter.policy().ideal() }
     }
 
-    /// When each permit that is out was admitted.
     pub(super) fn admitted(&self) -> Vec<Nanos> {
         self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
@@ -202,7 +202,7 @@ impl State {
         self.limiter.idle_since().filter(|_| !seated && !asks)
     }
 
-    /// A question that began before a reload may come after it: what it asks by is over.
+    /// Ignores earlier revisions: a check that started before a reload may arrive after it.
     fn reload(&mut self, now: Nanos, revision: Revision, rules: &Rules) {
         if revision < self.revision {
             return;
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// Takes the latency of one that leaves, before it has left.
+    /// Updates the smoothed latency. Must run before the limiter forgets the permit.
     fn time(&mut self, now: Nanos, event: Event) {
         let Event::Leave { permit, outcome: Outcome::Success, rtt } = event else { return };
         let Some(since) = self.limiter.since(permit) else { return };
@@ -224,7 +224,7 @@ impl State {
         self.rtt = Some(old.map_or(new, smoothed));
     }
 
-    /// Steps, wakes and turns away; the effects that are for the caller are left, in order.
+    /// Applies `event`, wakes or rejects waiting requests, and returns the other effects in order.
     fn step(&mut self, now: Nanos, event: Event) -> Effects {
         if let Event::Leave { permit, .. } = event {
             self.over(now, permit);
@@ -233,7 +233,7 @@ impl State {
             leased.usage.pass(now, self.limiter.in_flight(), self.limiter.waiting());
             if leased.fence(now) {
                 let todo = self.limiter.step(now, Event::Fence);
-                // What a fence does is for those who wait.
+                // The effects of a fence concern waiting requests only.
                 self.carry_out(now, todo);
             }
         }
@@ -241,7 +241,7 @@ impl State {
         if let Some(leased) = &mut self.leased {
             leased.usage.note(event, &todo, self.limiter.in_flight());
         }
-        // Nearly always.
+        // The usual case.
         if todo.iter().all(is_for_the_caller) { todo } else { self.carry_out(now, todo) }
     }
 
@@ -257,9 +257,9 @@ impl State {
                             self.limiter.step(now, Event::Leave { permit, outcome, rtt: None })
                         }));
                     }
-                    // Dropping the sender tells the one that waits.
+                    // Dropping the sender ends the wait.
                     Effect::Late(ticket) => drop(self.waiters.remove(&ticket)),
-                    // Its holder learns of it when it leaves.
+                    // Its `Held` learns of it at its release.
                     Effect::Expired(permit) => self.over(now, permit),
                     other => mine.push(other),
                 }
@@ -269,7 +269,7 @@ impl State {
         mine
     }
 
-    /// Hands `permit` over; gives it back where nobody takes it.
+    /// Sends `permit` to the waiting request. Returns it if the request was canceled.
     fn wake(&mut self, ticket: Ticket, permit: Permit) -> Option<Permit> {
         match self.waiters.remove(&ticket) {
             Some(waiter) => waiter.send(permit).err(),
@@ -282,16 +282,17 @@ const fn is_for_the_caller(effect: &Effect) -> bool {
     !matches!(effect, Effect::Wake(..) | Effect::Late(_) | Effect::Expired(_))
 }
 
-/// What the fleet's voice asks of a bucket.
+/// Calls of the fleet reporter.
 impl Bucket {
-    /// What is to be said. `rests` is called, under the lock, where the bucket is cold.
+    /// Returns the next action of the reporter. Calls `rests` under
+    /// the lock if there is nothing to report until the next request.
     pub(super) fn speaks(&self, clock: &Clock, rests: impl FnOnce()) -> Speak {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, Event::Expire);
         if state.retired {
-            // Nothing is in flight here and no share is held. If there is a seat still, the store did not hear the goodbye, and it
-            // is kept as that of a replica that is lost: whoever comes meanwhile waits for it.
+            // A retired bucket has no requests in flight and no share. If its goodbye was lost,
+            // the store keeps the share until it expires, and a new bucket waits for that.
             rests();
             state.leased = None;
             return Speak::Cold;
@@ -309,7 +310,8 @@ impl Bucket {
                     state.leased = None;
                 }
             }
-            // Whoever comes takes the seat on first; but nobody does where this replica has left.
+            // New requests join the fleet again before this.
+            // After the replica has left, they cannot.
             Speak::Beat { said, .. } if said.leaves && !leased.is_local() => {
                 state.step(now, Event::Share(0));
             }
@@ -318,12 +320,13 @@ impl Bucket {
         speak
     }
 
-    /// Whether `said` is still to be said: a goodbye is not that was taken back.
+    /// Returns `true` if `said` is still worth sending.
+    /// A goodbye is not if the bucket has joined again.
     pub(super) fn awaits(&self, said: &Heartbeat) -> bool {
         self.0.lock().leased.as_ref().is_some_and(|leased| leased.awaits(said))
     }
 
-    /// What became of it.
+    /// Applies the store's reply to `said`, or counts a missed report if there was none.
     pub(super) fn hear(
         &self,
         clock: &Clock,
@@ -334,7 +337,7 @@ impl Bucket {
     ) {
         let mut state = self.0.lock();
         let now = clock.steady();
-        // Before the answer is taken: a share whose term is over ends for the limiter, too.
+        // Before the reply, so that the limiter also drops an expired share.
         state.step(now, Event::Expire);
         let State { leased: Some(leased), rules, .. } = &mut *state else { return };
         let alone = alone(rules.limit);
@@ -350,7 +353,6 @@ impl Bucket {
         state.step(now, event);
     }
 
-    /// Gives the seat up.
     pub(super) fn part(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(leased) = &mut state.leased else { return };
@@ -376,8 +378,8 @@ impl Bucket {
 }
 
 impl State {
-    /// Speaks by what the ceiling is to the fleet from now on, though nobody comes: else the store would hear of what it was
-    /// for as long as this replica has a seat.
+    /// Applies new fleet parameters without waiting for a request. Otherwise
+    /// the reports would use the old ones for as long as the share lasts.
     fn share_by(&mut self, shared: Shared, terms: Terms) {
         let leased = self.leased.as_mut().filter(|leased| !leased.is_local());
         if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
@@ -385,7 +387,6 @@ impl State {
         }
     }
 
-    /// Leaves the fleet: what this replica holds alone needs no share.
     fn go_alone(&mut self, now: Nanos) {
         if let Some(leased) = self.leased.as_mut().filter(|leased| !leased.is_local()) {
             leased.go_alone(now);
@@ -393,7 +394,7 @@ impl State {
         }
     }
 
-    /// What the ceiling is to the fleet: what `ask` says, unless that is over.
+    /// Returns the fleet parameters of `ask`, unless they come from an earlier revision.
     fn shared(&self, ask: &Ask<'_>) -> Option<Shared> {
         if self.revision <= ask.revision {
             return ask.shared;
@@ -401,7 +402,8 @@ impl State {
         self.leased.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
     }
 
-    /// Whether more is to be done for `ask` than to look at the share. Most that ask are not the first.
+    /// Returns `false` on the usual path: the fleet
+    /// parameters are unchanged and the share is known.
     fn is_to_join(&self, ask: &Ask<'_>) -> bool {
         match &self.leased {
             Some(leased) => {
@@ -411,8 +413,8 @@ impl State {
         }
     }
 
-    /// Takes or keeps a seat in the fleet, or leaves it, as the ceiling says; where nothing was heard of
-    /// it yet, what tells when something is.
+    /// Joins or leaves the fleet as `ask` requires. If the share is not
+    /// known yet, returns a receiver that is notified of the next reply.
     fn join(
         &mut self,
         now: Nanos,
@@ -444,10 +446,9 @@ impl State {
 }
 
 impl Waiting {
-    /// The permit, if it comes in time.
     pub(super) async fn permit(mut self) -> Option<Permit> {
         let patience = Duration::from_nanos(self.patience.0);
-        // The queue's own timeout, where it is shorter, ends the wait from the other side.
+        // A shorter queue timeout ends the wait by dropping the sender.
         match tokio::time::timeout(patience, &mut self.permit).await {
             Ok(permit) => permit.ok(),
             Err(_) => None,
@@ -462,7 +463,7 @@ impl Drop for Waiting {
         if state.waiters.remove(&self.ticket).is_some() {
             state.step(now, Event::Cancel(self.ticket));
         } else if let Ok(permit) = self.permit.try_recv() {
-            // Woken, but nobody came for the permit.
+            // Woken, but the request was canceled before it took the permit.
             state.step(now, Event::Leave { permit, outcome: Outcome::Ignored, rtt: None });
         }
     }

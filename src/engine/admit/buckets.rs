@@ -1,12 +1,18 @@
-//! All buckets of a replica, by name, within a number and a size.
+//! The buckets of a replica by name, bounded in number and in bytes.
 //!
-//! Guarantees: there are never more buckets than `most`, nor more bytes of their names than [`BYTES_EACH`] for each of
-//! those together ([`LEAST_BYTES`] where that is more). One more makes those go that rest, of [`LOOKS`] that are looked
-//! at those first that have rested for longest; whatever is in flight, waits, has a seat in the fleet (or has given it
-//! up, and the store has not answered that yet) or is told to a store stays. Who finds no room has had as many looked at, and the next one finds others: one bucket that rests is
-//! found by whoever asks often enough.
-//! Cost: a look-up one hash of the name; making room, under the map's lock, [`LOOKS`] locks of buckets, however many there are.
-//! Leaves out: the lock around all of them, and what a bucket is.
+//! Guarantees:
+//! - There are at most `most` buckets.
+//! - All names together have at most `most` × [`BYTES_EACH`] bytes, or [`LEAST_BYTES`].
+//! - At the bound, a new bucket replaces idle ones among the next [`LOOKS`].
+//! - Buckets with permits, waiters, a share or unsent reports are never removed.
+//! - Retries examine other buckets, so they find an idle one if there is any.
+//!
+//! Not covered:
+//! - The lock around this map.
+//! - The content of a bucket.
+//!
+//! Cost: a look-up is one hash of the name. Making room takes the locks of [`LOOKS`]
+//! buckets under the lock of the map, independent of the number of buckets.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,33 +22,31 @@ use smallvec::SmallVec;
 use super::bucket::Bucket;
 use crate::kernel::units::Nanos;
 
-/// How many buckets one more looks at for those that may go: a flood of new names must not buy a look at all of them
-/// apiece.
+/// The number of buckets that one new bucket examines. Bounded, so
+/// that a flood of new names cannot scan all buckets each time.
 const LOOKS: usize = 16;
-/// How many bytes of names there may be for each bucket that there may be, all together.
+/// The bytes of names per allowed bucket. The bound applies to the sum.
 const BYTES_EACH: usize = 512;
-/// How many there may be where few buckets may.
+/// The lower bound of that sum, for small numbers of buckets.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// A bucket's name, of which there is one copy here.
+/// A name, shared by the map and the ring.
 type Key = Arc<[u8]>;
-/// A bucket that was looked at, and since when it has rested, if it does.
+/// An examined bucket, and the instant since when it is idle.
 type Looked = (Option<Nanos>, Key, Arc<Bucket>);
 
 #[derive(Debug)]
 pub(super) struct Buckets {
     by_name: HashMap<Key, Arc<Bucket>>,
-    /// The same in the order in which they are looked at.
+    /// The same buckets in the order of examination.
     ring: VecDeque<(Key, Arc<Bucket>)>,
     most: usize,
     bytes: usize,
     most_bytes: usize,
-    /// How many were ever made.
     made: u64,
 }
 
 impl Buckets {
-    /// None yet, and never more than `most`.
     pub(super) fn new(most: usize) -> Self {
         let most_bytes = most.saturating_mul(BYTES_EACH).max(LEAST_BYTES);
         let (by_name, ring) = (HashMap::new(), VecDeque::new());
@@ -65,7 +69,8 @@ impl Buckets {
         self.ring.iter().map(|(name, bucket)| (&**name, bucket))
     }
 
-    /// That of `name`; where there is none it is made, of a number that no other has, and nothing where there is no room.
+    /// Returns the bucket `name`, and creates it if necessary. `make` receives
+    /// a number that no other bucket gets. Returns `None` if there is no room.
     pub(super) fn get_or_make(
         &mut self,
         name: &[u8],
@@ -85,7 +90,7 @@ impl Buckets {
         Some(bucket)
     }
 
-    /// Drops those that rest and are `old` enough.
+    /// Removes the buckets that are idle since an instant that satisfies `old`.
     pub(super) fn retire(&mut self, old: impl Fn(Nanos) -> bool) {
         let (by_name, bytes) = (&mut self.by_name, &mut self.bytes);
         self.ring.retain(|(name, bucket)| {
@@ -102,9 +107,10 @@ impl Buckets {
         self.len() < self.most && self.bytes.saturating_add(name.len()) <= self.most_bytes
     }
 
-    /// Whether there is room for `name` once those that rest, of the next few, have gone as far as it takes.
+    /// Removes idle buckets among the next few until
+    /// `name` fits. Returns `false` if it does not fit.
     fn make_room(&mut self, name: &[u8]) -> bool {
-        // Whoever asks for what there never is room for sends nobody away.
+        // A name that can never fit must not evict other buckets.
         if self.most == 0 || self.most_bytes < name.len() {
             return false;
         }
@@ -120,7 +126,7 @@ impl Buckets {
         self.has_room(name)
     }
 
-    /// Takes the next few out of the ring, those that have rested for longest first.
+    /// Takes the next buckets out of the ring, longest idle first.
     fn next_few(&mut self) -> SmallVec<[Looked; LOOKS]> {
         let few = LOOKS.min(self.ring.len());
         let looked = |(name, bucket): (Key, Arc<Bucket>)| {
@@ -132,7 +138,7 @@ impl Buckets {
     }
 }
 
-/// Nobody has come to a new bucket yet, and whoever made it is about to.
+/// Returns `false` for a new bucket: the request that created it has not arrived there yet.
 fn is_known(rests_since: Nanos) -> bool {
     rests_since != Nanos(0)
 }

@@ -1,13 +1,17 @@
-//! The voice of one replica about all ceilings that it shares: one heartbeat each, few calls.
+//! Sends this replica's share reports to the store and applies the replies.
 //!
-//! Guarantees: one round after the other, so that no answer is under way while the next is made; each call
-//! carries at most [`most_beats`] ceilings and has the backend's own deadline; a request costs no call. Of ceilings that somebody
-//! has just come to, who waits for the answer, the next call speaks first, however many others are due; but a round that has lasted
-//! for a quarter of a heartbeat takes in nobody who comes, so that it ends and no share runs out meanwhile. Of others that share
-//! comes first that ends first. Where there are ceilings to share, the store hears of this replica as soon as there is one,
-//! and now and then, though nobody asks: one that is new or has forgotten is in doubt from then on.
-//! A replica that leaves in order frees its seats, unless a round that is under way takes a second still, or all of it two.
-//! Leaves out: what is said and what it means ([`super::leased`]), and the store.
+//! Guarantees:
+//! - Rounds never overlap.
+//! - A call has at most [`most_beats`] reports and the store's own deadline.
+//! - A request never waits for a report, except the first requests of a limit.
+//! - Limits with waiting requests are reported first, then the shares that expire soonest.
+//! - A round accepts new limits for a quarter of a heartbeat, so it ends.
+//! - Idle replicas report too, so that a store that lost its data starts to recover.
+//! - A draining replica frees its shares within two seconds if the store replies.
+//!
+//! Not covered:
+//! - The content of a report: see `admit::leased`.
+//! - The store.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -37,37 +41,37 @@ use crate::kernel::coordinator::terms::TermsError;
 use crate::kernel::coordinator::{Grant, Reading, Reply as Answer, Terms};
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-/// By how much two clocks may differ in rate, in parts of a million: each slewed by the most that NTP does.
+/// The largest difference in rate between two clocks, in ppm. NTP slews a clock by at most 500 ppm.
 const DRIFT_PPM: u32 = 1_000;
 
-/// How long one who leaves waits at most for a round that is under way: its calls have deadlines, but may be many.
+/// The longest time that a leaving replica waits for the current round.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// How long it takes at most to leave: what was not said by then ends with its terms and deadlines.
+/// The longest time for leaving. Shares and permits that are not returned by then expire.
 const LEFT: Duration = Duration::from_secs(2);
 
-/// For which part of a heartbeat a round takes in ceilings that somebody comes to meanwhile: a quarter.
+/// A round accepts new limits for this part of a heartbeat: 1/4.
 const TAKES_IN: u64 = 4;
 
-/// How often in a heartbeat a replica looks which ceilings' are due, at most.
+/// The largest number of polls for due reports in one heartbeat.
 const LOOKS: u64 = 100;
 
-/// How many ceilings are few.
+/// The largest number of limits for which every tick polls.
 const FEW: usize = 64;
 
-/// Where there are more, one look of so many is made: one in the least pause between two heartbeats.
+/// With more limits, every fifth tick polls: once in the shortest pause between two reports.
 const FEWER: u64 = 5;
 
-/// Heartbeats after which a replica that holds nothing speaks again: so late at most does the doubt begin of a store that
-/// has forgotten while nobody asked.
+/// The heartbeats between two reports of an idle replica. A store that
+/// lost its data starts to recover after this time at the latest.
 const LOOKS_IN: u64 = 60;
 
-/// How often replicas speak, and how long a share is good.
+/// The timing of share reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// From one heartbeat to the next when nothing is urgent.
+    /// The time between two reports when nothing is urgent.
     pub heartbeat: Nanos,
-    /// How long a share is good, from the heartbeat that asked for it.
+    /// The time for which a share is valid, from the report that requested it.
     pub term: Nanos,
 }
 
@@ -77,70 +81,65 @@ impl Default for Pace {
     }
 }
 
-/// One life of one replica, as far as ceilings are concerned.
+/// Reports the shares of one replica incarnation, and keeps track of its fleet-wide limits.
 #[derive(Debug)]
 pub struct Fleet {
     member: MemberId,
     life: Incarnation,
     lives: AtomicU64,
     pace: Pace,
-    /// How long one who comes first waits for the answer.
     patience: Duration,
     membership: Arc<Membership>,
     active: Mutex<HashMap<Name, Arc<Bucket>>>,
-    /// Those of them for which nothing was said since somebody came, who waits for the answer.
+    /// Limits with a waiting request that have not been reported since it arrived.
     fresh: Mutex<HashMap<Name, Arc<Bucket>>>,
     wake: Notify,
-    /// Held for a round.
+    /// Locked during a round.
     turn: Turn<()>,
     told: Mutex<Told>,
     left: AtomicBool,
-    /// The longest that something shared can be in use, in nanoseconds, by any configuration there was; 0 where nothing
-    /// was shared. What holds for this replica's ceilings holds for those that only others use.
+    /// The longest time that a share or its requests can last, in
+    /// nanoseconds, over all configurations so far. 0 if nothing was
+    /// shared. Limits that only other replicas use have the same bound.
     longest: AtomicU64,
-    /// Of ceilings for which the store is asked each time.
     teller: Arc<Teller>,
     totals: Arc<Totals>,
 }
 
-/// What was said and heard last.
 #[derive(Debug, Default)]
 struct Told {
-    /// The life of the store.
     under: Option<Incarnation>,
-    /// When the store last heard; nothing where it has no line of this replica.
+    /// The instant of the last reply. `None` if the store has no record of this replica.
     at: Option<Nanos>,
-    /// When it was last spoken to.
     spoken: Option<Nanos>,
-    /// The store's clock, as far as this replica can tell.
     clock: Reading,
     failed: bool,
-    /// The life of the store of which the log has heard that it does not know yet what is in use.
+    /// The store incarnation whose recovery was logged.
     doubted: Option<Incarnation>,
 }
 
-/// A heartbeat, and whose it is.
 struct Spoken {
     bucket: Arc<Bucket>,
     beat: Beat,
-    /// How many members the ceiling has; as many as there are replicas, where nobody has said.
+    /// The number of replicas that share the limit. The
+    /// size of the fleet if the store has not sent it yet.
     members: u64,
-    /// For how long it may wait, see [`Speak::Beat`].
+    /// The time until the report must be sent, see [`Speak::Beat`].
     left: Nanos,
 }
 
-/// What is left to be said in a round.
 struct Due {
-    /// Where somebody waits for the answer.
+    /// Reports that requests wait for.
     first: VecDeque<Spoken>,
-    /// Of these the share that ends first comes first.
+    /// The other reports. The share that expires first comes first.
     others: VecDeque<Spoken>,
-    /// For how long from now something may be in use of all that was looked at.
+    /// The longest time from now for which an examined share or its requests may last.
     longest: Nanos,
 }
 
 impl Due {
-    /// What the next call carries: one of each kind in turns, so that neither waits for all of the other.
+    /// Returns the reports of the next call. Takes both
+    /// kinds in turn, so that neither delays the other.
     fn next_call(&mut self) -> Vec<Spoken> {
         let turns = (0..MOST_BEATS).map_while(|turn| self.take(turn % 2 == 0));
         let mut call: Vec<(bool, Spoken)> = turns.collect();
@@ -151,7 +150,8 @@ impl Due {
         call.into_iter().map(|(_, spoken)| spoken).collect()
     }
 
-    /// One, and whether it is of the first: of these if there is one, or else of the other kind.
+    /// Takes one report of the given kind, or of the other
+    /// kind if there is none. Returns its kind as well.
     fn take(&mut self, is_first: bool) -> Option<(bool, Spoken)> {
         let kinds = [is_first, !is_first];
         kinds.into_iter().find_map(|is_first| {
@@ -171,11 +171,13 @@ impl Due {
 }
 
 impl Fleet {
-    /// A replica that has said nothing. `life` is larger than that of every earlier one of this name.
-    /// `patience` is how long one who comes to a ceiling first waits for its share.
+    /// Creates a reporter that has sent nothing yet.
+    ///
+    /// `life` must be larger than for every earlier process of this name. `patience`
+    /// is the longest time that the first request of a limit waits for its share.
     #[must_use]
     pub fn new(membership: Arc<Membership>, life: Nanos, pace: Pace, patience: Duration) -> Self {
-        // In microseconds, and 52 bits of a hash: what the store's numbers hold exactly.
+        // In microseconds, and 52 bits of a hash: the numbers of the store are exact up to 2^53.
         let life = life.0 / Nanos::MICRO.0;
         let member = SipHasher24::new().hash(membership.node().as_bytes()) >> 12;
         Self {
@@ -197,7 +199,7 @@ impl Fleet {
         }
     }
 
-    /// What `ceiling` is to the fleet; nothing where each replica holds it alone.
+    /// Returns the fleet parameters of `ceiling`. `None` for modes `local` and `strict`.
     #[must_use]
     pub fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
         if matches!(ceiling.mode, Some(Mode::Local | Mode::Strict)) {
@@ -209,7 +211,7 @@ impl Fleet {
         Some(Shared { min, start, max, max_duration, on_failure })
     }
 
-    /// What `ceiling` is where the store is asked each time; nothing where it is not.
+    /// Returns the parameters of `ceiling` in mode `strict`. `None` for other modes.
     #[must_use]
     pub fn strictly(&self, ceiling: &Ceiling) -> Option<Strictly> {
         let waiting = ceiling.rules.waiting;
@@ -222,20 +224,21 @@ impl Fleet {
         (ceiling.mode == Some(Mode::Strict)).then_some(Strictly { waiting, max_duration, alone })
     }
 
-    /// Whether there are ceilings for which the store is asked each time: then it is told each beat that this
-    /// replica is there.
+    /// Switches the reports of strict limits on or off.
+    /// Switched on, they are sent every heartbeat, even without permits.
     pub fn expects_strict(&self, some: bool) {
         self.teller.expects(some);
     }
 
-    /// Those of `ceilings` that are shared may be asked for from now on.
+    /// Records the longest duration of the shared limits
+    /// among `ceilings`, before the first request uses them.
     pub fn expects_shared<'c>(&self, ceilings: impl Iterator<Item = &'c Ceiling>) {
         let shared = ceilings.filter_map(|ceiling| self.shared(ceiling));
         let longest = shared.map(|it| self.terms(it.max_duration).longest()).max();
         self.longest.fetch_max(longest.unwrap_or_default().0, Relaxed);
     }
 
-    /// Every ceiling of that kind of which something is held, by name, at most `most`.
+    /// Returns snapshots of at most `most` strict limits in use, by name.
     #[must_use]
     pub fn seen(&self, most: usize) -> Vec<(Name, Seen)> {
         self.teller.seen(most)
@@ -253,12 +256,13 @@ impl Fleet {
         self.left.load(Relaxed)
     }
 
-    /// A life for a seat: larger than every one before.
+    /// Returns an incarnation for a new share: larger than every earlier one.
     pub(super) fn next_life(&self) -> Incarnation {
         Incarnation(self.lives.fetch_add(1, Relaxed).saturating_add(1))
     }
 
-    /// The terms of a ceiling: longer ones where a long `max_duration` makes the margin long.
+    /// Returns the terms of a limit. A long `max_duration` needs
+    /// a longer term, because the safety margin grows with it.
     pub(super) fn terms(&self, max_duration: Nanos) -> Terms {
         let Pace { heartbeat, term } = self.pace;
         let mut longer = term;
@@ -268,13 +272,13 @@ impl Fleet {
                 Err(TermsError::TermTooShort { least, .. }) if longer < least => {
                     longer = least.plus(Nanos(least.0 / 100));
                 }
-                // A share that is never in force harms nobody.
+                // A share that never comes into force is harmless.
                 Err(_) => return Terms { heartbeat, term, margin: term, max_duration },
             }
         }
     }
 
-    /// The bucket is spoken of from now on; the first heartbeat is sent at once.
+    /// Adds the bucket to the reports, and wakes the reporter for the first one.
     pub(super) fn activate(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.active.lock().insert(name.into(), Arc::clone(bucket));
         self.fresh.lock().insert(name.into(), Arc::clone(bucket));
@@ -285,7 +289,7 @@ impl Fleet {
         std::mem::take(&mut self.fresh.lock())
     }
 
-    /// Speaks of `bucket` no more, unless another has its name by now.
+    /// Removes `bucket` from the reports, unless the name belongs to a newer bucket.
     pub(super) fn rest(&self, name: &[u8], bucket: &Bucket) {
         let mut active = self.active.lock();
         if active.get(name).is_some_and(|known| std::ptr::eq(&raw const **known, bucket)) {
@@ -293,22 +297,23 @@ impl Fleet {
         }
     }
 
-    /// Waits for an answer, for `most` at most, and no longer than one may.
+    /// Waits for the next reply, at most for `most` and for the timeout of this reporter.
     pub(super) async fn hears(&self, mut answers: watch::Receiver<()>, most: Nanos) {
         let patience = self.patience.min(Duration::from_nanos(most.0));
         if !patience.is_zero() {
-            // Whatever comes of it: the bucket says what is known then.
+            // After a timeout the bucket decides by its current share.
             drop(timeout(patience, answers.changed()).await);
         }
     }
 
-    /// A share of a whole for one that was never told of a fair one.
+    /// Returns the share during an outage if the store never sent a fair share.
     fn alone(&self, start: u32) -> Share {
         Share(u64::from(start / self.membership.replicas()))
     }
 
-    /// This replica's part of `whole`, the ceiling of that name, for who adds up what replicas show; nothing is bounded by it.
-    /// What the division leaves over goes to others for each name.
+    /// Returns this replica's part of the limit `whole`, for metrics
+    /// that add up all replicas. It is not enforced. The remainder of
+    /// the division goes to different replicas for different names.
     pub(in crate::engine) fn part(&self, name: &[u8], whole: u32) -> u32 {
         let Division { replicas, rank } = self.membership.division();
         let turn = SipHasher24::new().hash(name) % u64::from(replicas.get());
@@ -317,7 +322,7 @@ impl Fleet {
         share(whole, Division { replicas, rank })
     }
 
-    /// Every ceiling that is spoken of, by name, at most `most`.
+    /// Returns snapshots of at most `most` shared limits, by name.
     #[must_use]
     pub fn shown(&self, clock: &Clock, most: usize) -> Vec<(Name, Shown)> {
         let mut all: Vec<_> = self.active.lock().clone().into_iter().collect();
@@ -326,13 +331,14 @@ impl Fleet {
         all.into_iter().filter_map(shown).take(most).collect()
     }
 
-    /// How often shares ended and moved, also of ceilings that are not spoken of any more.
+    /// Returns the expired shares and handoffs, including limits that are no longer reported.
     #[must_use]
     pub const fn totals(&self) -> &Arc<Totals> {
         &self.totals
     }
 
-    /// The store's life as last heard, and this replica's number and life.
+    /// Returns the store's incarnation from the last
+    /// reply, and this replica's number and incarnation.
     #[must_use]
     pub fn lives(&self) -> (Option<Incarnation>, MemberId, Incarnation) {
         (self.told.lock().under, self.member, self.life)
@@ -340,7 +346,7 @@ impl Fleet {
 }
 
 impl Admission {
-    /// Speaks for every shared ceiling, for ever; without a fleet it never ends and does nothing.
+    /// Sends reports forever. Without a fleet, does nothing and never returns.
     pub async fn speak_on(&self, backend: &dyn Backend) {
         tokio::join!(self.speak_of_shares(backend), self.tell_on(backend));
     }
@@ -359,7 +365,7 @@ impl Admission {
         }
     }
 
-    /// Says everything that is due now, and hears the answers.
+    /// Sends everything that is due now, and applies the replies.
     pub async fn speak_once(&self, backend: &dyn Backend) {
         self.speak_of_due_shares(backend).await;
         self.tell_once(backend).await;
@@ -368,14 +374,16 @@ impl Admission {
     async fn speak_of_due_shares(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet() else { return };
         let _turn = fleet.turn.lock().await;
-        // Only now: it may have left while this waited for its turn.
+        // The replica may have left during the wait for the lock.
         if !fleet.has_left() {
             self.round(fleet, backend).await;
         }
     }
 
-    /// Gives every seat up, as far as the store answers, and speaks no more. A round that is under way ends
-    /// before; where that takes more than a second, or all of it more than two, the seats end with their terms.
+    /// Frees all shares if the store replies, and stops the reports.
+    ///
+    /// Waits one second for the current round, and two seconds
+    /// in total. After that the remaining shares expire.
     pub async fn leave_fleet(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet().filter(|fleet| !fleet.left.swap(true, Relaxed)) else {
             return;
@@ -383,7 +391,7 @@ impl Admission {
         for bucket in all(fleet).values() {
             bucket.part(&self.clock);
         }
-        // Beside each other: one that takes all the time must not take the other's.
+        // Concurrently, so that neither uses up the time of the other.
         let both =
             async { tokio::join!(self.give_seats_up(fleet, backend), self.tell_at_last(backend)) };
         drop(timeout(LEFT, both).await);
@@ -392,11 +400,11 @@ impl Admission {
     async fn give_seats_up(&self, fleet: &Fleet, backend: &dyn Backend) {
         let Ok(_turn) = timeout(LEAVING, fleet.turn.lock()).await else { return };
         self.round(fleet, backend).await;
-        // What was given up is spoken of no more, and the replica's line is taken out.
+        // The first round returned the shares. The second removes the replica's record.
         self.round(fleet, backend).await;
     }
 
-    /// Everything that is due. For whoever has the turn.
+    /// Sends everything that is due. The caller has locked `turn`.
     async fn round(&self, fleet: &Fleet, backend: &dyn Backend) {
         let active = all(fleet);
         let under = under(fleet, &active, self.clock.steady());
@@ -405,7 +413,7 @@ impl Admission {
         let mut due = Due { first: VecDeque::new(), others: VecDeque::new(), longest };
         self.look_at(fleet, fleet.take_fresh(), true, &mut due);
         self.look_at(fleet, active, false, &mut due);
-        // Where the store is slow and they are many, the last of them is said a long time from now.
+        // The last report of many waits long if the store is slow.
         due.others.make_contiguous().sort_by_key(|spoken| spoken.left);
         let began = self.clock.steady();
         loop {
@@ -414,8 +422,8 @@ impl Admission {
                 break;
             }
             self.speak_of(fleet, backend, (record, due.longest), call).await;
-            // Whoever comes later has woken the next round. One that took in all of them might never end, and what was not due
-            // when it began would run out.
+            // Later limits have woken the next round. A round that accepted all of them
+            // might never end, and shares that were not due at its start would expire.
             if self.clock.steady().since(began).0 < fleet.pace.heartbeat.0 / TAKES_IN {
                 self.look_at(fleet, fleet.take_fresh(), true, &mut due);
             }
@@ -425,7 +433,6 @@ impl Admission {
         self.keep_the_line(fleet, backend, last).await;
     }
 
-    /// Adds what is to be said of these.
     fn look_at(
         &self,
         fleet: &Fleet,
@@ -445,7 +452,6 @@ impl Admission {
         }
     }
 
-    /// One call, and what comes of it.
     async fn speak_of(
         &self,
         fleet: &Fleet,
@@ -465,8 +471,8 @@ impl Admission {
         }
     }
 
-    /// Says once a heartbeat that this replica is there, where it said nothing else, and takes its line
-    /// out where it holds nothing.
+    /// Sends the replica's record if no other report has been sent for
+    /// a heartbeat. Removes the record if the replica has no shares.
     async fn keep_the_line(&self, fleet: &Fleet, backend: &dyn Backend, round: Round) {
         let is_away = backend.trouble().is_some();
         let Some(leaves) = fleet.own_word(self.clock.steady(), is_away) else { return };
@@ -488,13 +494,13 @@ impl Admission {
 }
 
 impl Fleet {
-    /// Whether it looks at this tick which heartbeats are due. A look goes through all ceilings, so where there are many
-    /// it is rarer.
+    /// Returns `true` if this tick polls for due reports. A
+    /// poll visits all limits, so with many limits it is rarer.
     fn looks_at(&self, tick: u64) -> bool {
         tick.is_multiple_of(FEWER) || self.active.lock().len() <= FEW
     }
 
-    /// Whether the word that is due about this replica's line takes it out; nothing where none is due.
+    /// Returns the due change of the replica's record: `true` removes it, `false` renews it.
     fn own_word(&self, now: Nanos, is_away: bool) -> Option<bool> {
         let holds_nothing = self.active.lock().is_empty();
         let told = self.told.lock();
@@ -507,7 +513,6 @@ impl Fleet {
         ((is_known || is_new) && is_due || leaves && self.has_left()).then_some(leaves)
     }
 
-    /// What the last answer called its instant.
     fn answered(&self) -> Option<Nanos> {
         let told = self.told.lock();
         told.under.map(|_| told.clock.there)
@@ -526,7 +531,7 @@ impl Fleet {
                     );
                 }
                 (told.under, told.at, told.failed) = (Some(heard.life), Some(now), false);
-                // Halfway between question and answer, nobody knows it better.
+                // The middle between sending and reply has the smallest possible error.
                 let here = sent.plus(Nanos(now.since(sent).0 / 2));
                 told.clock = Reading { here, there: heard.at };
                 let mut grants = heard.replies.iter().flatten().filter_map(granted);
@@ -556,8 +561,8 @@ const fn granted(reply: &Answer) -> Option<&Grant> {
     }
 }
 
-/// When all members look at the ceiling of `beat`: each ceiling at instants of its own, so that what a replica
-/// admits does not fall at all of them at once.
+/// Returns when all replicas reduce their use of this limit to measure its min RTT.
+/// Each limit has its own instants, so that the load does not drop everywhere at once.
 fn looks(store: Reading, beat: &Beat) -> Looks {
     let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
     Looks { clock: store.ahead(apart), heartbeat: beat.law.terms.heartbeat }
@@ -567,8 +572,8 @@ fn all(fleet: &Fleet) -> HashMap<Name, Arc<Bucket>> {
     fleet.active.lock().clone()
 }
 
-/// The life of the store under which all is that this replica holds: nobody's where something is not.
-/// No answer is under way while this is asked.
+/// Returns the store incarnation that granted everything in use here. `None` if
+/// something in use was not granted by it. No report may be pending during this call.
 fn under(fleet: &Fleet, active: &HashMap<Name, Arc<Bucket>>, now: Nanos) -> Option<Incarnation> {
     let known = fleet.told.lock().under?;
     let is_under = |bucket: &Arc<Bucket>| match bucket.under(now) {

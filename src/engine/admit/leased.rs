@@ -1,10 +1,13 @@
-//! This replica's part of one ceiling of the fleet: the kernel's member, and what it reports.
+//! This replica's share of one fleet-wide concurrency limit.
 //!
-//! Guarantees: what a heartbeat says is taken in one instant, under the bucket's lock; without a share
-//! in its term nothing is admitted, except what the ceiling's `on_backend_failure` says once the store
-//! did not answer. A seat that is given up is kept until that was heard, and taken on again where somebody comes before; what
-//! this replica admits alone keeps none.
-//! Leaves out: sending ([`super::fleet`]), and admitting, which is the limiter's.
+//! Guarantees:
+//! - The values of a report are read at one instant, under the bucket's lock.
+//! - Without a valid share no request is allowed, except by `on_backend_failure` during an outage.
+//! - A returned share can be taken up again until the store confirms the return.
+//!
+//! Not covered:
+//! - Sending the reports: see [`super::fleet`].
+//! - Permits: see the limiter.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -20,105 +23,105 @@ use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Reply, 
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 use crate::telemetry::event::ShareEvent;
 
-/// Heartbeats without a request after which a replica gives up its seat, so that a ceiling nobody
-/// uses costs the store nothing.
+/// The idle heartbeats after which a replica returns its
+/// share, so that an unused limit costs the store nothing.
 const IDLE: u64 = 10;
 
-/// What a ceiling is to the fleet.
+/// The fleet parameters of a concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// The least ceiling.
+    /// The smallest limit.
     pub min: u32,
-    /// Where it starts.
+    /// The initial limit.
     pub start: u32,
-    /// The largest.
+    /// The largest limit.
     pub max: u32,
-    /// How long a request may go on.
+    /// The longest duration of a request.
     pub max_duration: Nanos,
-    /// What counts while the store does not answer.
+    /// The behavior during a store outage.
     pub on_failure: OnFailure,
 }
 
-/// One ceiling, as this replica has it.
 #[derive(Debug)]
 pub(super) struct Leased {
     pub(super) shared: Shared,
     law: Law,
     life: Incarnation,
-    /// None while the ceiling is cold: nothing is held, nothing in flight.
+    /// `None` without a share and without requests in flight.
     member: Option<Member>,
     stay: Stay,
-    /// When somebody last came while it had no seat.
     joined: Nanos,
-    /// Since when it is held by this replica alone, if it is: only its seat is left to be given up.
+    /// Set since the limit belongs to this replica alone.
+    /// Only the return of its share is still open.
     local: Option<Nanos>,
     pub(super) usage: Usage,
-    /// What was last said, under which law, and when.
+    /// The last reported load, its law and its instant.
     said: Option<(Load, Law, Nanos)>,
-    /// The number of the newest heartbeat since it joined: answers to others came too late.
+    /// The number of the newest report since the last join. Replies to earlier reports are ignored.
     newest: Option<u64>,
     last: Option<Grant>,
     outage: bool,
-    /// Those who came while it was cold.
+    /// The requests that arrived before the first reply.
     asked: u64,
     answers: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
     totals: Arc<Totals>,
-    /// Since when it has less than would be fair.
+    /// The instant since when the share is below the fair share.
     short: Option<Nanos>,
     handoff_took: Option<Nanos>,
 }
 
-/// Whether a replica means to keep its seat.
+/// The intention to keep or to return the share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stay {
     Stays,
-    /// It is to be given up.
+    /// The return has not been reported yet.
     Leaves,
-    /// That was said.
+    /// The return has been reported.
     SaidSo,
-    /// It was said and not answered, or refused. It is said on, but may never be heard.
+    /// The return was reported, but there was no reply or a refusal. The reports continue.
     InVain,
 }
 
-/// What is to be done about a ceiling.
+/// The next action for one limit.
 pub(super) enum Speak {
-    /// Nothing.
     No,
-    /// It is cold: nothing, until somebody comes.
+    /// No action until the next request.
     Cold,
-    /// Send this.
+    /// Send this report.
     Beat {
         law: Law,
         said: Heartbeat,
-        /// How many the ceiling has, as last heard.
+        /// The number of replicas that share the limit, from the last grant.
         members: Option<u64>,
-        /// For how long it may wait: until the share ends, and a goodbye for as long as if one had just begun.
+        /// The time until the report must be sent: the remaining
+        /// time of the share. For a return, the time of a new share.
         left: Nanos,
     },
 }
 
-/// One ceiling at one instant, for those who look.
+/// A snapshot of one fleet-wide limit at this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// The newest grant.
     pub grant: Option<Grant>,
-    /// How much may be in flight: the share in force, or in an outage what is left to this replica.
+    /// The valid share. During an outage, the limit that applies at this replica instead.
     pub share: Share,
-    /// For how long still.
+    /// The remaining time of the share.
     pub left: Nanos,
-    /// Requests in flight.
+    /// The requests in flight.
     pub in_flight: u32,
-    /// Permits it would use.
+    /// The permits that this replica could use.
     pub wanted: Share,
-    /// How often a share was given up because its term was over.
+    /// The number of shares that expired.
     pub fences: u64,
-    /// How often the share grew by what another gave up.
+    /// The number of times that the share grew by permits from other replicas.
     pub handoffs: u64,
-    /// How long the last one took: from the first grant below what would be fair to one that is not.
+    /// The duration of the last handoff: from the first grant
+    /// below the fair share to a grant that reached it.
     pub handoff_took: Option<Nanos>,
-    /// The store does not answer, and `on_backend_failure` counts.
+    /// `true` while the store is unavailable and `on_backend_failure` applies.
     pub outage: bool,
 }
 
@@ -147,7 +150,6 @@ impl Leased {
         }
     }
 
-    /// Goes on under another configuration.
     pub(super) fn reload(&mut self, shared: Shared, terms: Terms) {
         (self.shared, self.law) = (shared, law(&shared, terms));
         if let Some(member) = &mut self.member {
@@ -155,10 +157,11 @@ impl Leased {
         }
     }
 
-    /// Takes a seat: in the new life `life`, unless it has one still that it was about to give up.
+    /// Joins the fleet, as incarnation `life` unless the previous return is still unconfirmed.
     pub(super) fn join(&mut self, now: Nanos, id: MemberId, life: Incarnation) {
         if let Some(member) = &mut self.member {
-            // In a new life it would wait for what it left itself, for as long as for one that is lost.
+            // A new incarnation would have to wait for its own
+            // old share, like for the share of a lost replica.
             member.come_back();
         } else {
             self.life = life;
@@ -169,29 +172,30 @@ impl Leased {
         (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
     }
 
-    /// Whether it has a seat that it means to keep.
+    /// Returns `true` if this replica is in the fleet and intends to stay.
     pub(super) const fn is_seated(&self) -> bool {
         self.member.is_some() && !self.leaves()
     }
 
-    /// Whether it has a seat, or waits to hear that it has none any more: in a new life it would wait for that seat as long as for
-    /// one that is lost. It does not wait on a store that does not answer, or there would be ever less room.
+    /// Returns `true` if the store may still list the share: a new incarnation
+    /// would wait for it like for a lost replica. `false` after a return without a
+    /// reply, because an unavailable store must not fill the map with idle buckets.
     pub(super) const fn is_in_use(&self) -> bool {
         self.member.is_some() && !matches!(self.stay, Stay::InVain)
     }
 
-    /// Whether nothing was heard yet, so that one who comes does well to wait for the answer.
+    /// Returns `true` until the first reply. A new request should wait for it.
     pub(super) const fn is_cold(&self) -> bool {
         self.member.is_none() || self.leaves() || (self.last.is_none() && !self.outage)
     }
 
-    /// Tells when something is heard.
+    /// Counts a request that waits, and returns a receiver that is notified of the next reply.
     pub(super) fn answers(&mut self) -> watch::Receiver<()> {
         self.asked = self.asked.saturating_add(1);
         self.answers.subscribe()
     }
 
-    /// This replica holds it alone from now on, and gives the seat up.
+    /// Turns the limit into one of this replica alone, and returns the share.
     pub(super) const fn go_alone(&mut self, now: Nanos) {
         self.local = Some(now);
         self.part();
@@ -201,7 +205,7 @@ impl Leased {
         self.local.is_some()
     }
 
-    /// Gives the seat up.
+    /// Returns the share with the next report.
     pub(super) const fn part(&mut self) {
         if !self.leaves() {
             self.stay = Stay::Leaves;
@@ -212,7 +216,7 @@ impl Leased {
         !matches!(self.stay, Stay::Stays)
     }
 
-    /// Whether a share was in force until now and is over. What this replica holds alone has no share.
+    /// Returns `true` if a share expired just now. A limit of this replica alone has no share.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
         let fenced = is_over && !self.is_local();
@@ -224,8 +228,11 @@ impl Leased {
         fenced
     }
 
-    /// The life of the store's under which all is that is held here; an error where some is not, or
-    /// may not be.
+    /// Returns the store incarnation that granted everything
+    /// in use here. `Ok(None)` if nothing is in use.
+    ///
+    /// # Errors
+    /// Something in use has no valid grant.
     pub(super) fn under(&self, now: Nanos, limiter: &Limiter) -> Result<Option<Incarnation>, ()> {
         match self.member.as_ref().and_then(|member| member.under(now)) {
             Some(life) => Ok(Some(life)),
@@ -234,12 +241,12 @@ impl Leased {
         }
     }
 
-    /// For how long from now something of it may be in use.
+    /// Returns the longest time from now for which the share or its requests may last.
     pub(super) const fn longest(&self) -> Nanos {
         self.law.terms.longest()
     }
 
-    /// The next heartbeat, if one is due.
+    /// Returns the next report if it is due.
     pub(super) fn speak(&mut self, now: Nanos, limiter: &Limiter) -> Speak {
         self.usage.pass(now, limiter.in_flight(), limiter.waiting());
         let load = self.load(now, limiter);
@@ -255,10 +262,11 @@ impl Leased {
         let (said, left) = if self.stay == Stay::Stays {
             let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable().0 < left.0.saturating_mul(2);
-            // For as long as the law says is the seat of a replica kept that is lost, so a new one is news.
+            // A new law must be reported, because the store
+            // keeps the share of a lost replica by its last law.
             let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
-            // Its pauses grow while it waits for others' shares, up to a request's whole life. Were it silent for half a term as well,
-            // it would not hear in time that they are free, or that it is its turn.
+            // A waiting replica already pauses longer and longer, up to the duration of a request.
+            // With another half term of silence it would learn too late that permits are free.
             let has_none = member.grant(now).is_none_or(|grant| grant.share == Share(0));
             let waits = member.urgent(now, &load).is_some() || has_none && load.wanted != Share(0);
             if now < member.due(now, &load) || !waits && same && fresh {
@@ -266,7 +274,7 @@ impl Leased {
             }
             (member.beat(now, &load), left)
         } else {
-            // Again and again until it is heard, but the first time at once.
+            // Reported at once, then every heartbeat until the store confirms.
             if self.stay == Stay::Leaves {
                 self.stay = Stay::SaidSo;
             } else if since.is_some_and(|since| since < terms.heartbeat) {
@@ -279,12 +287,13 @@ impl Leased {
         Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members), left }
     }
 
-    /// Whether `said` is the newest that was said for the seat as it is now.
+    /// Returns `true` if `said` is the newest report of the current incarnation.
     pub(super) fn awaits(&self, said: &Heartbeat) -> bool {
         (said.life, Some(said.number)) == (self.life, self.newest)
     }
 
-    /// Takes what became of the heartbeat `said`; the share to put in force, if it is another one.
+    /// Applies the reply to the report `said`. Returns
+    /// the share that comes into force, if it changes.
     pub(super) fn hear(
         &mut self,
         now: Nanos,
@@ -317,7 +326,7 @@ impl Leased {
                 }
                 None
             }
-            // The store answers, so an outage's share is over, though there is none in its place.
+            // The store replied, so the outage is over, although it granted no share.
             Some(_) => {
                 member.void();
                 std::mem::take(&mut self.outage).then_some(Share(0))
@@ -355,7 +364,7 @@ impl Leased {
         (self.last, self.outage) = (Some(grant), false);
     }
 
-    /// The share while the store does not answer; none while one is in its term.
+    /// Returns the share during an outage. `None` while a granted share is valid.
     fn fail(&mut self, now: Nanos, alone: Share) -> Option<Share> {
         if self.member.as_ref().is_some_and(|member| member.grant(now).is_some()) {
             return None;
@@ -365,8 +374,9 @@ impl Leased {
         }
         Some(match self.shared.on_failure {
             OnFailure::Deny => Share(0),
-            // What others had not let go of yet they use as well. Of shares that were in force at once the sum is never above the
-            // ceiling; of parts that were fair at different instants it is.
+            // Other replicas still use the permits that they have not returned.
+            // The sum of shares that were valid at the same time never exceeds the
+            // limit. A sum of fair shares from different instants can exceed it.
             OnFailure::Local => self.last.map_or(alone, |last| last.fair.min(last.share)),
             OnFailure::Allow => Share(u64::MAX),
         })
@@ -401,20 +411,19 @@ impl Leased {
     }
 }
 
-/// The requests in flight that take up something of the share: none that came since this replica holds the ceiling `alone`,
-/// or it would never be rid of its seat where there are always some.
+/// Returns the requests in flight that use the share. Requests that started since
+/// `alone` do not count, because a busy limit could otherwise never return its share.
 fn shared(limiter: &Limiter, alone: Option<Nanos>) -> Share {
     let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
     Share(u64::try_from(before).unwrap_or(u64::MAX))
 }
 
-/// The law that goes with each heartbeat.
 fn law(shared: &Shared, terms: Terms) -> Law {
     let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
     let max = max.min(crate::kernel::coordinator::terms::MOST);
     let whole = Law::new(terms, min.min(max), start.min(max), max);
-    // What configuration lets through is in order; the least ceiling is what cannot be too much.
+    // Never happens with a validated configuration. A limit of 1 is the safe choice.
     whole.unwrap_or(Law {
         terms,
         min: Share(1),

@@ -1,10 +1,16 @@
-//! Whether the question that this task answers waits in the queue of a ceiling, and for how long it has.
+//! Tracks the time that the check of the current task waits in queues.
 //!
-//! Guarantees: who answers a question [`with_places`] has a place for as long as it waits in a queue and no longer; one that
-//! finds none waits no more and holds nothing. A question that does not wait costs no place, and one that is asked without
-//! them a look at what this task knows where it begins and ends to wait. What [`with_wait`] says is all that was waited in
-//! queues, whatever came of it.
-//! Leaves out: how many places there are; waiting for a store, which has a deadline of its own.
+//! Guarantees:
+//! - [`with_places`] occupies a waiting slot exactly while its check waits in a queue.
+//! - A check that finds no free slot is dropped with its queue entry.
+//! - A check that does not queue needs no slot.
+//! - [`with_wait`] measures the time in all queues, including waits that failed.
+//!
+//! Not covered:
+//! - The number of slots.
+//! - Waiting for the store, which has its own deadline.
+//!
+//! Cost: without these functions, one look at the task-local state before and after each wait.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -17,13 +23,13 @@ use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 
 tokio::task_local! {
-    /// The question that this task answers is in a queue.
+    /// `true` while the check of this task waits in a queue.
     static IN_QUEUE: Cell<bool>;
-    /// How long it was in queues that it has left.
+    /// The time that this task has spent in queues so far.
     static WAITED: Cell<Nanos>;
 }
 
-/// In a queue until it is dropped.
+/// A wait in a queue. It ends when this value is dropped.
 #[derive(Debug)]
 #[must_use = "it is over when this is dropped"]
 pub(super) struct Queued<'c> {
@@ -31,7 +37,7 @@ pub(super) struct Queued<'c> {
     since: Nanos,
 }
 
-/// The question that this task answers is in a queue from now on.
+/// Starts a wait in a queue.
 pub(super) fn begins(clock: &Clock) -> Queued<'_> {
     tell(true);
     Queued { clock, since: clock.steady() }
@@ -41,18 +47,18 @@ impl Drop for Queued<'_> {
     fn drop(&mut self) {
         tell(false);
         let waited = self.clock.steady().since(self.since);
-        // Nobody asks where a question is asked without a wait.
+        // An error means that the caller does not measure waiting time.
         let _unasked = WAITED.try_with(|cell| cell.set(cell.get().plus(waited)));
     }
 }
 
 fn tell(waits: bool) {
-    // Nobody asks where a question is asked without places.
+    // An error means that the caller does not limit waiting slots.
     let _unasked = IN_QUEUE.try_with(|cell| cell.set(waits));
 }
 
-/// What becomes of `answer`, with one of `places` while it waits in a queue; nothing where there is none for it, and
-/// then it is dropped.
+/// Runs `answer`, and occupies one of `places` while it waits in a
+/// queue. If no slot is free, drops `answer` and returns `None`.
 pub async fn with_places<T, P>(
     answer: impl Future<Output = T>,
     places: impl Fn() -> Option<P>,
@@ -70,7 +76,8 @@ pub async fn with_places<T, P>(
     IN_QUEUE.scope(Cell::new(false), polled).await
 }
 
-/// What becomes of `answer`, and how long it waited in queues. No `async fn`, which would keep room for `answer` twice.
+/// Runs `answer`, and returns its result with the time that it spent in queues.
+/// Not an `async fn`, because that would reserve the size of `answer` twice.
 pub fn with_wait<T>(answer: impl Future<Output = T>) -> impl Future<Output = (T, Nanos)> {
     WAITED.scope(Cell::new(Nanos(0)), answer.map(|answer| (answer, WAITED.with(Cell::get))))
 }

@@ -1,10 +1,14 @@
-//! Ceilings for which every request asks the store: asking, and waiting in line.
+//! Acquires permits of strict limits from the store, and waits in this replica's queue.
 //!
-//! Guarantees: one call for each permit that is asked for, none where this replica alone has as many in flight
-//! as may be. Those who wait are served in the order they came, and only the first in line asks: when
-//! one of this replica has left, else again and again. A dropped future holds neither a place in line nor a
-//! permit, here or in the store. Nobody waits for the store longer than its caller does.
-//! Leaves out: an order among replicas: whoever asks first when a permit is free has it.
+//! Guarantees:
+//! - An attempt is one store call; none if this replica alone reached the limit.
+//! - Requests of this replica are served in the order of arrival.
+//! - Only the first request in the queue retries: after a local release, or periodically.
+//! - A canceled acquire leaves no queue entry and no permit, locally or in the store.
+//! - A request waits for the store no longer than its timeout.
+//!
+//! Not covered:
+//! - An order among replicas: the first call after a release gets the permit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -22,49 +26,48 @@ use crate::kernel::concurrency::limiter::Waiting;
 use crate::kernel::units::{Nanos, Share};
 use crate::telemetry::trace;
 
-/// How long the first in line waits before it asks again, at least and by how much more: nobody tells it of
-/// what other replicas gave back.
+/// The shortest pause between two attempts of the first request, and the largest
+/// random addition. The store does not report releases of other replicas.
 const AGAIN: Duration = Duration::from_millis(40);
 const JITTER_MILLIS: u64 = 20;
 
-/// What a ceiling is that is asked of the store.
+/// The parameters of a strict limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strictly {
-    /// Who may wait.
+    /// The queue. `None`: requests do not wait.
     pub waiting: Option<Waiting>,
-    /// How long a request may go on.
+    /// The longest duration of a request.
     pub max_duration: Nanos,
-    /// How many this replica may have in flight while the store does not answer.
+    /// The largest number of requests in flight at this replica during a store outage.
     pub alone: u32,
 }
 
-/// One ceiling at one instant, for those who look.
+/// A snapshot of one strict limit at this replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The ceiling.
+    /// The limit.
     pub limit: u32,
-    /// Requests in flight at this replica.
+    /// The requests in flight at this replica.
     pub here: u32,
-    /// Permits that were held by all when the store was last asked or told.
+    /// The permits of the whole fleet, from the last reply.
     pub held: Option<Share>,
-    /// Who wait at this replica.
+    /// The number of waiting requests at this replica.
     pub waiting: usize,
-    /// For how long the store admitted nobody when it was last asked.
+    /// The time for which the store grants no permits, from the last acquire.
     pub closed_for: Nanos,
-    /// The store did not answer when it was last asked or told.
+    /// `true` if the last call got no reply.
     pub outage: bool,
 }
 
-/// Those who wait for a permit at one replica.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// Whoever has it is first; it is handed on in the order of those who want it.
+    /// Locked by the first request. The lock is fair, so the order of arrival is kept.
     front: Mutex<()>,
     waiting: AtomicUsize,
     moved: Notify,
 }
 
-/// A place in line; dropped, it is given up.
+/// A queue entry. Dropping it leaves the queue.
 struct InLine<'l>(&'l Line);
 
 impl Line {
@@ -72,7 +75,7 @@ impl Line {
         self.waiting.load(Relaxed)
     }
 
-    /// There may be a permit now.
+    /// Wakes the first request, because a permit may be free.
     pub(super) fn moves(&self) {
         self.moved.notify_one();
     }
@@ -81,7 +84,7 @@ impl Line {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let one_more = |waiting| (waiting < most).then(|| waiting + 1);
         let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
-        // Not made where there is none: dropped, it would give up another's.
+        // Not constructed on failure: its drop would remove another request's entry.
         joined.is_ok().then(|| InLine(self))
     }
 }
@@ -92,7 +95,6 @@ impl Drop for InLine<'_> {
     }
 }
 
-/// One who asks, and whom.
 #[derive(Clone, Copy)]
 struct Asking<'a> {
     ask: &'a Ask<'a>,
@@ -102,11 +104,11 @@ struct Asking<'a> {
 }
 
 impl Admission {
-    /// A permit of a bucket that the store counts, at once or after waiting for it. Safe to cancel. Without a
-    /// fleet the bucket is this replica's own.
+    /// Acquires a permit that the store counts, and waits in the queue if the request
+    /// allows it. Without a fleet the bucket belongs to this replica alone. Safe to cancel.
     ///
     /// # Errors
-    /// Why there is none; nothing is held then.
+    /// The reason of the rejection. No permit is taken then.
     pub async fn acquire_strictly(
         &self,
         ask: Ask<'_>,
@@ -117,7 +119,8 @@ impl Admission {
         let asking = Asking { ask: &ask, strictly: &strictly, fleet, backend };
         let (bucket, line) = loop {
             let bucket = self.bucket(&ask)?;
-            // A bucket that was dropped meanwhile has a successor.
+            // `None`: the bucket was removed in the meantime,
+            // and the next look-up finds its successor.
             if let Some(line) =
                 bucket.comes(&self.clock, &ask, strictly.max_duration, fleet.teller())
             {
@@ -126,8 +129,8 @@ impl Admission {
         };
         let begun = self.clock.steady();
         if line.waiting() == 0 {
-            // One that is given up is told over. What the ceiling says of a store that does not answer is not for a caller that
-            // does not wait for it.
+            // A timeout drops the permit, which reports its release. `on_backend_failure`
+            // does not apply: this caller did not wait for the store.
             let answer = Duration::from_nanos(ask.answer.0);
             let asked = timeout(answer, self.ask_store(&bucket, asking)).await;
             let asked = asked.unwrap_or(Err(Denied::Late));
@@ -152,7 +155,7 @@ impl Admission {
         asking: Asking<'_>,
     ) -> Result<Held, Denied> {
         let at_once = line.front.try_lock().ok();
-        // Whoever is first without having waited has just been told that there is none.
+        // A request that is first at once has just got `Full`.
         let mut pauses = at_once.is_some();
         let _front = match at_once {
             Some(front) => front,
@@ -162,7 +165,7 @@ impl Admission {
             if pauses {
                 let again =
                     AGAIN + Duration::from_millis(asking.fleet.teller().dice(JITTER_MILLIS));
-                // Told or not, it is time.
+                // Retries after a wake-up or a timeout.
                 drop(timeout(again, line.moved.notified()).await);
             }
             match self.ask_store(bucket, asking).await {
@@ -172,13 +175,12 @@ impl Admission {
         }
     }
 
-    /// Asks once.
     async fn ask_store(&self, bucket: &Arc<Bucket>, asking: Asking<'_>) -> Result<Held, Denied> {
         let Asking { ask, strictly, fleet, backend } = asking;
         let keep = fleet.teller().kept(ask.keep);
         let begun = bucket.begins(&self.clock, ask.keep, keep);
         let (permit, id, limit) = begun.map_err(|_| Denied::Full)?;
-        // Dropped from here on, it is told over.
+        // From here on, a drop reports the release.
         let held = self.held(Arc::clone(bucket), permit, ask.keep);
         let times = fleet.teller().times(strictly.max_duration);
         let wanted = Wanted { id, limit, keep, times };

@@ -1,11 +1,17 @@
-//! What one replica tells the store of the permits that it holds of strict ceilings.
+//! Reports this replica's permits of strict limits to the store.
 //!
-//! Guarantees: one round after the other, so that what was told over is not told held after it; once a beat, and
-//! when it leaves, all that is held, and as soon as may be what is over, in as few calls as carry it. What the store was not heard
-//! to take back is told again, until its deadline has done it; so is, for three beats, what a call that
-//! came late might bring back. No list grows without a bound.
-//! Cost: of telling, what is due; how much more waits to be told again costs nothing.
-//! Leaves out: what is held ([`super::bucket`]).
+//! Guarantees:
+//! - Rounds never overlap, so a released permit is never reported as in use afterwards.
+//! - All permits in use are reported once per heartbeat, and when the replica leaves.
+//! - Releases are reported as soon as possible, in as few calls as possible.
+//! - An unconfirmed release is reported again until the permit's deadline.
+//! - A release that a delayed acquire may undo is repeated for three heartbeats.
+//! - Every list is bounded.
+//!
+//! Not covered:
+//! - The permits themselves: see [`super::bucket`].
+//!
+//! Cost: a round costs its due permits. Releases that wait for a later report cost nothing.
 
 use std::collections::vec_deque::Drain;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -26,53 +32,53 @@ use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::StrictEvent;
 
-/// Beats after which a store takes back what it is not told of.
+/// The heartbeats after which the store releases an unreported permit.
 const BEATS: u64 = 3;
-/// Beats without a word of anybody after which a store doubts: one less than a permit lasts, because replicas tell
-/// at different times in a beat.
+/// The heartbeats without any report after which the store stops granting permits. One less
+/// than the lifetime of a permit, because replicas report at different times in a heartbeat.
 const SILENT_BEATS: u64 = 2;
-/// What it takes at most to be connected to a store again that is back, over and above the beats.
+/// The longest time to reconnect to a store that is available again, in addition to the heartbeats.
 const CONNECTING: Nanos = Nanos::SECOND;
-/// The most permits that wait to be told over; the deadlines take back what is above.
+/// The largest number of unreported releases. Further permits end by their deadlines.
 const MOST_ENDED: usize = 65_536;
 
-/// The voice of one life of one replica about permits.
 #[derive(Debug)]
 pub(super) struct Teller {
-    /// This life: no two of a fleet share one.
+    /// Identifies this process. Unique in the fleet.
     life: u64,
     numbers: AtomicU64,
     beat: Nanos,
     active: Mutex<HashMap<Name, Arc<Bucket>>>,
     ended: Mutex<Endings>,
     wake: Notify,
-    /// There are strict ceilings: that the store has forgotten is worth to be known before one is asked for.
+    /// `true` if there are strict limits. The store must
+    /// then learn of this replica before the first acquire.
     expects: AtomicBool,
     told: Mutex<Last>,
     turn: Turn<()>,
 }
 
-/// A permit that is over, and that the store may know of.
+/// A released permit that the store may still count.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// Shared with its bucket: many wait, and a name may be long.
+    /// Shared with the bucket, because many releases may wait and a name may be long.
     pub(super) bucket: Arc<[u8]>,
     pub(super) line: Arc<Line>,
     pub(super) id: Id,
-    /// When it is to be told.
+    /// The instant of the next report.
     pub(super) due: Nanos,
-    /// When the store has taken it back by itself.
+    /// The deadline of the permit in the store.
     pub(super) until: Nanos,
-    /// A call that is under way may bring it back.
+    /// A pending call may acquire the permit again.
     pub(super) repeats: bool,
 }
 
-/// Permits that wait to be told over, at most [`MOST_ENDED`].
+/// The unreported releases, at most [`MOST_ENDED`].
 #[derive(Debug, Default)]
 struct Endings {
-    /// Not told yet.
+    /// Not reported yet.
     fresh: VecDeque<Ended>,
-    /// To be told again, in the order in which they are due.
+    /// To be reported again, in the order of `due`.
     again: VecDeque<Ended>,
 }
 
@@ -83,7 +89,7 @@ impl Endings {
         }
     }
 
-    /// Each is due no sooner than the one before.
+    /// Callers pass increasing `due` instants.
     fn add_again(&mut self, one: Ended) {
         if !self.is_full() {
             self.again.push_back(one);
@@ -94,8 +100,8 @@ impl Endings {
         MOST_ENDED <= self.fresh.len() + self.again.len()
     }
 
-    /// Takes those that are due, and looks at no more than the first of the others: whoever ends a request waits
-    /// for this.
+    /// Takes the due releases. Stops at the first that is
+    /// not due, because every release waits for this lock.
     fn take_due(&mut self, now: Nanos) -> Vec<Ended> {
         let both = [&mut self.fresh, &mut self.again];
         both.into_iter().flat_map(|list| first_due(list, now)).collect()
@@ -107,7 +113,6 @@ fn first_due(list: &mut VecDeque<Ended>, now: Nanos) -> Drain<'_, Ended> {
     list.drain(..due)
 }
 
-/// What was told last.
 #[derive(Debug, Default)]
 struct Last {
     beat: Option<Nanos>,
@@ -116,7 +121,6 @@ struct Last {
 }
 
 impl Teller {
-    /// One that has told nothing, in the life `life` of the replica `member`.
     pub(super) fn new(member: u64, life: u64, beat: Nanos) -> Self {
         let name = [member.to_le_bytes(), life.to_le_bytes()].concat();
         Self {
@@ -136,12 +140,13 @@ impl Teller {
         self.beat
     }
 
-    /// For how long the store keeps a permit that it is not told of.
+    /// Returns the time for which the store keeps an unreported permit.
     pub(super) const fn deadline(&self) -> Nanos {
         Nanos(self.beat.0.saturating_mul(BEATS))
     }
 
-    /// What all replicas of one pace agree on, of a ceiling whose permits are kept for so long.
+    /// Returns the times that all replicas with the same
+    /// heartbeat use for a limit with this `max_duration`.
     pub(super) fn times(&self, max_duration: Nanos) -> Times {
         Times {
             grace: self.deadline().plus(CONNECTING),
@@ -150,39 +155,36 @@ impl Teller {
         }
     }
 
-    /// For how long the store is told to keep a permit whose deadline here is in `keep`, if it has one. A beat longer,
-    /// because a renewal here is told with the next beat.
+    /// Returns the time for which the store keeps a permit with the local deadline `keep`.
+    /// One heartbeat longer, because a renewal is reported with the next heartbeat.
     pub(super) fn kept(&self, keep: Option<Nanos>) -> Nanos {
         keep.map_or(self.deadline(), |keep| keep.plus(self.beat))
     }
 
-    /// Another one each time.
     pub(super) fn next_id(&self) -> Id {
         Id(self.life, self.numbers.fetch_add(1, Relaxed))
     }
 
-    /// A number below `sides`, for jitter.
+    /// Returns a number below `sides`, for jitter.
     pub(super) fn dice(&self, sides: u64) -> u64 {
         let Id(life, number) = self.next_id();
         SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % sides.max(1)
     }
 
-    /// Whether there are strict ceilings.
+    /// Switches reports without permits on or off. They are needed if there are strict limits.
     pub(super) fn expects(&self, some: bool) {
         self.expects.store(some, Relaxed);
     }
 
-    /// What is held of the bucket is told from now on.
     pub(super) fn activate(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.active.lock().insert(name.into(), Arc::clone(bucket));
     }
 
-    /// Nothing is held of it any more.
     pub(super) fn rest(&self, name: &[u8]) {
         self.active.lock().remove(name);
     }
 
-    /// It is over, and is told so as soon as may be.
+    /// Queues a released permit for the next report.
     pub(super) fn over(&self, now: Nanos, one: Ended) {
         let failed = self.told.lock().failed;
         let lately = failed.is_some_and(|failed| now.since(failed) < self.deadline());
@@ -192,7 +194,7 @@ impl Teller {
         self.wake.notify_one();
     }
 
-    /// Whether a beat is due, which is begun by asking.
+    /// Returns `true` if a heartbeat is due, and starts it.
     fn begins_a_beat(&self, now: Nanos) -> bool {
         let mut last = self.told.lock();
         let is_due = last.beat.is_none_or(|at| self.beat <= now.since(at));
@@ -207,7 +209,7 @@ impl Teller {
         active.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
     }
 
-    /// Every ceiling of which something is held, by name, at most `most`.
+    /// Returns snapshots of at most `most` limits in use, by name.
     pub(super) fn seen(&self, most: usize) -> Vec<(Name, Seen)> {
         let mut all = self.buckets();
         all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
@@ -217,7 +219,7 @@ impl Teller {
 }
 
 impl Admission {
-    /// Tells for ever; without a fleet it never ends and does nothing.
+    /// Sends reports forever. Without a fleet, does nothing and never returns.
     pub(super) async fn tell_on(&self, backend: &dyn Backend) {
         let Some(fleet) = self.fleet() else { return std::future::pending().await };
         let teller = fleet.teller();
@@ -233,12 +235,12 @@ impl Admission {
         }
     }
 
-    /// Tells everything that is due now, and hears the answers.
+    /// Sends everything that is due now, and applies the replies.
     pub(super) async fn tell_once(&self, backend: &dyn Backend) {
         self.tell_due(backend, false).await;
     }
 
-    /// Tells all that is held, and what is over, for the last time.
+    /// Sends the final report: all permits in use and all releases.
     pub(super) async fn tell_at_last(&self, backend: &dyn Backend) {
         self.tell_due(backend, true).await;
     }
@@ -271,7 +273,6 @@ impl Admission {
     }
 }
 
-/// What is said at once.
 #[derive(Default)]
 struct Said {
     told: BTreeMap<Name, Told>,
@@ -300,7 +301,8 @@ impl Said {
     }
 }
 
-/// As few rounds as carry it. A beat that goes everywhere is one even where there is nothing to tell.
+/// Packs the report into as few calls as possible. With
+/// `everywhere` there is at least one call, even without permits.
 fn rounds(told: BTreeMap<Name, Told>, times: Times, everywhere: bool) -> Vec<Round> {
     let empty = |everywhere| Round { times, everywhere, told: Vec::new() };
     let mut rounds: Vec<Round> = everywhere.then(|| empty(true)).into_iter().collect();
@@ -314,7 +316,7 @@ fn rounds(told: BTreeMap<Name, Told>, times: Times, everywhere: bool) -> Vec<Rou
     rounds
 }
 
-/// What is told of one ceiling, in pieces that fit a round.
+/// Splits the report of one limit into pieces that fit a call.
 fn pieces(told: Told) -> Vec<Told> {
     let Told { bucket, held, over } = told;
     if held.len() + over.len() <= MOST_TOLD {
@@ -349,9 +351,9 @@ impl Teller {
             one.line.moves();
         }
         if now < one.until && (one.repeats || !is_heard) {
-            // A call that was not answered may have been taken, and come late.
+            // A call without a reply may still be executed later.
             let until = if is_heard { one.until.min(now.plus(self.deadline())) } else { one.until };
-            // In turn, and always a beat from now: in the order in which they are due.
+            // Always one heartbeat from now, so the list stays sorted.
             let due = now.plus(self.beat);
             self.ended.lock().add_again(Ended { due, until, repeats: true, ..one });
         }
@@ -361,7 +363,8 @@ impl Teller {
         let mut last = self.told.lock();
         match heard.iter().find_map(|heard| heard.err()) {
             Some(cause) => {
-                // The next beat comes sooner: the store may be back, and must not doubt for long.
+                // Retries a quarter of a heartbeat later: an available
+                // store that gets no reports stops granting permits.
                 let sooner = Nanos(now.0.saturating_sub(self.beat.0 / 4 * 3));
                 last.beat = last.beat.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {

@@ -1,11 +1,14 @@
-//! How often shares ended and moved, of all ceilings of one life of a replica.
+//! Counts expired shares and handoffs over all concurrency limits of one replica incarnation.
 //!
-//! Guarantees: they only grow, whatever becomes of the ceilings that they were of.
-//! Leaves out: how often it was of each, which goes with the ceiling.
+//! Guarantees:
+//! - The counts never decrease, even when a limit is removed.
+//!
+//! Not covered:
+//! - The counts of one limit: they are stored with the limit.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The totals.
+/// The counts of fences and handoffs.
 #[derive(Debug, Default)]
 pub struct Totals {
     fences: AtomicU64,
@@ -21,13 +24,13 @@ impl Totals {
         self.handoffs.fetch_add(1, Relaxed);
     }
 
-    /// How often a share was given up because its term was over.
+    /// Returns the number of expired shares.
     #[must_use]
     pub fn fences(&self) -> u64 {
         self.fences.load(Relaxed)
     }
 
-    /// How often a share grew by what another replica gave up.
+    /// Returns the number of times that a share grew by permits from another replica.
     #[must_use]
     pub fn handoffs(&self) -> u64 {
         self.handoffs.load(Relaxed)

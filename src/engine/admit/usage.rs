@@ -1,7 +1,10 @@
-//! What came to one replica at one ceiling lately: what it would use, and what it infers.
+//! Measures the recent usage of one limit at one replica, to derive its demand and its vote.
 //!
-//! Guarantees: a few additions at each event, in whole numbers.
-//! Leaves out: what the fleet makes of it ([`crate::kernel::coordinator`]).
+//! Guarantees:
+//! - An event costs a few integer additions.
+//!
+//! Not covered:
+//! - The use of these values by the fleet: see [`crate::kernel::coordinator`].
 
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::concurrency::limiter::{Effect, Event};
@@ -10,21 +13,21 @@ use crate::kernel::coordinator::aggregate::{FINE, Inference, Level, Ratio, vote}
 use crate::kernel::coordinator::split::{self, wanted};
 use crate::kernel::units::{Nanos, Share};
 
-/// Since the last time it was reported.
+/// The usage since the last report.
 #[derive(Clone, Debug)]
 pub(super) struct Usage {
     since: Nanos,
     seen: Nanos,
-    /// Requests times nanoseconds: in flight, and those that waited beside.
+    /// Sums of requests × nanoseconds, in flight and waiting.
     in_flight: u128,
     waiting: u128,
     arrived: u64,
     refused: u64,
     left: u64,
-    /// As last reported.
+    /// As in the last report.
     wanted: Share,
     lasted: Option<Nanos>,
-    /// Since the share last changed.
+    /// This and the following fields are measured since the last change of the share.
     allowed: Share,
     peak: u32,
     samples: u32,
@@ -48,7 +51,7 @@ impl Usage {
         }
     }
 
-    /// So many were in flight and waited until now.
+    /// Adds the time since the last call, during which the two counts were constant.
     pub(super) fn pass(&mut self, now: Nanos, in_flight: u32, waiting: usize) {
         let passed = now.since(self.seen);
         self.in_flight += area(passed, u64::from(in_flight));
@@ -58,7 +61,7 @@ impl Usage {
         self.seen = self.seen.max(now);
     }
 
-    /// This happened, with these effects, and now so many are in flight.
+    /// Counts `event`. `in_flight` is the number after it.
     pub(super) fn note(&mut self, event: Event, effects: &[Effect], in_flight: u32) {
         match event {
             Event::Arrive { .. } => {
@@ -68,7 +71,7 @@ impl Usage {
             }
             Event::Leave { outcome, .. } if !effects.contains(&Effect::Unknown) => {
                 self.left += 1;
-                // One that is ignored tells nothing of the backend.
+                // An ignored outcome is no latency sample.
                 let sampled = u32::from(outcome != Outcome::Ignored);
                 self.samples = self.samples.saturating_add(sampled);
             }
@@ -77,13 +80,13 @@ impl Usage {
         self.peak = self.peak.max(in_flight);
     }
 
-    /// The share is another one: what was inferred was about the one before.
+    /// Records a new share. Earlier samples concern the previous share.
     pub(super) const fn allowed(&mut self, share: Share) {
         (self.allowed, self.peak, self.samples) = (share, 0, 0);
     }
 
-    /// Permits that it would use. Too short a time says nothing: then what was reported before, or what
-    /// is there now.
+    /// Returns the permits that this replica could use. In a window below a quarter of
+    /// a heartbeat, the larger of the last reported value and the current requests.
     pub(super) fn wanted(
         &self,
         now: Nanos,
@@ -108,13 +111,14 @@ impl Usage {
         })
     }
 
-    /// How a factor for the whole ceiling follows from the policy's `estimate` for this replica.
+    /// Returns the factor by which the fleet-wide limit should
+    /// change, from the algorithm's `estimate` for this replica.
     pub(super) fn vote(&self, estimate: Level) -> Option<Ratio> {
         let (peak, samples) = (Share(self.peak.into()), self.samples);
         vote(&Inference { estimate, allowed: self.allowed, peak, samples })
     }
 
-    /// It was reported; a long enough time begins anew.
+    /// Starts a new window after a report, unless the current one is shorter than half a heartbeat.
     pub(super) fn spoke(&mut self, now: Nanos, terms: &Terms) {
         if now.since(self.since).0 < terms.heartbeat.0 / 2 {
             return;
@@ -125,20 +129,20 @@ impl Usage {
         (self.arrived, self.refused, self.left) = (0, 0, 0);
     }
 
-    /// How long those took that ended, by Little's law: all the time in flight, shared among them. As
-    /// before where none did.
+    /// Returns the mean duration of ended requests by Little's law: the total
+    /// time in flight / ended requests. The previous value if none ended.
     fn lasted(&self, in_flight: u128) -> Option<Nanos> {
         let lasted = in_flight.checked_div(u128::from(self.left));
         lasted.and_then(|lasted| u64::try_from(lasted).ok()).map(Nanos).or(self.lasted)
     }
 }
 
-/// Requests times nanoseconds. Of two numbers of 64 bits it is one of the processor's multiplications.
+/// Requests × nanoseconds. One multiplication instruction, because both factors have 64 bits.
 fn area(passed: Nanos, many: u64) -> u128 {
     u128::from(passed.0) * u128::from(many)
 }
 
-/// In 1,024ths.
+/// Returns the mean in units of 1/1,024.
 fn mean(area: u128, window: Nanos) -> u64 {
     let mean = area.saturating_mul(FINE.into()).checked_div(u128::from(window.0)).unwrap_or(0);
     u64::try_from(mean).unwrap_or(u64::MAX)

@@ -1,10 +1,16 @@
-//! Which rules are held at one answer, as replicas tell it to each other. Pure.
+//! The replicated state of forced decisions, as pure functions.
 //!
-//! Guarantees: replicas that hear each other come to hold the same, in whatever order they hear it: of two changes to one rule the
-//! later counts, by a number that is above all that its replica knew, then by name. What is over or was let go does not come
-//! back from a replica that had not heard: a change is remembered for [`SLACK`] longer than all that it replaced could last.
-//! What crosses machines is time that is left. As many rules are known as are bounded here.
-//! Leaves out: which limit a rule is, and who may hold it.
+//! Guarantees:
+//! - Replicas that exchange changes converge, independent of the order of messages.
+//! - The change with the larger number wins, then the larger replica name.
+//! - A new number is larger than every number that its replica knows.
+//! - A change outlives everything that it replaced by [`SLACK`], so nothing stale returns.
+//! - Messages contain remaining durations, not instants.
+//! - The number and the size of remembered changes are bounded.
+//!
+//! Not covered:
+//! - The choice of the rule.
+//! - Authorization.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +21,20 @@ use crate::config::frozen::{Frozen, Held};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
-/// How much longer than a hold its end is known, so that nobody still tells of it.
+/// The time for which a change is remembered after its
+/// decision has expired, so that no replica still sends it.
 pub(super) const SLACK: Nanos = Nanos::from_secs(60);
 
-/// Most rules that are known, those that are over among them.
+/// The largest number of remembered changes, including expired ones.
 const MOST_KNOWN: usize = 2 * MOST;
 
-/// Most bytes of their names: a replica tells all of it once a second.
+/// The largest total size of their names. Every replica sends all of them once per second.
 const MOST_BYTES: usize = 16 * 1024;
 
-/// The highest number of a change: above it, others would not read it exactly.
+/// The largest number of a change. Doubles, and so JSON numbers, are exact up to 2^53.
 const HIGHEST: u64 = 1 << 53;
 
-/// Domain and path.
+/// The domain and path of a rule.
 type Rule = (Box<str>, Box<str>);
 
 /// The last change to a rule.
@@ -35,9 +42,9 @@ type Rule = (Box<str>, Box<str>);
 struct Change {
     number: u64,
     by: Box<str>,
-    /// At what the rule is held, and until when; or that it was let go.
+    /// The forced decision and its expiry. `None`: it was ended by an operator.
     frozen: Option<Frozen>,
-    /// Until when this change is known.
+    /// The instant at which this change is forgotten.
     known_until: Nanos,
 }
 
@@ -47,32 +54,32 @@ impl Change {
     }
 }
 
-/// A change as a replica tells it.
+/// A change as replicas send it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// The rule's domain.
+    /// The domain of the rule.
     pub domain: Box<str>,
-    /// Its path.
+    /// The path of the rule.
     pub limit: Box<str>,
-    /// `deny` or `allow`; nothing where it was let go.
+    /// `deny` or `allow`. `None` if the forced decision was ended.
     #[serde(rename = "as", default)]
     pub held: Option<Box<str>>,
-    /// How much longer it is held.
+    /// The remaining time of the forced decision.
     pub left_ms: u64,
-    /// How much longer this is told.
+    /// The remaining time for which this change is sent.
     pub known_ms: u64,
     /// The number of the change.
     pub number: u64,
-    /// The replica that was told first.
+    /// The replica that received the operator's call.
     pub by: Box<str>,
 }
 
-/// The rules that are held.
+/// The last changes by rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holds(BTreeMap<Rule, Change>);
 
 impl Holds {
-    /// Holds a rule, or lets it go; `false` where no more can be known.
+    /// Starts or ends a forced decision. Returns `false` if there is no room for the change.
     pub(super) fn change(
         &mut self,
         rule: (&str, &str),
@@ -89,7 +96,8 @@ impl Holds {
         self.put(rule, change)
     }
 
-    /// Takes what another replica tells; whether it was news: what is over is none, but for who holds the rule still.
+    /// Applies a change from another replica. Returns `true` if it changes a current
+    /// decision. An expired change does so only where the rule is still forced.
     pub(super) fn hear(&mut self, told: &Told, now: Nanos) -> bool {
         self.forget(now);
         let millis = |ms: u64, most: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(most));
@@ -98,7 +106,7 @@ impl Holds {
             None => None,
             Some("deny") => Some(Verdict::Deny),
             Some("allow") => Some(Verdict::Admit),
-            // Of a later version: it is not known what was meant.
+            // From a later version with other verdicts.
             Some(_) => return false,
         };
         let frozen = verdict.map(|verdict| Frozen { verdict, until });
@@ -109,15 +117,14 @@ impl Holds {
         if HIGHEST < told.number || !is_later {
             return false;
         }
-        // The end of what it replaces here must be known as long as that could be told.
+        // Remember this change at least as long as the change that it replaces.
         let known_until = own.map_or(known_until, |own| own.known_until.max(known_until));
         let change = Change { number: told.number, by, frozen, known_until };
         let is_news = change.is_held(now) || own.is_some_and(|own| own.is_held(now));
-        // What is no news is known all the same, so that nothing older comes back.
+        // Also remembered without an effect, so that no older change returns.
         self.put(rule, change) && is_news
     }
 
-    /// What others are to hear.
     pub(super) fn told(&self, now: Nanos) -> Vec<Told> {
         let millis = |until: Nanos| until.since(now).0 / Nanos::MILLI.0;
         let known = self.0.iter().filter(|(_, change)| now < change.known_until);
@@ -133,7 +140,6 @@ impl Holds {
         told.collect()
     }
 
-    /// What is held at `now`, by name.
     pub(super) fn held(&self, now: Nanos) -> Vec<Held> {
         let held = self.0.iter().filter_map(|((domain, path), change)| {
             let frozen = change.frozen.filter(|frozen| now < frozen.until)?;
@@ -159,7 +165,7 @@ impl Holds {
     }
 }
 
-/// An answer as files and people write it.
+/// Returns the name of a verdict in files and messages.
 #[must_use]
 pub const fn word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -182,7 +188,7 @@ mod tests {
         Frozen { verdict: Verdict::Deny, until: at(until) }
     }
 
-    /// `to` hears all that `from` tells, through the text that travels; how much of it was news.
+    /// Sends all changes of `from` to `to` as JSON. Returns the number of changes with an effect.
     fn tell(from: &Holds, to: &mut Holds, now: Nanos) -> usize {
         let text = serde_json::to_string(&from.told(now)).unwrap();
         let told: Vec<Told> = serde_json::from_str(&text).unwrap();
@@ -200,7 +206,7 @@ mod tests {
         assert!(c.change(RULE, (None, "c"), at(10)));
         tell(&c, &mut a, at(11));
         assert_eq!(a.held(at(11)), []);
-        // Who has not heard does not bring it back, not even to who let it go.
+        // A replica that missed the end does not restore the decision.
         tell(&b, &mut a, at(12));
         tell(&b, &mut c, at(12));
         assert_eq!((a.held(at(12)), c.held(at(12))), (vec![], vec![]));
@@ -213,7 +219,7 @@ mod tests {
         let told = a.told(at(1));
         assert!(b.hear(&told[0], at(2)), "a hold");
         assert_eq!(tell(&a, &mut b, at(3)), 0, "it is known");
-        // What `b` heard a little later it knows a little longer.
+        // `b` got the change later, so it remembers it longer.
         let b_alone = at(60).plus(SLACK);
         assert_eq!((a.told(b_alone).len(), b.told(b_alone).len()), (0, 1));
         assert_eq!(tell(&b, &mut a, b_alone), 0, "it is over");

@@ -1,28 +1,30 @@
 //! The deadlines of slots, soonest first.
 //!
-//! Guarantees: a slot has one deadline or none; of equal ones the lower slot's is first.
-//! Cost: O(log n) each; no allocation once there were as many slots.
-//! Leaves out: what is in a slot; see [`super::in_flight`].
+//! Guarantees:
+//! - A slot has at most one deadline. Equal deadlines are ordered by slot.
+//! - Cost: O(log n) per operation; no allocation below the largest previous slot count.
+//!
+//! Not covered:
+//! - The content of a slot; see [`super::in_flight`].
 
 use crate::kernel::units::Nanos;
 
 const NOWHERE: u32 = u32::MAX;
 
-/// A binary heap that knows where each slot stands in it, so that any of them can be taken out.
+/// A binary heap with an index from slot to heap position, so that any slot can be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Deadlines {
     heap: Vec<(Nanos, u32)>,
-    /// Where each slot stands in `heap`, or [`NOWHERE`].
+    /// The position of each slot in `heap`, or [`NOWHERE`].
     places: Vec<u32>,
 }
 
 impl Deadlines {
-    /// The soonest, and whose it is.
     pub(super) fn first(&self) -> Option<(Nanos, u32)> {
         self.heap.first().copied()
     }
 
-    /// Gives `slot` a deadline, instead of the one it has.
+    /// Sets or replaces the deadline of `slot`.
     pub(super) fn set(&mut self, slot: u32, until: Nanos) {
         let place = self.place_of(slot).unwrap_or_else(|| {
             let place = self.heap.len();
@@ -33,7 +35,6 @@ impl Deadlines {
         self.settle(place);
     }
 
-    /// Takes the deadline of `slot` away, if it has one.
     pub(super) fn remove(&mut self, slot: u32) {
         let Some(place) = self.place_of(slot) else { return };
         let Some(last) = self.heap.pop() else { return };
@@ -51,7 +52,6 @@ impl Deadlines {
         usize::try_from(place).ok().filter(|_| place != NOWHERE)
     }
 
-    /// Moves what stands at `place` to where it belongs.
     fn settle(&mut self, place: usize) {
         let place = self.rise(place);
         self.sink(place);
@@ -94,7 +94,7 @@ impl Deadlines {
     fn put(&mut self, place: usize, entry: (Nanos, u32)) {
         let slot = usize::try_from(entry.1).unwrap_or(usize::MAX);
         if self.places.len() <= slot {
-            // Slots are taken one after the other: by one, as a rule.
+            // Slots are numbered consecutively, so this usually adds one element.
             self.places.resize(slot.saturating_add(1), NOWHERE);
         }
         if let (Some(at), Some(its)) = (self.heap.get_mut(place), self.places.get_mut(slot)) {
@@ -110,7 +110,7 @@ mod tests {
 
     use super::{Deadlines, Nanos};
 
-    /// Slots, deadlines and what is done, as digits of a number whose powers pass through all its remainders.
+    /// Slots, deadlines and operations from a Lehmer generator with full period.
     fn acts(seed: u64) -> impl Iterator<Item = (u32, Nanos, bool)> {
         const MODULUS: u64 = 1_000_003;
         std::iter::successors(Some(seed), |state| state.checked_mul(48_271)?.checked_rem(MODULUS))

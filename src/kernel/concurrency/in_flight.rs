@@ -1,26 +1,28 @@
-//! The permits of one ceiling that are out.
+//! The permits in flight of one concurrency limit.
 //!
-//! Guarantees: a permit is given back once; one that was given back, or is of another life of its
-//! slot, is unknown. A free slot is reused, so that there are never more than the largest limit.
-//! Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots are there.
-//! Leaves out: the limit; see [`super::limiter`].
+//! Guarantees:
+//! - A permit is released once. Then it is unknown, even if its slot is reused.
+//! - Free slots are reused, so there are never more slots than the largest limit.
+//! - Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots exist.
+//!
+//! Not covered:
+//! - The limit; see [`super::limiter`].
 
 use super::deadlines::Deadlines;
 use crate::kernel::units::Nanos;
 
-/// The right to be one in flight, until it is given back or its deadline passes.
+/// The right of one request to be in flight, until its release or deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permit {
     slot: u32,
-    /// How often the slot was given before: a permit of an earlier life is unknown.
+    /// The number of earlier uses of the slot. It distinguishes permits of one slot.
     life: u32,
 }
 
-/// What is known of a permit that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Held {
     pub(super) since: Nanos,
-    /// How many were in flight when it was admitted, itself among them.
+    /// The number in flight at its admission, including itself.
     pub(super) among: u32,
     until: Option<Nanos>,
 }
@@ -44,7 +46,7 @@ impl InFlight {
         self.count
     }
 
-    /// One more. `keep` is how long it may be out: `None` where its end is always seen.
+    /// Adds a permit. Without `keep` it has no deadline, because its end is always observed.
     pub(super) fn admit(&mut self, now: Nanos, keep: Option<Nanos>) -> Permit {
         self.count = self.count.saturating_add(1);
         let until = keep.map(|keep| now.plus(keep));
@@ -55,19 +57,16 @@ impl InFlight {
         permit
     }
 
-    /// When `permit` was admitted; `None` when it is not out.
     pub(super) fn since(&self, permit: Permit) -> Option<Nanos> {
         let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
         slot.held.filter(|_| slot.life == permit.life).map(|held| held.since)
     }
 
-    /// The deadline of `permit`; `None` when it is not out or has none.
     pub(super) fn until(&self, permit: Permit) -> Option<Nanos> {
         let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
         slot.held.filter(|_| slot.life == permit.life)?.until
     }
 
-    /// Gives `permit` back; `None` when it is not out.
     pub(super) fn take(&mut self, permit: Permit) -> Option<Held> {
         let held = self.slot(permit)?.held.take()?;
         self.count = self.count.saturating_sub(1);
@@ -78,12 +77,12 @@ impl InFlight {
         Some(held)
     }
 
-    /// Moves the deadline of `permit` to `keep` from now; false when it is not out.
+    /// Moves the deadline of `permit` to `keep` from now; `false` if it is not in flight.
     pub(super) fn renew(&mut self, permit: Permit, now: Nanos, keep: Nanos) -> bool {
         let Some(held) = self.slot(permit).and_then(|slot| slot.held.as_mut()) else {
             return false;
         };
-        // A permit without a deadline gets none: its end will be seen.
+        // A permit without a deadline stays so, because its end is always observed.
         if held.until.is_some() {
             let until = now.plus(keep);
             held.until = Some(until);
@@ -92,7 +91,7 @@ impl InFlight {
         true
     }
 
-    /// A permit whose deadline has come, if there is one; it is given back.
+    /// Releases and returns one permit whose deadline has passed.
     pub(super) fn expire(&mut self, now: Nanos) -> Option<Permit> {
         let (until, slot) = self.deadlines.first()?;
         if now < until {
@@ -107,7 +106,7 @@ impl InFlight {
         self.deadlines.first().map(|(until, _)| until)
     }
 
-    /// Those that are out, with when each was admitted, in the order of their slots.
+    /// All permits in flight with the instants of their admission, ordered by slot.
     pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         (0..).zip(&self.slots).filter_map(|(slot, place)| {
             place.held.map(|held| (Permit { slot, life: place.life }, held.since))
@@ -126,14 +125,14 @@ impl InFlight {
         // There are fewer slots than the limit, which is a u32.
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(Slot { life: 0, held: Some(held) });
-        // Room for every slot at once: giving back must not allocate.
+        // Reserve for every slot, so that a release never allocates.
         self.free.reserve(self.slots.len());
         Permit { slot, life: 0 }
     }
 
     fn reuse(&mut self, slot: u32, held: Held) -> Option<Permit> {
         let place = self.slots.get_mut(usize::try_from(slot).ok()?)?;
-        // Wraps after 2^32 lives of one slot, by when a permit of the first is long forgotten.
+        // Wraps after 2^32 uses of one slot; by then no caller has the first permit.
         place.life = place.life.wrapping_add(1);
         place.held = Some(held);
         Some(Permit { slot, life: place.life })

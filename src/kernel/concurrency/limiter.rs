@@ -1,4 +1,4 @@
-//! One ceiling: who is in flight, who waits, who is turned away.
+//! One concurrency limit as a state machine: permits in flight, queue, admission.
 //!
 //! ```
 //! use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Refusal, Rules};
@@ -15,13 +15,18 @@
 //! assert_eq!(ceiling.in_flight(), 0);
 //! ```
 //!
-//! Guarantees: whoever is admitted is at most the limit-th in flight; when the limit falls nobody
-//! is admitted until enough have left. Nobody is admitted past one who waits. Every ticket ends
-//! once: `Wake`, `Late`, or the caller's own `Cancel`.
-//! Cost of a step: O(1) for a permit that does not wait, O(log n) with a deadline, and no allocation once as many
-//! were out before; O(waiters) where there are any.
-//! Leaves out: ids (see [`super::register`]), waking, the timer, and the clock, which must not run
-//! backwards.
+//! Guarantees:
+//! - An admission never raises the number in flight above the current limit.
+//! - After the limit falls, admissions resume once enough permits are released.
+//! - No request overtakes a waiting one.
+//! - Every ticket ends once: by a permit, a timeout, or the caller's own cancel.
+//! - A step costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
+//! - A step allocates only if more permits are in flight than ever before.
+//!
+//! Not covered:
+//! - Request ids, which the registry maps to permits.
+//! - Waking tasks, and the timer.
+//! - The clock, which must be monotonic.
 
 use smallvec::SmallVec;
 
@@ -31,106 +36,106 @@ use super::queue::Queue;
 use super::{Outcome, Permit, Ticket};
 use crate::kernel::units::Nanos;
 
-/// What a ceiling is, as configured.
+/// The configuration of one concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// The ceiling; with `adaptive`, where it starts.
+    /// The limit in requests; with `adaptive`, its initial value.
     pub limit: u32,
-    /// How the ceiling is inferred; `None` keeps it at `limit`.
+    /// The adaptation to latency; `None` keeps the limit at `limit`.
     pub adaptive: Option<Adaptive>,
-    /// Who may wait; `None` turns everybody away at once.
+    /// The queue; `None` denies at once.
     pub waiting: Option<Waiting>,
 }
 
 impl Rules {
-    /// Never more than `limit`, and nobody waits.
+    /// A constant `limit` without a queue.
     #[must_use]
     pub const fn fixed(limit: u32) -> Self {
         Self { limit, adaptive: None, waiting: None }
     }
 }
 
-/// Who may wait, and how long.
+/// The bounds of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Waiting {
-    /// How many may wait at once.
+    /// The largest number of waiting requests.
     pub size: u32,
-    /// How long one may wait.
+    /// The longest wait of one request.
     pub timeout: Nanos,
 }
 
-/// What happened to a ceiling.
+/// An input event of a [`Limiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// One asks to pass. Answered by exactly one of `Admit`, `Queue` and `Deny`.
+    /// A request needs a permit. The reply is exactly one of admit, queue and deny.
     Arrive {
-        /// How long its permit may be out; `None` where its end is always seen, as a stream's is.
+        /// The permit's lifetime; `None` if its end is always observed, as for a stream.
         keep: Option<Nanos>,
-        /// How long the caller itself can wait; the shorter of this and the queue's timeout counts.
+        /// The caller's own timeout; the shorter of this and the queue timeout applies.
         patience: Nanos,
     },
-    /// A permit is given back.
+    /// A permit is released.
     Leave {
-        /// Which.
+        /// The permit to release.
         permit: Permit,
-        /// How it went.
+        /// The result of the request.
         outcome: Outcome,
-        /// Its latency where somebody measured better than from admission to now.
+        /// A measured latency, if the caller has a better one than the time since admission.
         rtt: Option<Nanos>,
     },
-    /// The request of a permit with a deadline was seen alive: `keep` counts from now.
+    /// The request of a permit with a deadline is still alive: `keep` counts from now.
     Renew {
-        /// Which.
+        /// The permit to renew.
         permit: Permit,
-        /// How long it may still be out.
+        /// The permit's new lifetime.
         keep: Nanos,
     },
-    /// One that waits does so no more.
+    /// The caller cancels a waiting request.
     Cancel(Ticket),
-    /// Time has passed. Every event looks for what is over; this one does nothing else.
+    /// Time has passed. Every event expires overdue permits and tickets; this one does only that.
     Expire,
-    /// The configuration was loaded anew. What was learnt stays.
+    /// The configuration was reloaded. The adaptive limit keeps its state.
     Reload(Rules),
-    /// This replica's part of the ceiling; `u32::MAX` where it is alone.
+    /// This replica's share of the limit; `u32::MAX` without a fleet.
     Share(u32),
-    /// The same, of a ceiling that a fleet holds together.
+    /// This replica's share of a limit that the fleet adapts together.
     Part(Part),
-    /// This replica's part is over: nobody is admitted, and nobody waits any longer for a place in it.
+    /// This replica's share expired: stop admitting and time out every waiting request.
     Fence,
 }
 
-/// What is to be done about an event.
+/// An output of a [`Limiter`], to be carried out by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// The one that arrived passes.
+    /// The arriving request is admitted.
     Admit(Permit),
-    /// The one that arrived waits.
+    /// The arriving request waits.
     Queue(Ticket),
-    /// The one that arrived is turned away.
+    /// The arriving request is denied.
     Deny(Refusal),
-    /// One that waited passes.
+    /// A waiting request is admitted.
     Wake(Ticket, Permit),
-    /// One that waited has waited too long, or in vain.
+    /// A waiting request timed out, or its share expired.
     Late(Ticket),
-    /// A permit was out too long and is taken back.
+    /// A permit reached its deadline and was released.
     Expired(Permit),
-    /// The permit or ticket of the event is not here: nothing was done about it.
+    /// The permit or ticket of the event is unknown, so nothing changed.
     Unknown,
 }
 
-/// Why one is turned away at once.
+/// The reason for an immediate denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The ceiling is reached and there is no queue, or no patience for one.
+    /// The limit is reached, and there is no queue or the caller has no time to wait.
     Full,
-    /// The ceiling is reached and so is the queue's size.
+    /// The limit is reached and the queue is full.
     QueueFull,
 }
 
-/// What is to be done, in this order. Two fit without an allocation.
+/// Effects in the order in which to carry them out. Two fit without an allocation.
 pub type Effects = SmallVec<[Effect; 2]>;
 
-/// One ceiling.
+/// One concurrency limit with its permits and its queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limiter {
     policy: Policy,
@@ -138,13 +143,13 @@ pub struct Limiter {
     waiting: Option<Waiting>,
     in_flight: InFlight,
     queue: Queue,
-    /// When somebody last came or left.
     touched: Nanos,
 }
 
 impl Limiter {
-    /// A ceiling with nobody in flight. `jitter` is any number, another one for each ceiling and
-    /// replica: it spreads their recalibrations.
+    /// A limit with nothing in flight.
+    ///
+    /// Use another `jitter` for each limit and replica: it spreads their min RTT probes.
     #[must_use]
     pub fn new(rules: &Rules, jitter: u64) -> Self {
         Self {
@@ -157,11 +162,11 @@ impl Limiter {
         }
     }
 
-    /// Takes note of `event` and says what is to be done.
+    /// Applies `event` at `now` and returns its effects.
     pub fn step(&mut self, now: Nanos, event: Event) -> Effects {
         let mut effects = Effects::new();
         if event == Event::Fence {
-            // Before anything: what deadlines make room for is not for a share that is over.
+            // First: permits that expire in this step must not admit requests of an expired share.
             self.share = 0;
         }
         self.policy.pass(now);
@@ -198,55 +203,56 @@ impl Limiter {
         effects
     }
 
-    /// How many may be in flight: the smaller of what the policy found and this replica's share.
+    /// The effective limit: the smaller of the adaptive limit and this replica's share.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.policy.limit().min(self.share)
     }
 
-    /// How many are in flight.
+    /// The number of permits in flight.
     #[must_use]
     pub const fn in_flight(&self) -> u32 {
         self.in_flight.count()
     }
 
-    /// How many wait.
+    /// The number of waiting requests.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// What was learnt.
+    /// The adaptive limit's state.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// When `permit` was admitted; `None` when it is not out.
+    /// The instant of `permit`'s admission; `None` if it is not in flight.
     #[must_use]
     pub fn since(&self, permit: Permit) -> Option<Nanos> {
         self.in_flight.since(permit)
     }
 
-    /// The deadline of `permit`; `None` when it is not out or has none.
+    /// The deadline of `permit`; `None` if it is not in flight or has none.
     #[must_use]
     pub fn until(&self, permit: Permit) -> Option<Nanos> {
         self.in_flight.until(permit)
     }
 
-    /// The permits that are out, each with the instant it was admitted.
+    /// All permits in flight, each with the instant of its admission.
     pub fn permits(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         self.in_flight.all()
     }
 
-    /// When [`Event::Expire`] has something to do next. Cost: O(waiters).
+    /// The next instant at which [`Event::Expire`] has an effect. Cost: O(waiters).
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
     }
 
-    /// Since when nobody is in flight nor waits; `None` while somebody is. A ceiling that is idle
-    /// for long may be dropped: a new one differs only in what was learnt.
+    /// The instant since which nothing is in flight or queued; `None` while something is.
+    ///
+    /// A limit that is idle for long may be dropped: a new one lacks only the adaptive state.
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
         let idle = self.in_flight.count() == 0 && self.queue.len() == 0;
@@ -255,7 +261,7 @@ impl Limiter {
 
     fn arrive(&mut self, now: Nanos, keep: Option<Nanos>, patience: Nanos) -> Effect {
         self.touched = now;
-        // Whoever could have been admitted from the queue was, so that nobody is overtaken here.
+        // The queue was served before this event, so nothing is overtaken here.
         if self.in_flight.count() < self.limit() {
             return Effect::Admit(self.in_flight.admit(now, keep));
         }

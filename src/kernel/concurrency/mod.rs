@@ -1,15 +1,19 @@
-//! How much at once: ceilings on requests in flight.
+//! Concurrency limits: the largest number of requests in flight.
 //!
-//! [`Limiter`] is one ceiling: events in, effects out. [`Register`] ties the ids that proxies mint
-//! to what they hold, and remembers a release that came before its acquire. [`Policy`] infers the
-//! ceiling from the latency of those that left. [`permits`] is what a store keeps of a ceiling for which
-//! every request asks it.
+//! [`Limiter`] applies one limit as a step function: an event in, effects out.
+//! [`Register`] maps the ids that proxies mint to permits and remembers early releases.
+//! [`Policy`] adapts a limit to the latency of finished requests. [`permits`] is the
+//! store's table for limits in strict mode, where every acquire goes to the store.
 //!
-//! Guarantees: never more in flight than the limit at the moment of admission; waiters leave the
-//! queue in the order they came; a permit is given back once. Nothing grows without a bound: slots
-//! by the limit, waiters by the queue's size, tombstones by their source.
-//! Leaves out: which request asks which ceiling, who waits, and the fleet's part of a ceiling,
-//! which arrives here as a number.
+//! Guarantees:
+//! - An admission never raises the number in flight above the current limit.
+//! - Waiting requests are admitted in the order of their arrival.
+//! - A permit is released once.
+//! - Memory is bounded: permits, waiting requests, and early releases of each source.
+//!
+//! Not covered:
+//! - The choice of a limit for a request, and the waiting itself.
+//! - The computation of this replica's share; it arrives here as a number.
 
 mod deadlines;
 mod in_flight;
@@ -25,13 +29,13 @@ pub use policy::Policy;
 pub use queue::Ticket;
 pub use register::Register;
 
-/// How a request ended, as far as its latency tells of the backend.
+/// The result of a request, as far as its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The backend served it: its latency is a measurement.
+    /// The backend served the request, so its latency is a measurement.
     Success,
-    /// It tells nothing: a client that left, a denial by another limit, an answer from a cache.
+    /// No evidence: the client left, another limit denied the request, or a cache served it.
     Ignored,
-    /// The backend refused it, or did not answer: it tells of overload, and its latency of nothing.
+    /// The backend refused the request or timed out: a sign of overload, without a usable latency.
     Dropped,
 }

@@ -1,4 +1,4 @@
-//! The permits of one ceiling for which every request asks one store.
+//! The store's permits of one concurrency limit in strict mode, where every acquire is a store call.
 //!
 //! ```
 //! use sluicegate::kernel::concurrency::permits::{Acquired, Ask, Id, Permits, Times};
@@ -14,68 +14,74 @@
 //! assert_eq!(permits.acquire(now.plus(Nanos::from_secs(3)), open, &ask(1)), Acquired::Held);
 //! ```
 //!
-//! Guarantees: whoever is newly admitted is at most the limit-th that is held; a permit counts from its
-//! acquire until it is given back or its deadline comes, and each telling moves the deadline. What is told
-//! is held, whether the store knows of it or not: requests in flight are a fact, and a store that forgot
-//! must count them. A store that may have forgotten admits nobody until all had the time to tell ([`Life`]).
-//! Cost: O(log n) for each permit that is asked for, told or over.
-//! Leaves out: who asks when, and who waits; one replica's own ceiling ([`super::limiter`]).
+//! Requests in flight are a fact. So a store that lost its state
+//! counts every permit that a replica reports, even above the limit.
+//!
+//! Guarantees:
+//! - A new permit never raises the count above the limit.
+//! - A permit counts from its acquire until its release or deadline; each report renews it.
+//! - A store that may have lost state admits nothing until all replicas could report ([`Life`]).
+//! - Cost: O(log n) for each permit that is acquired, reported or released.
+//!
+//! Not covered:
+//! - The schedule of store calls, and the queue of waiting requests.
+//! - The limit of a single replica ([`super::limiter`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::kernel::units::{Nanos, Share};
 
-/// One permit in the whole fleet: whose life it is of, and its number there.
+/// A permit's id, unique in the fleet: the replica's incarnation, and a number within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(pub u64, pub u64);
 
-/// What all who ask for permits of a ceiling agree on.
+/// The durations that all replicas use for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// For how long a store that may have forgotten admits nobody: until every replica has told what it
-    /// holds.
+    /// The time without admissions at a store that may have lost state, so that replicas can report.
     pub grace: Nanos,
-    /// After how long without a word of anybody a store must doubt: less than a permit is held without being
-    /// told, by as much as tellings of replicas lie apart.
+    /// The time without any report after which a store must assume that permits expired unreported.
+    ///
+    /// It is shorter than a permit's lifetime by at least the interval between two reports.
     pub silence: Nanos,
-    /// The longest time for which a permit is ever told. A deadline beyond it was set by another clock.
+    /// The longest lifetime of a permit. A later deadline comes from another clock.
     pub longest: Nanos,
 }
 
-/// One asks for a permit.
+/// A request for one permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Which it will be. Asking twice is asking once.
+    /// The permit's id. Repeating an acquire has no further effect.
     pub id: Id,
-    /// How many may be held.
+    /// The concurrency limit in permits.
     pub limit: Share,
-    /// For how long it is held unless it is told again.
+    /// The permit's lifetime, unless a report renews it.
     pub keep: Nanos,
-    /// What all agree on.
+    /// The durations that all replicas use.
     pub times: Times,
 }
 
-/// What became of it.
+/// The result of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It is held.
+    /// The permit is in the table.
     Held,
-    /// As many are held as may be.
+    /// The limit is reached.
     Full,
-    /// For so long the store cannot say: it may have forgotten who holds what.
+    /// The store may have lost state and admits nothing for this long.
     Closed(Nanos),
 }
 
-/// What a telling found.
+/// The corrections that a replica's report made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// How many of those held were not known.
+    /// The number of reported permits that were missing.
     pub put_back: u64,
-    /// How many of those over were known.
+    /// The number of released permits that were still in the table.
     pub freed: u64,
 }
 
-/// All permits of one ceiling.
+/// All permits of one concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permits {
     until: BTreeMap<Id, Nanos>,
@@ -83,7 +89,7 @@ pub struct Permits {
 }
 
 impl Permits {
-    /// Asks for one, at a store that admits nobody for `closed_for` still.
+    /// Acquires a permit, at a store that admits nothing for `closed_for`.
     pub fn acquire(&mut self, now: Nanos, closed_for: Nanos, ask: &Ask) -> Acquired {
         self.expire(now);
         if !self.until.contains_key(&ask.id) {
@@ -99,7 +105,7 @@ impl Permits {
         Acquired::Held
     }
 
-    /// Hears which are `held`, each for how long still, and which are `over`.
+    /// Applies a replica's report: permits still `held`, each with its lifetime, and released ones.
     pub fn tell(&mut self, now: Nanos, held: &[(Id, Nanos)], over: &[Id]) -> Found {
         self.expire(now);
         let mut found = Found::default();
@@ -113,13 +119,13 @@ impl Permits {
         found
     }
 
-    /// How many are held, those whose deadline came since the last call among them.
+    /// The number of permits, including those that expired since the last call.
     #[must_use]
     pub fn held(&self) -> Share {
         Share(u64::try_from(self.until.len()).unwrap_or(u64::MAX))
     }
 
-    /// When the last of them is over; nothing where none is held.
+    /// The latest deadline; `None` without permits.
     #[must_use]
     pub fn last(&self) -> Option<Nanos> {
         self.deadlines.last().map(|&(until, _)| until)
@@ -134,7 +140,7 @@ impl Permits {
         }
     }
 
-    /// A clock that was set back left deadlines that nobody told: none is after `latest`.
+    /// Cuts every deadline to `latest`. Later ones stem from a clock that was set back.
     fn mend(&mut self, latest: Nanos) {
         while let Some(&(until, id)) = self.deadlines.last() {
             if until <= latest {
@@ -144,7 +150,7 @@ impl Permits {
         }
     }
 
-    /// True where it was not known.
+    /// Inserts or renews a permit; `true` if it is new.
     fn put(&mut self, id: Id, until: Nanos) -> bool {
         let is_new = !self.take(&id);
         self.until.insert(id, until);
@@ -152,17 +158,20 @@ impl Permits {
         is_new
     }
 
-    /// False where it was not known.
+    /// Removes a permit; `false` if it is unknown.
     fn take(&mut self, id: &Id) -> bool {
         let until = self.until.remove(id);
         until.is_some_and(|until| self.deadlines.remove(&(until, *id)))
     }
 }
 
-/// One life of a store: from when on it knows who holds what, and when it was last told.
+/// The gate that rejects acquires while the store's table may be incomplete.
 ///
-/// Guarantees: every replica that tells once within the grace what it holds is counted before anybody is
-/// admitted. Leaves out: permits whose replica is gone, which nobody tells again.
+/// Guarantees:
+/// - Every replica that reports within the grace period is counted before the next admission.
+///
+/// Not covered:
+/// - Permits of a crashed replica, because no replica reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
     opens_at: Nanos,
@@ -170,22 +179,22 @@ pub struct Life {
 }
 
 impl Life {
-    /// A store that has forgotten, or is new: it cannot tell which.
+    /// The gate of a new store, or of a store that lost its state; the two look alike.
     #[must_use]
     pub const fn begin(now: Nanos, grace: Nanos) -> Self {
         Self { opens_at: now.plus(grace), told_at: now }
     }
 
-    /// A store that nobody can hold anything of, and that doubts nothing before it is told of something.
+    /// The gate of a store without any outstanding permit. It needs no grace period before the first report.
     #[must_use]
     pub const fn settled() -> Self {
         Self { opens_at: Nanos(0), told_at: Nanos(u64::MAX) }
     }
 
-    /// For how long nobody is admitted still. Never for longer than the grace, whatever the clock did.
+    /// The remaining time without admissions, at most the grace period even if the clock jumped.
     ///
-    /// Silence is as forgetting: of a store that stood still, that nobody could reach, or whose clock leapt,
-    /// permits may have ended that nobody could tell.
+    /// Silence counts as lost state. If the store was paused or unreachable, or its
+    /// clock jumped, then permits may have expired although their requests still run.
     pub fn closed_for(&mut self, now: Nanos, times: &Times) -> Nanos {
         if self.told_at.plus(times.silence) <= now {
             *self = Self::begin(now, times.grace);
@@ -194,7 +203,7 @@ impl Life {
         self.opens_at.since(now)
     }
 
-    /// Somebody told what it holds, if only that it holds nothing.
+    /// Records that a replica reported, even if its report was empty.
     pub const fn told(&mut self, now: Nanos) {
         self.told_at = now;
     }

@@ -1,19 +1,23 @@
-//! What the ceiling should be, inferred from those that left.
+//! The adaptive concurrency limit, inferred from the latency of finished requests.
 //!
-//! | policy | law | acts |
+//! | algorithm | rule | updates |
 //! |---|---|---|
 //! | static | the configured number | never |
-//! | [`gradient`] | 1.3 × the capacity that latency shows, by Little's law; the default | once a window |
-//! | [`aimd`] | +1 while latency is near the minimum, × 0.9 when it is not | once a round trip |
-//! | [`gradient2`] | limit · tolerance · minRTT / RTT + √limit, smoothed; as published | at every sample |
+//! | [`gradient`] | 1.3 × the capacity by Little's law; the default | once a window |
+//! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
+//! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
 //!
-//! A [`Part`] of a ceiling that a fleet holds together is judged by `gradient` as a part of the whole
-//! (`gradient/together.rs`); the other laws infer from their own requests as if they were alone.
+//! With a [`Part`] of a fleet's limit, `gradient` judges the whole limit.
+//! The other algorithms use only their own requests, as if the replica were alone.
 //!
-//! Guarantees: a step is pure, does not allocate, and leaves the limit between `min` and `max`.
-//! What a reload does not change is kept. Growth needs use: a limit that nobody reached says
-//! nothing about a higher one.
-//! Leaves out: the clock, and the fleet's share, which comes as a number.
+//! Guarantees:
+//! - A step is pure, does not allocate, and keeps the limit between `min` and `max`.
+//! - A reload keeps the state, unless the algorithm changes.
+//! - The limit grows only while it is used: unused capacity proves nothing.
+//!
+//! Not covered:
+//! - The clock.
+//! - The fleet's share, which arrives as a number.
 
 pub mod aimd;
 pub mod gradient;
@@ -32,18 +36,18 @@ use super::Outcome;
 use crate::kernel::coordinator::{Reading, aggregate};
 use crate::kernel::units::Nanos;
 
-/// How a ceiling is inferred.
+/// The configuration of an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Adaptive {
-    /// By which law.
+    /// The algorithm.
     pub law: Law,
-    /// Never below; at least 1, or the policy could learn nothing.
+    /// The lower bound of the limit; 0 counts as 1, because no request would mean no samples.
     pub min: u32,
-    /// Never above.
+    /// The upper bound of the limit.
     pub max: u32,
 }
 
-/// The laws of the file.
+/// The algorithms that a configuration file can name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Law {
     /// `gradient`, the default.
@@ -55,48 +59,51 @@ pub enum Law {
     Gradient2,
 }
 
-/// One request that left.
+/// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sample {
-    /// When it left.
+    /// The instant of its end.
     pub at: Nanos,
-    /// How long it took.
+    /// Its latency.
     pub rtt: Nanos,
-    /// How many were in flight when it was admitted, itself among them.
+    /// The number in flight at its admission, including itself.
     pub in_flight: u32,
-    /// How it went.
+    /// Its result.
     pub outcome: Outcome,
 }
 
-/// What a replica holds of a fleet's ceiling.
+/// This replica's share of a limit that the fleet adapts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// What it may use.
+    /// The permits that this replica may use.
     pub share: u32,
-    /// The whole.
+    /// The fleet's whole limit.
     pub ceiling: u32,
-    /// When all that hold a part of it lower what they use, to see what a latency without a queue is.
+    /// The schedule of the fleet's min RTT probes.
     pub looks: Looks,
 }
 
-/// When a fleet looks: at multiples of a few heartbeats on a clock that all its members know.
+/// The schedule of min RTT probes: multiples of a few
+/// heartbeats on a clock that all replicas share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Looks {
-    /// That clock.
+    /// The shared clock.
     pub clock: Reading,
-    /// From one heartbeat to the next.
+    /// The heartbeat interval.
     pub heartbeat: Nanos,
 }
 
 impl Looks {
-    /// Heartbeats from one look to the next at least.
+    /// The shortest interval between two probes, in heartbeats.
     const BEATS: u64 = 4;
-    /// Round trips from one look to the next at least.
+    /// The shortest interval between two probes, in round trips.
     const TRIPS: u64 = 64;
-    /// The longest pause between two looks, as a multiple of the shortest.
+    /// The longest interval between two probes, as a multiple of the shortest.
     const LONGEST: u64 = 64;
 
-    /// The time from one look to the next where requests take `rtt`: the same for all that see about the same.
+    /// The interval between two probes for latency `rtt`.
+    ///
+    /// Replicas with similar latencies get the same interval, because it is a power of two.
     #[must_use]
     pub fn every(&self, rtt: Nanos) -> Nanos {
         let least = self.heartbeat.0.saturating_mul(Self::BEATS).max(1);
@@ -105,15 +112,16 @@ impl Looks {
         Nanos(least.saturating_mul(times))
     }
 
-    /// The clock at whose multiples of a heartbeat members speak: as far as can be from any look, which a share that
-    /// moves would disturb.
+    /// The clock for heartbeats, half a heartbeat away from the probes.
+    ///
+    /// A share that moves would disturb a probe.
     #[must_use]
     pub const fn beats(&self) -> Reading {
         self.clock.ahead(Nanos(self.heartbeat.0 / 2))
     }
 }
 
-/// One ceiling's policy, with what it has learnt.
+/// One concurrency limit and the state of its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     bounds: Bounds,
@@ -157,7 +165,7 @@ impl Learnt {
 }
 
 impl Policy {
-    /// A policy that has learnt nothing and starts at `limit`.
+    /// A limit at its initial value, without any samples.
     #[must_use]
     pub fn new(limit: u32, adaptive: Option<Adaptive>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
@@ -165,13 +173,13 @@ impl Policy {
         Self { bounds, estimate, learnt: Learnt::new(estimate, adaptive, jitter), jitter }
     }
 
-    /// The ceiling it holds to be right.
+    /// The current limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.estimate.floor()
     }
 
-    /// The latency without a queue (minRTT), as far as the policy knows one.
+    /// The latency without a queue (min RTT), if known.
     #[must_use]
     pub fn ideal(&self) -> Option<Nanos> {
         match &self.learnt {
@@ -182,8 +190,9 @@ impl Policy {
         }
     }
 
-    /// What it would have in flight, with its fraction, as a fleet's ceilings have theirs; none as long as it
-    /// knows nothing of the ceiling that a fleet holds together.
+    /// The wanted limit with its fraction, for the vote on a fleet's limit.
+    ///
+    /// `None` until there are enough samples under the fleet's limit.
     #[must_use]
     pub fn estimate(&self) -> Option<aggregate::Level> {
         let level = match &self.learnt {
@@ -193,7 +202,7 @@ impl Policy {
         level.map(Level::fine)
     }
 
-    /// Holds that part of a fleet's ceiling from now on; none is all that there is, alone.
+    /// Switches to a share of a fleet's limit; `None` returns to a limit of this replica alone.
     pub fn take(&mut self, now: Nanos, part: Option<Part>) {
         if let Learnt::Gradient(gradient) = &mut self.learnt {
             gradient.take(now, part, self.estimate);
@@ -201,7 +210,7 @@ impl Policy {
         }
     }
 
-    /// Time has passed.
+    /// Applies the passage of time, which starts and ends the fleet's probes.
     pub fn pass(&mut self, now: Nanos) {
         let Self { bounds, estimate, learnt, .. } = self;
         if let Learnt::Gradient(gradient) = learnt
@@ -211,8 +220,7 @@ impl Policy {
         }
     }
 
-    /// Takes note of one that left. `share` is what this replica was allowed, whatever the policy
-    /// thinks: use is judged against the smaller of both.
+    /// Adds a finished request. Utilization is judged against the smaller of the limit and `share`.
     pub fn step(&mut self, sample: &Sample, share: u32) {
         let ignored = sample.outcome == Outcome::Ignored;
         let Self { bounds, estimate, learnt, .. } = self;
@@ -226,8 +234,8 @@ impl Policy {
         *estimate = next.within(bounds.min, bounds.max);
     }
 
-    /// Goes on under another configuration. The same law keeps its estimate, cut to the new bounds;
-    /// another one, or a static limit, starts at `limit`.
+    /// Applies another configuration. The same algorithm keeps its estimate within
+    /// the new bounds. Another algorithm, or a static limit, restarts at its initial value.
     pub fn reload(&mut self, limit: u32, adaptive: Option<Adaptive>) {
         self.bounds = bounds(limit, adaptive);
         let law = adaptive.map(|adaptive| adaptive.law);
@@ -246,8 +254,7 @@ fn bounds(limit: u32, adaptive: Option<Adaptive>) -> Bounds {
     })
 }
 
-/// Was the limit used enough that its latency says something of a higher one? The limit is the one
-/// this replica could use.
+/// Returns `true` if at least half of the limit was used, so that latency justifies a higher one.
 fn was_used(sample: &Sample, estimate: Level, share: u32) -> bool {
     estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }

@@ -1,14 +1,18 @@
-//! Those who wait for a permit, in the order they came.
+//! The queue of requests that wait for a permit.
 //!
-//! Guarantees: first come, first served; a waiter leaves once, whether served, late or gone.
-//! Cost: O(1) to join and to serve; O(n) to leave from the middle, n at most the queue's size.
-//! Leaves out: how many may wait; see [`super::limiter::Waiting`].
+//! Guarantees:
+//! - First in, first out.
+//! - A waiter leaves once: served, timed out or canceled.
+//! - Joining and serving cost O(1); leaving from the middle costs O(queue length).
+//!
+//! Not covered:
+//! - The queue's bounds; see [`super::limiter`].
 
 use std::collections::VecDeque;
 
 use crate::kernel::units::Nanos;
 
-/// A place in the queue. Later tickets are larger.
+/// The number of a waiting request. Later tickets are larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -16,7 +20,7 @@ pub struct Ticket(u64);
 pub(super) struct Waiter {
     pub(super) ticket: Ticket,
     pub(super) until: Nanos,
-    /// For how long the permit may be out once it is given.
+    /// The lifetime of the permit, counted from its admission.
     pub(super) keep: Option<Nanos>,
 }
 
@@ -42,13 +46,13 @@ impl Queue {
         self.waiters.pop_front()
     }
 
-    /// Takes `ticket` out; false when it is not waiting.
+    /// Removes `ticket`; `false` if it is not waiting.
     pub(super) fn leave(&mut self, ticket: Ticket) -> bool {
         let place = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
         place.is_ok_and(|place| self.waiters.remove(place).is_some())
     }
 
-    /// The first waiter whose deadline has come, if there is one; it leaves.
+    /// Removes and returns the first waiter whose deadline has passed.
     pub(super) fn expire(&mut self, now: Nanos) -> Option<Ticket> {
         let late = self.waiters.iter().position(|waiter| waiter.until <= now)?;
         self.waiters.remove(late).map(|waiter| waiter.ticket)

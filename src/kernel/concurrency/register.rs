@@ -1,62 +1,67 @@
-//! Which id holds what, and which releases came before their acquire.
+//! The map from request ids to permits, and the memory of early releases.
 //!
-//! Where acquire and release are two calls, the proxy mints the id and nothing orders the calls.
-//! A release of an unknown id leaves a tombstone, and the acquire that follows finds its request
-//! already over.
+//! Acquire and release can be two calls with an id that the proxy mints.
+//! Nothing orders these calls. A release of an unknown id is kept as an early
+//! release. A later acquire of that id finds that its request is already over.
 //!
-//! Guarantees: what an id holds is given out once, to its release or to its deadline; an id is
-//! claimed by one at a time, and the tombstone of one that is claimed stays. Tombstones are bounded for each source and over all; a full table
-//! refuses, it never evicts, so that nobody can wash out another's release.
-//! Cost: O(log n) in ids and tombstones; one or two copies of the id per entry.
-//! Leaves out: what is held. A released id that is acquired again is a new request.
+//! Guarantees:
+//! - An id's value is returned once: by its release or at its deadline.
+//! - Only one caller at a time can claim an id.
+//! - The early release of a claimed id does not expire.
+//! - Early releases are bounded per source and in total.
+//! - A full table rejects and never evicts, so one source cannot displace another's releases.
+//! - Cost: O(log n) in ids and early releases; at most two id copies per entry.
+//!
+//! Not covered:
+//! - The type of the value.
+//! - Id reuse: an acquire after a release is a new request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::kernel::units::Nanos;
 
-/// How many releases of unknown ids are remembered, and how long.
+/// The bounds on early releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
-    /// Tombstones of one source.
+    /// The most early releases of one source.
     pub per_source: u32,
-    /// Tombstones of all sources together.
+    /// The most early releases of all sources together.
     pub total: u32,
-    /// How long one is kept: longer than a release can overtake its acquire by.
+    /// The lifetime of an early release: longer than a release can precede its acquire.
     pub keep: Nanos,
 }
 
-/// What became of an acquire.
+/// The result of an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired<H> {
-    /// The id holds it now.
+    /// The id now owns the value.
     Held,
-    /// Its release came first: the request is over, and what it would have held is given back.
+    /// The release arrived first: the request is over, and the value is returned.
     Over(H),
-    /// The id already holds something: ids are for one request.
+    /// The id already has a value, because an id is for one request; the new value is returned.
     Taken(H),
 }
 
-/// What became of a release.
+/// The result of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released<H> {
-    /// What the id held, to be given back.
+    /// The value of the id, for the caller to free.
     Held(H),
-    /// The id is unknown: a tombstone waits for its acquire.
+    /// The id is unknown: its release is kept for a later acquire.
     Early,
-    /// The id is unknown and the source, or all together, left too many tombstones: forgotten.
+    /// The id is unknown and the table of early releases is full, so the release is dropped.
     Refused,
 }
 
-/// The ids of one replica: `I` names requests, `S` where releases come from, `H` is what is held.
+/// The ids of one replica: `I` is a request id, `S` the source of a release, `H` the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Register<I: Ord, S: Ord, H> {
     bounds: Bounds,
-    /// Those of which it is not known yet whether they will hold something.
+    /// Ids with an acquire in progress.
     claimed: BTreeSet<I>,
     held: BTreeMap<I, (Nanos, H)>,
     deadlines: BTreeSet<(Nanos, I)>,
     tombstones: BTreeMap<I, (Nanos, S)>,
-    /// In the order they were left, which is the order they end.
     endings: BTreeSet<(Nanos, I)>,
     left_by: BTreeMap<S, u32>,
 }
@@ -76,18 +81,19 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         }
     }
 
-    /// Something is asked for on behalf of `id`, until [`Register::unclaim`]; false where that is so
-    /// already. A release does not heed it: one that comes meanwhile has come before its acquire.
+    /// Marks `id` as being acquired until [`Register::unclaim`]; `false` if it already is.
+    ///
+    /// A release ignores the mark: a release in the meantime is an early release.
     pub fn claim(&mut self, id: I) -> bool {
         self.claimed.insert(id)
     }
 
-    /// What was asked for on behalf of `id` came, or did not.
+    /// Removes the mark, after the acquire succeeded or failed.
     pub fn unclaim(&mut self, id: &I) {
         self.claimed.remove(id);
     }
 
-    /// `id` holds `what` until it is released or `until` comes.
+    /// Stores `what` under `id` until its release or until `until`.
     pub fn acquire(&mut self, now: Nanos, id: I, until: Nanos, what: H) -> Acquired<H> {
         self.forget(now);
         if self.held.contains_key(&id) {
@@ -101,14 +107,14 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         Acquired::Held
     }
 
-    /// `id` is over, says `source`.
+    /// Releases `id` on behalf of `source`.
     pub fn release(&mut self, now: Nanos, id: &I, source: &S) -> Released<H> {
         self.forget(now);
         if let Some((until, what)) = self.held.remove(id) {
             self.deadlines.remove(&(until, id.clone()));
             return Released::Held(what);
         }
-        // Said twice is said once: the first tombstone stays.
+        // A repeated release changes nothing: the first one stays.
         if self.tombstones.contains_key(id) {
             return Released::Early;
         }
@@ -119,12 +125,12 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         Released::Early
     }
 
-    /// What `id` holds.
+    /// The value of `id`.
     pub fn held(&mut self, id: &I) -> Option<&mut H> {
         self.held.get_mut(id).map(|(_, what)| what)
     }
 
-    /// Moves the deadline of `id`; false when it holds nothing.
+    /// Moves the deadline of `id`; `false` if it has no value.
     pub fn renew(&mut self, id: &I, until: Nanos) -> bool {
         let Some((old, _)) = self.held.get_mut(id) else { return false };
         let old = std::mem::replace(old, until);
@@ -132,7 +138,7 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         self.deadlines.insert((until, id.clone()))
     }
 
-    /// An id whose deadline has come, with what it held; asked until there is none.
+    /// Removes and returns one overdue id with its value. Call it until it returns `None`.
     pub fn expire(&mut self, now: Nanos) -> Option<(I, H)> {
         self.forget(now);
         if now < self.deadlines.first()?.0 {
@@ -143,32 +149,32 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         Some((id, what))
     }
 
-    /// When [`Register::expire`] has something to do next; a tombstone's end counts.
+    /// The next instant at which [`Register::expire`] has an effect, early releases included.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let (held, left) = (self.deadlines.first(), self.endings.first());
         held.into_iter().chain(left).map(|&(until, _)| until).min()
     }
 
-    /// What is remembered at most, and how long.
+    /// The bounds on early releases.
     #[must_use]
     pub const fn bounds(&self) -> Bounds {
         self.bounds
     }
 
-    /// How many ids hold something.
+    /// The number of ids with a value.
     #[must_use]
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Does no id hold anything?
+    /// Returns `true` if no id has a value.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// How many releases wait for their acquire.
+    /// The number of early releases.
     #[must_use]
     pub fn tombstones(&self) -> usize {
         self.tombstones.len()
@@ -188,14 +194,14 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         }
     }
 
-    /// Keeps the tombstone of an id that is asked for still: what comes then is over, however late.
+    /// Extends the early release of a claimed id, so that even a late acquire finds it.
     fn keep_on(&mut self, now: Nanos, id: I) {
         let Some((until, _)) = self.tombstones.get_mut(&id) else { return };
         *until = now.plus(self.bounds.keep.max(Nanos::MICRO));
         self.endings.insert((*until, id));
     }
 
-    /// Takes the tombstone of `id` away; false when there is none.
+    /// Removes the early release of `id`; `false` if there is none.
     fn answer_tombstone(&mut self, id: &I) -> bool {
         let Some((until, source)) = self.tombstones.remove(id) else { return false };
         self.endings.remove(&(until, id.clone()));

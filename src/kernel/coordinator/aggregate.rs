@@ -1,13 +1,13 @@
-//! What the members infer, folded into one ceiling.
+//! The combination of the replicas' votes into one limit.
 //!
-//! Each infers from its own requests, so it can only say by which factor what it was allowed is
-//! too small or too large; the fleet's ceiling moves by the lower median of those. Never by a sum:
-//! each sees the same backend.
+//! Each replica judges its own requests, so it can vote only for a
+//! factor of its share. The limit changes by the lower median of these
+//! factors. A sum would be wrong: all replicas observe the same backend.
 //!
-//! | formula, allowed 8, estimate 10, ceiling 40 | worked row |
+//! | formula, allowed 8, estimate 10, limit 40 | worked row |
 //! |---|---|
 //! | r = ⌊estimate·2^16 / allowed⌋, at most 2 | 10·65,536 / 8 = 81,920, that is 1.25 |
-//! | new = ⌊ceiling·r / 2^16⌋ within min and max | 40·1.25 = 50 |
+//! | new = ⌊limit·r / 2^16⌋ within min and max | 40·1.25 = 50 |
 //!
 //! ```
 //! use sluicegate::kernel::coordinator::aggregate::{self, Inference, Level};
@@ -21,38 +21,41 @@
 //! assert_eq!(Level::of(Share(40)).scaled(ratio, min, max).whole(), Share(50));
 //! ```
 //!
-//! Guarantees: a member without a sample moves nothing; N members that see what one would see move
-//! the ceiling as one would.
-//! Leaves out: how an estimate is made; that is the policy's.
+//! Guarantees:
+//! - A replica without samples has no influence.
+//! - N replicas with equal observations change the limit as one would.
+//!
+//! Not covered:
+//! - The estimate of a replica, which its adaptive limit makes.
 
 use std::num::NonZeroU64;
 
 use crate::kernel::units::Share;
 
-/// Levels per permit: a ceiling of 4 that should grow by a twentieth must not stay 4 for ever.
+/// The levels per permit, so that a limit of 4 can grow by a twentieth.
 pub const FINE: u64 = 1 << 10;
 
-/// Samples without which an estimate says nothing.
+/// The samples that an estimate needs.
 pub const FRESH: u32 = 8;
 
-/// A ceiling with its fraction, in 1,024ths of a permit.
+/// A limit with its fraction, in 1,024ths of a permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(pub u64);
 
 impl Level {
-    /// A whole ceiling; saturates beyond what a ceiling can be.
+    /// A whole limit; saturates far above the largest limit.
     #[must_use]
     pub const fn of(share: Share) -> Self {
         Self(share.0.saturating_mul(FINE))
     }
 
-    /// The permits in it, rounded down: a fraction of a permit admits nobody.
+    /// The permits, rounded down: a fraction of a permit admits nothing.
     #[must_use]
     pub const fn whole(self) -> Share {
         Share(self.0 / FINE)
     }
 
-    /// The permits in it, rounded up.
+    /// The permits, rounded up.
     #[must_use]
     pub const fn up(self) -> Share {
         Share(self.0.div_ceil(FINE))
@@ -68,7 +71,7 @@ impl Level {
     /// The nearest level between `min` and `max`.
     #[must_use]
     pub fn within(self, min: Share, max: Share) -> Self {
-        // Not `clamp`, which panics where min is above max.
+        // `clamp` would panic if `min` exceeds `max`.
         self.min(Self::of(max)).max(Self::of(min))
     }
 }
@@ -80,27 +83,27 @@ pub struct Ratio(pub u32);
 impl Ratio {
     /// No change.
     pub const ONE: Self = Self(1 << 16);
-    /// The most that a ceiling grows at once.
+    /// The largest growth in one step.
     pub const TWICE: Self = Self(1 << 17);
 }
 
-/// What a member inferred since its share last changed.
+/// The observations of a replica since its share last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Inference {
-    /// The requests in flight it believes best for itself.
+    /// The best number of requests in flight for this replica.
     pub estimate: Level,
-    /// The share it was allowed meanwhile.
+    /// The share during the observation.
     pub allowed: Share,
-    /// The most of it that was in use at once.
+    /// The largest number of permits in use at once.
     pub peak: Share,
-    /// From how many requests.
+    /// The number of finished requests.
     pub samples: u32,
 }
 
-/// The factor a member votes for; none without enough samples or without a share.
+/// The factor that a replica votes for; `None` without enough samples or without a share.
 ///
-/// One that used less than half of its share cannot know that more would be good, so it votes for
-/// no growth. That less would be better, it can see at any use.
+/// A replica that used less than half of its share cannot vote for
+/// growth: it has no evidence. It can vote for a decrease at any use.
 #[must_use]
 pub fn vote(inference: &Inference) -> Option<Ratio> {
     let allowed = NonZeroU64::new(inference.allowed.0).filter(|_| FRESH <= inference.samples)?;
@@ -112,18 +115,18 @@ pub fn vote(inference: &Inference) -> Option<Ratio> {
     Some(ratio.map_or(most, Ratio).min(most))
 }
 
-/// How many votes become one.
+/// The rule that combines the votes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Aggregate {
-    /// The lower median: half the fleet must agree before the ceiling grows.
+    /// The lower median: half of the fleet must agree before the limit grows.
     #[default]
     Median,
-    /// The least: any one member holds the ceiling down.
+    /// The least: each replica can keep the limit low.
     Min,
 }
 
 impl Aggregate {
-    /// The vote that counts; none where nobody voted. Cost: O(n log n), in place.
+    /// The combined vote; `None` without votes. Cost: O(n log n), in place.
     #[must_use]
     pub fn fold(self, votes: &mut [Ratio]) -> Option<Ratio> {
         votes.sort_unstable();

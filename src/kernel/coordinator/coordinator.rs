@@ -1,12 +1,16 @@
-//! What the store knows of one ceiling, and its one step: a heartbeat in, a grant out.
+//! The store's state of one fleet-wide limit, and its step: a heartbeat in, a grant out.
 //!
-//! The state is flat, public data, so that it can be kept as the fields of one hash and the step
-//! be written a second time, line for line, where that hash lives.
+//! The state is flat, public data. So it can be stored as the fields of one
+//! hash, and the step can be ported line by line to the store's script.
 //!
-//! Guarantees: the sum of all exposures grows only up to the ceiling, never above it; a message
-//! that is late or doubled changes nothing; one step costs O(members of this ceiling).
-//! Leaves out: keeping the state, and forgetting it: once [`Coordinator::rests_at`] has passed
-//! nobody holds anything of it.
+//! Guarantees:
+//! - The sum of all exposures grows only up to the limit.
+//! - Late and duplicated heartbeats change nothing.
+//! - One step costs O(replicas of this limit).
+//!
+//! Not covered:
+//! - Storage of the state.
+//! - Deletion: after [`Coordinator::rests_at`] no share is in use.
 
 use super::aggregate::{Level, Ratio};
 use super::life::Life;
@@ -16,47 +20,47 @@ use super::split::{Split, Want};
 use super::terms::{Law, Terms};
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
-/// Seats that one ceiling can have, so that a fleet gone mad cannot fill the store.
+/// The most share states of one limit, so that a faulty fleet cannot fill the store.
 pub const MOST_SEATS: usize = 4_096;
 
-/// The state of one ceiling.
+/// The state of one fleet-wide limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinator {
-    /// The life it was written in; of another life it is void.
+    /// The coordinator incarnation that wrote this state; the state is void in any other.
     pub incarnation: Incarnation,
-    /// The latest instant it was told: a store's clock that steps back stands still here.
+    /// The latest time so far; it does not go back with the store's clock.
     pub latest: Nanos,
-    /// The last grant's number.
+    /// The number of the last grant.
     pub generation: Generation,
-    /// The ceiling. None until the first heartbeat.
+    /// The limit; `None` before the first heartbeat.
     pub level: Option<Level>,
-    /// The ceiling was taken over from what members remember of an earlier life.
+    /// Set if the limit was recovered from the reports of replicas after a loss of state.
     pub recovered: bool,
-    /// When the votes were last counted.
+    /// The instant of the last vote count.
     pub counted: Nanos,
-    /// In the order of member and life.
+    /// The share states, ordered by replica and incarnation.
     pub seats: Vec<Seat>,
 }
 
-/// What comes of a heartbeat.
+/// The result of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The answer to send.
+    /// The grant to send to the replica.
     Grant(Grant),
-    /// It left; its seat is gone, or goes when its last requests have ended.
+    /// The replica left. Its share state is removed now, or after its last requests ended.
     Left,
-    /// Late or doubled: a later heartbeat was heard.
+    /// Late or duplicated: this or a later heartbeat has already arrived.
     Late,
-    /// From a life that is over: a later one was heard.
+    /// From an earlier incarnation of the replica: a later one is known.
     Superseded,
-    /// It holds what this state has not granted yet, so this state is an old one: begin a new life.
+    /// The replica has a grant that this state lacks, so the state is old: start a new incarnation.
     Lost,
-    /// More seats than a ceiling can have.
+    /// The limit has the maximum number of share states.
     Full,
 }
 
 impl Coordinator {
-    /// Hears `beat` at `now` on the store's clock, in `life`.
+    /// Applies `beat` at `now` on the store's clock, in the coordinator incarnation `life`.
     pub fn on_heartbeat(&mut self, now: Nanos, life: &Life, law: &Law, beat: &Heartbeat) -> Reply {
         if self.incarnation != life.incarnation {
             *self = Self { incarnation: life.incarnation, counted: now, ..Self::default() };
@@ -78,26 +82,26 @@ impl Coordinator {
         Reply::Grant(self.grant(at, now, law, seat, grace))
     }
 
-    /// The whole ceiling; zero before the first heartbeat.
+    /// The whole limit; zero before the first heartbeat.
     #[must_use]
     pub fn ceiling(&self) -> Share {
         self.level.map_or(Share(0), Level::whole)
     }
 
-    /// The most that all members together may be using.
+    /// The most permits that all replicas together may be using.
     #[must_use]
     pub fn exposure(&self) -> Share {
         self.seats.iter().fold(Share(0), |sum, seat| sum.plus(seat.exposure()))
     }
 
-    /// When nobody can hold anything of this ceiling any more, if nobody is heard until then.
+    /// The instant after which no share is in use, unless another heartbeat arrives.
     #[must_use]
     pub fn rests_at(&self, law: &Law) -> Nanos {
         let ends = self.seats.iter().map(|seat| seat.rests_at(&law.terms));
         ends.max().unwrap_or(self.latest)
     }
 
-    /// Where the seat of `beat` is or belongs.
+    /// The index of the share state of `beat`, or its insertion index.
     fn place(&self, beat: &Heartbeat) -> Result<usize, Reply> {
         let later = |seat: &Seat| seat.member == beat.member && beat.life < seat.life;
         if self.seats.iter().any(later) {
@@ -116,7 +120,6 @@ impl Coordinator {
         }
     }
 
-    /// Writes down what the member said.
     fn hear(&mut self, at: usize, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) -> Seat {
         let before = self.seats.get(at).filter(|seat| seat.name() == beat.name()).copied();
         let held = if beat.leaves { Granted::default() } else { self.held(before, beat, grace) };
@@ -128,7 +131,7 @@ impl Coordinator {
             life: beat.life,
             number: beat.number,
             held,
-            // Void since this heartbeat was sent; kept until the answer, to tell whether it waits.
+            // Void since this heartbeat was sent. Until the reply it shows if the replica waits.
             granted: before.filter(|_| !beat.leaves).map_or(held, |seat| seat.granted),
             told: before.map_or(Share(0), |seat| seat.told),
             in_flight: beat.in_flight,
@@ -146,21 +149,21 @@ impl Coordinator {
         seat
     }
 
-    /// The grant that the member held when it sent `beat`, acknowledged by its number.
+    /// The grant that the replica had when it sent `beat`, confirmed by its number.
     fn held(&self, before: Option<Seat>, beat: &Heartbeat, grace: bool) -> Granted {
         let Some(holds) = beat.holds else { return Granted::default() };
         if holds.coordinator == self.incarnation {
             let both = before.into_iter().flat_map(|seat| [seat.held, seat.granted]);
             let mut named = both.filter(|granted| granted.generation == holds.generation);
-            // One whose seat is gone is over at the member as well: its term ended first.
+            // Without a share state the share has expired at the replica too, which is earlier.
             return named.next().unwrap_or_default();
         }
-        // A share of an earlier life is believed as long as others may hold such shares unseen.
+        // A share of an earlier incarnation counts only while others may be unreported.
         let share = if grace { holds.share } else { Share(0) };
         Granted { generation: Generation(0), share }
     }
 
-    /// What counts of the member's vote: what it inferred under another ceiling was about that one.
+    /// The vote that counts: a vote under another limit, or of an idle replica, is dropped.
     fn vote(&self, before: Option<Seat>, beat: &Heartbeat) -> Option<Ratio> {
         let under = beat.holds.is_some_and(|holds| holds.ceiling == self.ceiling());
         let hungry = Share(0) < beat.wanted;
@@ -168,7 +171,7 @@ impl Coordinator {
         beat.vote.or(kept).filter(|_| under && hungry)
     }
 
-    /// Keeps the ceiling within the law, takes it over from an earlier life, and counts the votes.
+    /// Keeps the limit within its bounds, recovers it after a loss of state, and counts the votes.
     fn move_ceiling(&mut self, now: Nanos, law: &Law, beat: &Heartbeat, grace: bool) {
         let earlier = |holds: &Holding| grace && holds.coordinator != self.incarnation;
         let claim = beat.holds.filter(earlier).map(|holds| Level::of(holds.ceiling));
@@ -183,7 +186,6 @@ impl Coordinator {
         }
     }
 
-    /// Folds the votes of the living and scales the ceiling by what comes of it.
     fn count(&mut self, now: Nanos, law: &Law) {
         let mut votes: Vec<Ratio> = self.live(now).filter_map(|(_, seat)| seat.vote).collect();
         let (Some(ratio), Some(level)) = (law.aggregate.fold(&mut votes), self.level) else {
@@ -196,7 +198,7 @@ impl Coordinator {
         }
     }
 
-    /// Members that may be granted something, with where they sit.
+    /// The replicas that may receive a share, with their indices.
     fn live(&self, now: Nanos) -> impl Iterator<Item = (usize, &Seat)> {
         self.seats.iter().enumerate().filter(move |(at, seat)| {
             let later = self.seats.get(at.saturating_add(1));
@@ -204,13 +206,13 @@ impl Coordinator {
         })
     }
 
-    /// Grants the seat what is fair, as far as the others' exposure leaves room for it.
+    /// Grants the fair share, as far as the exposure of the others leaves room.
     fn grant(&mut self, at: usize, now: Nanos, law: &Law, seat: Seat, grace: bool) -> Grant {
         let live: Vec<(usize, Want)> =
             self.live(now).map(|(at, seat)| (at, self.want(seat))).collect();
         let (fair, owed) = self.fair(&live, at, now, law);
         let share = self.share(&live, at, law, fair, owed, grace);
-        // The same number for the same share: its number would say nothing new.
+        // An unchanged share keeps its number, because a new one would carry no information.
         let same = seat.held.share == share && seat.held.generation != Generation(0);
         let generation = if same { seat.held.generation } else { self.generation.next() };
         self.generation = self.generation.max(generation);
@@ -219,7 +221,7 @@ impl Coordinator {
         if let Some(kept) = self.seats.get_mut(at) {
             let granted = Granted { generation, share };
             let told = self.level.map_or(Share(0), Level::whole);
-            // Its vote may have been counted since it was heard, and is not to be counted again.
+            // The vote may have been counted by now, and must not count twice.
             *kept = Seat { granted, told, since, vote: kept.vote, ..seat };
         }
         Grant {
@@ -241,8 +243,7 @@ impl Coordinator {
         Want { need, waits: seat.granted.share == Share(0), since: seat.since }
     }
 
-    /// Its part of the ceiling, whether there is room for it yet or not, and the room that is owed to
-    /// others first.
+    /// The fair share, even if there is no room yet, and the permits that others receive first.
     fn fair(&self, live: &[(usize, Want)], at: usize, now: Nanos, law: &Law) -> (Share, Share) {
         let wants: Vec<Want> = live.iter().map(|(_, want)| *want).collect();
         let me = live.iter().position(|(seat, _)| *seat == at);
@@ -254,7 +255,6 @@ impl Coordinator {
         })
     }
 
-    /// The share to grant, given what would be fair.
     fn share(
         &self,
         live: &[(usize, Want)],
@@ -269,9 +269,9 @@ impl Coordinator {
             self.ceiling().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
         let own = self.seats.get(at).map_or(Share(0), |seat| seat.held.share);
         if free < own {
-            // The ceiling fell below what is out. Lowering all to nothing until each has heard of it
-            // would help nobody: what it holds it may be granted again, as long as all that
-            // were granted since the fall fit below it together.
+            // The limit fell below the exposure. Cutting all shares to zero until
+            // each replica knows would help nobody. So a replica keeps its share
+            // while all shares that were granted since the decrease fit the limit.
             return fair.min(own).min(self.left_by_the_lowered(live, at));
         }
         let floor =
@@ -280,19 +280,20 @@ impl Coordinator {
             let granted = self.seats.get(*other).map_or(Share(0), |seat| seat.granted.share);
             *other != at && granted < want.need.max(floor)
         };
-        // Nobody gains by its loss: in doubt nobody may be granted it, and else nobody wants it.
+        // Do not take an idle share that no other replica can use. In
+        // the grace period none may receive it; otherwise none wants it.
         let keeps = grace || law.split == Split::Demand && !live.iter().any(short);
         let goal = if keeps { fair.max(own) } else { fair };
         goal.min(if grace { own } else { own.max(free.less(owed)) })
     }
 
-    /// What is left of the ceiling by those who know it, and by those who are not heard any more.
+    /// The rest of the limit after replicas that know it, and after silent ones.
     fn left_by_the_lowered(&self, live: &[(usize, Want)], at: usize) -> Share {
         let ceiling = self.ceiling();
         let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
         let taken = |(other, seat): (usize, &Seat)| match is_live(other) {
             false => seat.exposure(),
-            // Above its share it admits nothing, and what it has in flight takes the place of what others would admit.
+            // Above its share a replica admits nothing, and its requests take room from others.
             true if seat.told <= ceiling => seat.granted.share.max(seat.in_flight),
             true => Share(0),
         };

@@ -1,11 +1,16 @@
-//! A replica's side of one ceiling: what it may use, and when it must stop.
+//! A replica's share of one fleet-wide limit: its size, its expiry, and the next heartbeat.
 //!
-//! Guarantees: a share is in force from its grant until term less margin after the heartbeat that
-//! it answers was sent, not one tick longer; only the answer to the newest heartbeat is applied,
-//! and not after a fence. Members that know the coordinator's clock speak at the same instants when nothing is urgent,
-//! so that a joiner waits for the last of them no longer than for one.
-//! Assumes: a clock that never steps and counts while the machine sleeps.
-//! Leaves out: admitting. Requests already admitted go on when the share falls, and count.
+//! Guarantees:
+//! - A share ends one margin before its lifetime, counted from sending the heartbeat.
+//! - Only the reply to the newest heartbeat is applied, and none after a fence.
+//! - Replicas that know the coordinator's clock send regular heartbeats at common instants.
+//! - A joining replica therefore waits for all others only as long as for one.
+//!
+//! Assumes:
+//! - The clock is monotonic and counts while the machine sleeps.
+//!
+//! Not covered:
+//! - Admission: requests in flight continue, and count, after the share falls.
 
 use super::aggregate::Ratio;
 use super::message::{Grant, Heartbeat, Holding};
@@ -13,40 +18,38 @@ use super::reading::Reading;
 use super::terms::Terms;
 use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-/// Heartbeats in vain before the pauses grow: two usual ones' time, in which a live member lets go, where all speak together.
+/// The heartbeats without progress before the pauses grow.
+///
+/// They take two regular intervals, in which a live replica gives up its share.
 const PROMPT: u32 = 64;
 
-/// What a heartbeat reports, taken in one instant, the one in which it is made.
+/// The load in a heartbeat, measured at the instant of its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Load {
-    /// Requests admitted and not ended.
+    /// The requests in flight.
     pub in_flight: Share,
-    /// Permits it would use, see [`super::split::wanted`].
+    /// The permits that the replica would use, see [`super::split::wanted`].
     pub wanted: Share,
-    /// The factor by which it would change what it is allowed.
+    /// The factor by which the replica would change its share.
     pub vote: Option<Ratio>,
 }
 
-/// One life of one replica, at one ceiling.
+/// One incarnation of a replica, for one limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     id: MemberId,
     life: Incarnation,
     terms: Terms,
-    /// Of the newest heartbeat.
     number: u64,
-    /// When the newest heartbeat was sent. None before the first.
     last: Option<Nanos>,
-    /// Whether its answer may still be applied.
     awaits: bool,
-    /// At whose multiples of a heartbeat the usual ones are due.
+    /// The coordinator's clock, which schedules regular heartbeats.
     clock: Option<Reading>,
     in_force: Option<InForce>,
-    /// What the newest heartbeat reported in flight.
     reported: Share,
-    /// The coordinator waits to hear that a grant was applied.
+    /// Set while the coordinator waits for the confirmation of a grant.
     owes: bool,
-    /// Grants in a row that were less than fair and no more than the one before.
+    /// The consecutive grants below the fair share that brought no increase.
     fruitless: u32,
     fences: u64,
     left: bool,
@@ -58,17 +61,17 @@ struct InForce {
     ends_at: Nanos,
 }
 
-/// What became of a grant.
+/// The result of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It is in force; the share was this before.
+    /// The grant is in use; the field is the previous share.
     From(Share),
-    /// It answers a heartbeat that is void, or another's: nothing changed.
+    /// The grant replies to a void heartbeat or another replica, and is ignored.
     Late,
 }
 
 impl Member {
-    /// A replica that holds nothing. `life` is larger than that of every earlier life of `id`.
+    /// A replica without a share. `life` exceeds every earlier incarnation of `id`.
     #[must_use]
     pub const fn new(id: MemberId, life: Incarnation, terms: Terms) -> Self {
         Self {
@@ -88,47 +91,47 @@ impl Member {
         }
     }
 
-    /// Goes on under other terms; an answer that is under way was asked for under the old ones, so it is
-    /// void.
+    /// Changes the timing. A pending reply becomes void,
+    /// because it was requested under the old timing.
     pub const fn reload(&mut self, terms: Terms) {
         self.terms = terms;
         self.awaits = false;
     }
 
-    /// The share that may be used at `now`; zero before the first grant and after a fence.
+    /// The usable share at `now`; zero before the first grant and after a fence.
     #[must_use]
     pub fn in_force(&self, now: Nanos) -> Share {
         self.holding(now).map_or(Share(0), |held| held.grant.share)
     }
 
-    /// The grant in force, if its term is not over.
+    /// The current grant; `None` after its expiry.
     #[must_use]
     pub fn grant(&self, now: Nanos) -> Option<&Grant> {
         self.holding(now).map(|held| &held.grant)
     }
 
-    /// When the share in force ends unless a heartbeat renews it.
+    /// The expiry of the share, unless a heartbeat renews it.
     #[must_use]
     pub fn ends_at(&self) -> Option<Nanos> {
         self.in_force.map(|held| held.ends_at)
     }
 
-    /// How often a share was given up because its term was over.
+    /// The number of positive shares that expired.
     #[must_use]
     pub const fn fences(&self) -> u64 {
         self.fences
     }
 
-    /// The coordinator's life under which everything is that this member holds.
+    /// The coordinator incarnation of the current grant, for the membership table.
     ///
-    /// For the fleet's table. A replica may say so of a life only when each of its ceilings does,
-    /// or holds nothing with nothing in flight, and after [`Member::void`] on all of them.
+    /// A replica may report an incarnation only if each of its limits returns it, or has
+    /// neither a share nor requests in flight. Call [`Member::void`] on all of them first.
     #[must_use]
     pub fn under(&self, now: Nanos) -> Option<Incarnation> {
         self.holding(now).map(|held| held.grant.coordinator)
     }
 
-    /// Makes the next heartbeat; the answer to the one before is void from here on.
+    /// Creates the next heartbeat. The reply to the previous one becomes void.
     pub fn beat(&mut self, now: Nanos, load: &Load) -> Heartbeat {
         self.fence(now);
         self.number = self.number.saturating_add(1);
@@ -148,29 +151,33 @@ impl Member {
         }
     }
 
-    /// Makes the last heartbeat: nothing is admitted any more and no grant applied, unless it comes back. Once
-    /// nothing is in flight, another [`Member::beat`] frees the seat at once.
+    /// Creates the last heartbeat. The replica then admits nothing and applies no grant.
+    ///
+    /// Once nothing is in flight, another [`Member::beat`] frees the
+    /// share state at once. [`Member::come_back`] cancels the leave.
     pub fn leave(&mut self, now: Nanos, in_flight: Share) -> Heartbeat {
         self.left = true;
         self.in_force = None;
         self.beat(now, &Load { in_flight, ..Load::default() })
     }
 
-    /// Takes a leave back, heard or not. It holds nothing, as a new one; the next heartbeat, which is due at once, takes its seat
-    /// on, and is later than any before: none of those, however late it comes, frees what is in use again.
+    /// Cancels a leave, even if the coordinator received it.
+    ///
+    /// The replica restarts without a share. Its next heartbeat is due at once and has the highest
+    /// number so far. So a delayed last heartbeat cannot free a share that is in use again.
     pub fn come_back(&mut self) {
         let new = Self::new(self.id, self.life, self.terms);
         *self = Self { number: self.number, clock: self.clock, fences: self.fences, ..new };
     }
 
-    /// Applies the answer to the newest heartbeat.
+    /// Applies the reply to the newest heartbeat.
     pub fn on_grant(&mut self, now: Nanos, grant: &Grant) -> Applied {
         self.fence(now);
         let newest = (self.id, self.life, self.number) == (grant.member, grant.life, grant.number);
         let sent = self.last.filter(|_| newest && self.awaits);
         let ends_at = sent
             .map(|sent| sent.plus(Nanos(self.terms.term.0.saturating_sub(self.terms.margin.0))));
-        // Counted from when it was sent, so an answer can come too late to be of any use.
+        // The lifetime counts from sending, so a reply can arrive too late to be useful.
         let Some(ends_at) = ends_at.filter(|ends_at| now < *ends_at) else { return Applied::Late };
         let before = self.in_force.map(|held| held.grant);
         self.awaits = false;
@@ -179,14 +186,14 @@ impl Member {
         Applied::From(before.map_or(Share(0), |before| before.share))
     }
 
-    /// Gives up waiting for the answer to the newest heartbeat: from here on it is void.
+    /// Discards the pending reply to the newest heartbeat.
     pub fn void(&mut self) {
         self.awaits = false;
     }
 
-    /// Gives up what is over; whether there was a share to give up.
+    /// Drops an expired share; returns `true` if it was positive.
     ///
-    /// A heartbeat that is under way is void with it: it speaks of a share that is no more.
+    /// A pending heartbeat becomes void too, because it reports the dropped share.
     pub fn fence(&mut self, now: Nanos) -> bool {
         if self.in_force.is_none() || self.holding(now).is_some() {
             return false;
@@ -198,52 +205,56 @@ impl Member {
         fenced
     }
 
-    /// Speaks by `clock`, the coordinator's as all members of this ceiling read it, when nothing is urgent.
+    /// Schedules regular heartbeats by `clock`, the coordinator's clock as all replicas read it.
     pub const fn goes_by(&mut self, clock: Reading) {
         self.clock = Some(clock);
     }
 
-    /// When the next heartbeat is due, given the load; in the past means now.
+    /// The instant of the next heartbeat under `load`; a past instant means now.
     #[must_use]
     pub fn due(&self, now: Nanos, load: &Load) -> Nanos {
         let usual = self.usual().unwrap_or(now);
         self.urgent(now, load).map_or(usual, |urgent| urgent.min(usual))
     }
 
-    /// When one is due though nothing is urgent: a heartbeat after the last, or sooner, where all members speak.
-    /// None before the first.
+    /// The instant of the next regular heartbeat; `None` before the first one.
+    ///
+    /// It is a common instant of the fleet, or one interval after the last heartbeat.
     fn usual(&self) -> Option<Nanos> {
         let last = self.last?;
-        // Not twice, where the clock was read a little differently.
+        // Skip an instant that was just used, in case
+        // the new reading of the clock differs slightly.
         let from = last.plus(self.terms.moment());
-        // Sending now would void the answer that is under way.
+        // A heartbeat now would void the pending reply.
         let clock = self.clock.filter(|_| !self.awaits);
         let period = self.terms.period();
         Some(clock.map_or(last.plus(self.terms.heartbeat), |clock| clock.after(from, period)))
     }
 
-    /// When one is due that makes a share move sooner, if one does.
+    /// The instant of an early heartbeat that makes a share move sooner, if one is useful.
     ///
-    /// An early heartbeat is only a heartbeat: it loosens nothing.
+    /// Early heartbeats follow the same safety rules.
     #[must_use]
     pub fn urgent(&self, now: Nanos, load: &Load) -> Option<Nanos> {
         let last = self.last.filter(|_| !self.awaits)?;
         let share = self.in_force(now);
         let is_below = load.in_flight <= share;
-        // Others wait for what it has given up, or has ceased to use.
+        // Others wait for permits that this replica gave up or no longer uses.
         if is_below && (self.owes || share < self.reported) {
             return Some(last);
         }
         if self.owes {
             return Some(last.plus(self.terms.debounce()));
         }
-        // Longer each time in the end: what it waits for may take a request's whole life.
+        // The pauses grow in the end, because the wait can take as long as a request.
         let pause = || backed_off(self.patience(last), self.fruitless);
         self.capped(now, load).then(|| last.plus(pause()))
     }
 
-    /// How long one that waits for others' shares lets pass: they hear of it when all speak, and answer soon after. An eighth of
-    /// what has passed since, so that it comes to know not much later than it could.
+    /// The pause of a replica that waits for the shares of others.
+    ///
+    /// The others learn of it at the common instant and reply soon after. The pause is an
+    /// eighth of the time since that instant, so the added delay is small in proportion.
     fn patience(&self, last: Nanos) -> Nanos {
         let (shortest, longest) = (self.terms.moment(), self.terms.debounce());
         let period = self.terms.period();
@@ -255,10 +266,10 @@ impl Member {
         self.in_force.as_ref().filter(|held| now < held.ends_at)
     }
 
-    /// What a new grant means for the heartbeats to come.
+    /// Derives the urgency of the next heartbeats from a new grant.
     fn note(&mut self, before: Option<&Grant>, grant: &Grant) {
-        // A larger share frees nothing that anybody waits for; a smaller one does, and a new life
-        // of the coordinator waits for all.
+        // A smaller share frees permits for others, and a new coordinator
+        // incarnation waits for all replicas. A larger share frees nothing.
         self.owes = before.is_some_and(|before| grant.share < before.share)
             || grant.recovering && before.is_none_or(|held| held.coordinator != grant.coordinator);
         let gained = before.is_some_and(|before| before.share < grant.share);
@@ -266,7 +277,7 @@ impl Member {
         self.fruitless = if waits { self.fruitless.saturating_add(1) } else { 0 };
     }
 
-    /// Others still hold what would be fair, and it is wanted here.
+    /// Returns `true` if others have part of the fair share, and this replica needs it.
     fn capped(&self, now: Nanos, load: &Load) -> bool {
         let Some(held) = self.holding(now) else { return wants(load) };
         let full = held.grant.share <= load.in_flight || held.grant.share < load.wanted;
@@ -285,7 +296,7 @@ fn wants(load: &Load) -> bool {
     Share(0) < load.wanted.max(load.in_flight)
 }
 
-/// `pause`, doubled with each of the `times` beyond the prompt ones.
+/// `pause`, doubled for each of `times` above [`PROMPT`].
 fn backed_off(pause: Nanos, times: u32) -> Nanos {
     let times = times.saturating_sub(PROMPT);
     Nanos(pause.0.saturating_mul(1_u64.checked_shl(times).unwrap_or(u64::MAX)))

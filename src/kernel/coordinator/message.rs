@@ -1,75 +1,78 @@
-//! What a member and the coordinator say to each other.
+//! The messages between a replica and the coordinator.
 //!
-//! Guarantees: flat numbers only, each durable or comparable across machines: counts, numbers of
-//! lives and grants, and no instant.
-//! Leaves out: how they are written down.
+//! Guarantees:
+//! - Messages contain only numbers that are valid on every machine: counts, incarnations, grants.
+//! - Messages contain no instants.
+//!
+//! Not covered:
+//! - Serialization.
 
 use super::aggregate::Ratio;
 use crate::kernel::units::{Generation, Incarnation, MemberId, Share};
 
-/// A member speaks: all of it taken in one instant.
+/// A replica's periodic report, measured at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Heartbeat {
-    /// Who.
+    /// The replica.
     pub member: MemberId,
-    /// In which of its lives.
+    /// The replica's incarnation.
     pub life: Incarnation,
-    /// Which heartbeat of that life; each is larger than the one before.
+    /// The heartbeat's number, which increases within an incarnation.
     pub number: u64,
-    /// The share in force, by the grant it came from. None before the first and after a fence.
+    /// The share in use, with its grant; `None` before the first grant and after a fence.
     pub holds: Option<Holding>,
-    /// Requests admitted and not ended.
+    /// The requests in flight.
     pub in_flight: Share,
-    /// Permits it would use, see [`super::split::wanted`].
+    /// The permits that the replica would use, see [`super::split::wanted`].
     pub wanted: Share,
-    /// What it infers, if it has enough to infer from.
+    /// The vote on the limit, if the replica has enough samples.
     pub vote: Option<Ratio>,
-    /// It admits nothing any more and applies no further grant.
+    /// Set if the replica admits nothing from now on and applies no grant.
     pub leaves: bool,
 }
 
 impl Heartbeat {
-    /// What seats are ordered by.
+    /// The sort key of share states.
     #[must_use]
     pub const fn name(&self) -> (MemberId, Incarnation) {
         (self.member, self.life)
     }
 }
 
-/// A share in force, and the grant that it is.
+/// A share in use, with its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holding {
-    /// The life of the coordinator that granted it.
+    /// The coordinator incarnation that granted it.
     pub coordinator: Incarnation,
-    /// The grant's number in that life.
+    /// The number of the grant in that incarnation.
     pub generation: Generation,
-    /// How much. Read only by a coordinator that has lost its own knowledge of it.
+    /// The share in permits. Only a coordinator without its own record reads it.
     pub share: Share,
-    /// The whole ceiling, as far as the member was told. Read as `share` is.
+    /// The whole limit as the replica knows it. Only a coordinator without its own record reads it.
     pub ceiling: Share,
 }
 
-/// The coordinator answers one heartbeat.
+/// The coordinator's reply to one heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
-    /// Whose.
+    /// The replica.
     pub member: MemberId,
-    /// For which of its lives.
+    /// The replica's incarnation.
     pub life: Incarnation,
-    /// The heartbeat it answers.
+    /// The number of the heartbeat.
     pub number: u64,
-    /// The life of the coordinator.
+    /// The coordinator's incarnation.
     pub coordinator: Incarnation,
-    /// Its number in that life; the same as before where the share is.
+    /// The number of the grant in that incarnation; an unchanged share keeps it.
     pub generation: Generation,
-    /// The share, good for a term from when the heartbeat was sent.
+    /// The share in permits. Its lifetime counts from sending the heartbeat.
     pub share: Share,
-    /// What it would be once others have let go.
+    /// The share after the other replicas gave up theirs.
     pub fair: Share,
-    /// The whole ceiling.
+    /// The whole limit.
     pub ceiling: Share,
-    /// How many members share it.
+    /// The number of replicas that share the limit.
     pub members: u64,
-    /// The coordinator has lost its state and grants nobody more than it proves to hold.
+    /// Set if the coordinator lost its state and grants no more than the proven share.
     pub recovering: bool,
 }

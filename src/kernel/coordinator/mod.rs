@@ -1,28 +1,42 @@
-//! One ceiling for the whole fleet: folded from what the members infer, divided into their shares.
+//! One concurrency limit for the whole fleet: replicas vote on it and receive shares of it.
 //!
-//! A [`Member`] speaks in heartbeats, the [`Coordinator`] answers each with a grant, and a share
-//! moves from one member to another only after the one that loses it has said by number that it
-//! let go. There is no mode in which any of this is left out.
+//! A [`Member`] sends heartbeats, and the [`Coordinator`] replies to each with
+//! a grant. A share moves to another replica only after its owner confirmed, by
+//! grant number, that it gave the share up. These rules apply in every mode:
 //!
-//! | rule | what breaks without it |
-//! |---|---|
-//! | a grant reserves for every other member its *exposure*: the largest of the share it holds, the share it was last granted and its requests in flight | a joiner is granted what an incumbent still uses |
-//! | a share is let go by the number of its grant, never by its size | a late grant of the same size counts as the newer one |
-//! | sending a heartbeat voids the answer to the one before; so does a fence | a delayed answer brings back a share that was given away |
-//! | a heartbeat takes its number, the holding and the in-flight count in one instant | a fresh number beside a stale count hides requests |
-//! | a member stops at term less margin, counted from when it *sent*; the coordinator holds its exposure to term and `max_duration`, counted from when it *heard*, and no shorter than by the law under which each request was admitted | a paused member's share is used twice |
-//! | numbers are of one life of the coordinator and one of the member | an old large number acknowledges a grant never seen |
-//! | a coordinator that knows nothing grants nobody more than it proves to hold | the first to speak after a flush takes everything |
+//! 1. A grant reserves the *exposure* of every other replica: the largest of
+//!    its share in use, its last granted share and its requests in flight.
+//!    Otherwise a joining replica would receive permits that are still in use.
+//! 2. A share is given up by the number of its grant, never by its size.
+//!    Otherwise a late grant of the same size would count as the newer one.
+//! 3. Sending a heartbeat voids the reply to the previous one, and so does a
+//!    fence. Otherwise a delayed reply would restore a share that has moved.
+//! 4. A heartbeat reads its number, the share and the in-flight count at one
+//!    instant. Otherwise a new number with an old count would hide requests.
+//! 5. A replica stops one margin before the share expires, counted from *sending* the heartbeat.
+//!    The coordinator reserves the exposure for the share lifetime plus `max_duration`, counted
+//!    from *receipt*. It reserves longer if a request was admitted under a longer `max_duration`.
+//!    Otherwise the share of a paused replica would be used twice.
+//! 6. Numbers belong to one incarnation of the coordinator and one of the replica.
+//!    Otherwise an old large number would confirm a grant that was never received.
+//! 7. A coordinator without state grants no replica more than its proven share.
+//!    Otherwise the first replica after a flush would receive the whole limit.
 //!
-//! Guarantees: while the ceiling stands, the shares in force and the requests in flight of the
-//! fleet together never exceed it, whatever is lost, doubled, late or reordered, through joins,
-//! leaves, crashes, pauses below and above a term, and the store's loss of all it knew. When the
-//! ceiling falls there is never more than before; once all have heard of it, what each may use, which is its share or what
-//! it has in flight above that, adds up to ever less until it fits, and what one has in flight above its share nobody else
-//! is granted. Every sum of parts is exact.
-//! Assumes: clocks that differ in rate by no more than the drift in [`Terms`]; requests that end
-//! within `max_duration`; a state that is lost whole, or with its [`Life`], not entry by entry.
-//! Leaves out: how messages travel, where the state is kept, who decides what is live.
+//! Guarantees:
+//! - Under a constant limit, shares and requests in flight never exceed it in total.
+//! - This includes lost, duplicated, late and reordered messages.
+//! - This includes joins, leaves, crashes, pauses of any length, and loss of the state.
+//! - After a decrease, the total never rises; it falls once all replicas know.
+//! - Requests in flight above a replica's share are not granted to others.
+//! - Fair shares sum exactly to the limit.
+//!
+//! Assumes:
+//! - Clock rates differ by at most the drift in [`Terms`].
+//! - Requests end within `max_duration`.
+//! - State is lost completely or together with its [`Life`], not entry by entry.
+//!
+//! Not covered:
+//! - Transport, storage of the state, and liveness detection.
 
 pub mod aggregate;
 #[allow(clippy::module_inception, reason = "the room is named for its first tenant")]

@@ -1,22 +1,25 @@
-//! Instants that all members of a fleet know: multiples of a period on the coordinator's clock.
+//! Common instants of a fleet: multiples of a period on the coordinator's clock.
 //!
-//! Guarantees: no instant is more than a period after the one that is asked about.
-//! Assumes: nothing that anybody's safety hangs on. A reading that is off moves instants by as much.
-//! Leaves out: how the clock is read.
+//! Guarantees:
+//! - The next common instant is at most one period away.
+//! - Safety does not depend on a reading: its error moves the instants by as much.
+//!
+//! Not covered:
+//! - Reading the clock.
 
 use crate::kernel::units::Nanos;
 
-/// The coordinator's clock, read at an instant of this member's.
+/// A reading of the coordinator's clock, with the local time of the reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reading {
-    /// The instant, on this member's clock.
+    /// The instant on this replica's clock.
     pub here: Nanos,
-    /// What the coordinator's clock showed then.
+    /// The coordinator's clock at that instant.
     pub there: Nanos,
 }
 
 impl Reading {
-    /// The first multiple of `period` after the instant `now`, on this member's clock.
+    /// The first multiple of `period` after `now`, on this replica's clock.
     #[must_use]
     pub fn after(&self, now: Nanos, period: Nanos) -> Nanos {
         let there = self.there.plus(now.since(self.here)).since(self.here.since(now));
@@ -24,7 +27,7 @@ impl Reading {
         now.plus(period).since(Nanos(into))
     }
 
-    /// The same clock, had it been set forward by so much.
+    /// The same clock, set forward by `by`.
     #[must_use]
     pub const fn ahead(self, by: Nanos) -> Self {
         Self { there: self.there.plus(by), ..self }

@@ -1,91 +1,100 @@
-//! What the coordinator assumes of one life of one member.
+//! The coordinator's record of one incarnation of a replica.
 //!
-//! Guarantees: [`Seat::exposure`] is the most that life may use from now on without another grant.
-//! Leaves out: what it should use; that is [`super::split`].
+//! Guarantees:
+//! - [`Seat::exposure`] bounds the permits that the replica may use without another grant.
+//!
+//! Not covered:
+//! - The fair share; see [`super::split`].
 
 use super::aggregate::Ratio;
 use super::terms::Terms;
 use crate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
-/// A grant as remembered: its number and its size.
+/// The number and the size of a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Granted {
-    /// The number.
+    /// The number of the grant.
     pub generation: Generation,
-    /// The size.
+    /// The share in permits.
     pub share: Share,
 }
 
-/// One life of one member.
+/// The share state of one incarnation of a replica.
 ///
-/// Two grants are all that can be in use: the one the member held when it sent the newest
-/// heartbeat, and the answer to that heartbeat. Sending it voided every other.
+/// At most two grants can be in use: the replica's grant when it sent the newest
+/// heartbeat, and the reply to that heartbeat. Sending it voided all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seat {
-    /// Who.
+    /// The replica.
     pub member: MemberId,
-    /// In which life.
+    /// The replica's incarnation.
     pub life: Incarnation,
-    /// The newest heartbeat heard.
+    /// The number of the newest heartbeat.
     pub number: u64,
-    /// What the member held when it sent that.
+    /// The replica's grant when it sent that heartbeat.
     pub held: Granted,
-    /// What it was answered.
+    /// The grant in the reply.
     pub granted: Granted,
-    /// The ceiling that answer was a part of.
+    /// The whole limit in the reply.
     pub told: Share,
-    /// Its requests in flight then.
+    /// The requests in flight in that heartbeat.
     pub in_flight: Share,
-    /// Permits it would use.
+    /// The permits that the replica would use.
     pub wanted: Share,
-    /// What it infers; taken away when it is counted.
+    /// The replica's vote, removed when it is counted.
     pub vote: Option<Ratio>,
-    /// When its term ends, on the store's clock: no sooner than that of a heartbeat before, whose share it uses until it
-    /// has the answer to the newest.
+    /// The share expiry on the store's clock.
+    ///
+    /// It never moves back, because the replica uses an older share until it has the newest reply.
     pub until: Nanos,
-    /// When all that it had admitted when it last spoke has ended, and all that it admits since by an earlier law.
+    /// The end of all requests admitted before the last
+    /// heartbeat, or later under an older configuration.
     pub rests: Nanos,
-    /// For how long what it admits from then on may go on: the `max_duration` that it spoke under.
+    /// The longest duration of later requests: the `max_duration` at the last heartbeat.
     pub lasts: Nanos,
-    /// Since when its share has been zero, or has not been.
+    /// The instant at which the share last became zero or positive.
     pub since: Nanos,
 }
 
 impl Seat {
-    /// The most it may be using, now or later, if it is granted nothing more.
+    /// The most permits that the replica may use, now or later, without another grant.
     #[must_use]
     pub fn exposure(&self) -> Share {
         self.held.share.max(self.granted.share).max(self.in_flight)
     }
 
-    /// Whether nothing of it can be left: its term is over, and all that it may have admitted.
+    /// Returns `true` if nothing is in use: the share expired, and all admitted requests ended.
     ///
-    /// Not once its reported requests are over: it may have admitted up to its exposure after the
-    /// report was sent, and those go on in the proxy although the member is gone.
+    /// The end of the reported requests is not enough. After its report
+    /// the replica may have admitted requests up to its exposure, and
+    /// these continue in the proxy even if the replica is down.
     #[must_use]
     pub fn is_over(&self, now: Nanos, terms: &Terms) -> bool {
         let end = if self.exposure() == Share(0) { self.until } else { self.rests_at(terms) };
         end <= now
     }
 
-    /// When nothing of it can be left, whatever it had. By `terms` as well, which are those of now: it may have
-    /// been told the longer `max_duration` of them, admitted under it, and been lost before it spoke of it.
+    /// The instant after which nothing is in use.
+    ///
+    /// `terms` are the current ones. The replica may have received their longer
+    /// `max_duration`, admitted requests under it, and crashed before its next heartbeat.
     #[must_use]
     pub fn rests_at(&self, terms: &Terms) -> Nanos {
         self.rests.max(self.until.plus(self.lasts.max(terms.max_duration)))
     }
 
-    /// When all has ended that it admits by the law of before, now that it is heard again and speaks under `terms`.
+    /// The end of all requests under the previous
+    /// configuration, once a heartbeat arrives under `terms`.
     ///
-    /// Where requests may take less time from now on, that is until its term ends: one that waited in its queue goes on for
-    /// as long as it might when it came.
+    /// If `max_duration` becomes shorter, the old one applies until the share
+    /// expires: a queued request keeps the duration that was valid on its arrival.
     #[must_use]
     pub fn admitted_rests(&self, now: Nanos, terms: &Terms) -> Nanos {
         let last = if terms.max_duration < self.lasts { now.max(self.until) } else { now };
         self.rests.max(last.plus(self.lasts))
     }
 
-    /// What this seat and others are ordered by.
+    /// The sort key of share states.
     #[must_use]
     pub const fn name(&self) -> (MemberId, Incarnation) {
         (self.member, self.life)

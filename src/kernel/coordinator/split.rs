@@ -1,9 +1,13 @@
-//! A ceiling, divided into parts for its members.
+//! The division of a limit into shares for its replicas.
 //!
-//! Guarantees: the parts sum to the ceiling exactly; with a ceiling at least as large as the fleet
-//! nobody's part is zero; with a smaller one the parts rotate, longest waiting first, so nobody
-//! waits for ever; what is taken away is taken from the idle first.
-//! Leaves out: whether a part can be granted yet; it says what would be fair.
+//! Guarantees:
+//! - Shares sum exactly to the limit.
+//! - If the limit is at least the fleet's size, no share is zero.
+//! - Otherwise shares rotate, longest waiting first, so no replica waits forever.
+//! - Idle replicas lose permits first.
+//!
+//! Not covered:
+//! - The time of a grant: these are the fair shares.
 
 use std::num::NonZeroU64;
 
@@ -11,47 +15,48 @@ use super::aggregate::Level;
 use super::terms::MOST;
 use crate::kernel::units::{Nanos, Share};
 
-/// By what a ceiling is divided.
+/// The rule that divides a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// All alike.
+    /// Equal shares.
     Equal,
-    /// By what each would use: the idle keep enough to show demand, the rest is shared evenly by
-    /// those that can use it.
+    /// By demand: idle replicas keep enough to show demand; the others share the rest evenly.
     #[default]
     Demand,
 }
 
-/// What the split knows of one member.
+/// The demand of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Want {
-    /// Permits it would use; zero when it is idle.
+    /// The permits that it would use; zero if it is idle.
     pub need: Share,
-    /// Whether its share is zero.
+    /// Set if its share is zero.
     pub waits: bool,
-    /// Since when it is.
+    /// The instant of the last change of `waits`.
     pub since: Nanos,
 }
 
-/// What came to a member lately, over about one heartbeat.
+/// The load of one replica over about one heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Usage {
-    /// For how long this was watched.
+    /// The length of the measurement.
     pub window: Nanos,
-    /// The mean of requests in flight and queued.
+    /// The mean number of requests in flight or queued.
     pub mean: Level,
-    /// Requests that came.
+    /// The number of requests that arrived.
     pub arrived: u64,
-    /// Requests that were turned away.
+    /// The number of requests that were denied.
     pub refused: u64,
-    /// How long those took that ended, on average.
+    /// The mean duration of requests that ended.
     pub lasted: Option<Nanos>,
 }
 
-/// Permits that a member would use, had it all it wants: by Little's law, and no fewer than it uses.
-/// Not its peak: what each keeps for its own peak is missing where it could be used.
+/// The permits that a replica would use without a
+/// limit: by Little's law, and at least its mean use.
 ///
-/// | 30 came in 1 s, each lasts 90 ms | worked row |
+/// Peak use does not count: permits that each replica reserves for a peak are missing elsewhere.
+///
+/// | 30 arrived in 1 s, each lasts 90 ms | worked row |
 /// |---|---|
 /// | ⌈arrived·lasted / window⌉ | ⌈30·90 / 1,000⌉ = 3 |
 ///
@@ -69,20 +74,22 @@ pub struct Usage {
 pub fn wanted(usage: &Usage) -> Share {
     let used = usage.mean.up();
     let Some(lasted) = usage.lasted else {
-        // Nothing to measure by yet: all it can get, if it could not get what it asked for.
+        // Without a measured duration, request everything if a request was denied.
         return if usage.refused == 0 { used } else { MOST };
     };
     let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
     let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
-    // Who turned somebody away wants one, also where those that ended took no time that the window saw.
+    // A denial shows demand for one permit, even if the ended requests took no measurable time.
     let least = Share(usage.refused.min(1));
     u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
 }
 
 impl Split {
-    /// The fair part of member `me` of `wants`, which are in the fleet's one order. Whoever has had
-    /// its turn since `turned` or before makes way where the ceiling is smaller than the fleet.
-    /// Cost: O(members), a few rounds; O(members²) only where each round satisfies one.
+    /// The fair share of the replica at index `me` of
+    /// `wants`, which are in the fleet's common order.
+    ///
+    /// If the limit is smaller than the fleet, a turn that began at or before `turned` is over.
+    /// Cost: O(replicas) in a few rounds; O(replicas²) only if each round satisfies one replica.
     #[must_use]
     pub fn part(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
         match (self, self.rule(ceiling, wants)) {
@@ -97,9 +104,10 @@ impl Split {
         }
     }
 
-    /// Permits that are not free for member `me` although nobody holds them: where members take
-    /// turns, those ahead of it wait for them. Without this two members can pass what each gives up
-    /// back to each other for as long as the first in line speaks at the wrong moments.
+    /// The free permits that are reserved for replicas ahead of `me` while replicas take turns.
+    ///
+    /// Without this, two replicas could pass permits to each other for as
+    /// long as the first in line sends its heartbeats at the wrong instants.
     #[must_use]
     pub fn owed(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
         match self.rule(ceiling, wants) {
@@ -116,13 +124,12 @@ impl Split {
         let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
         match self {
             _ if fits(wants.len()) => Rule::All,
-            // The idle show demand by whom they turn away; what they held would be of no use.
+            // Idle replicas show demand by their denials, so they need no permit.
             Self::Demand if 0 < hungry && fits(hungry) => Rule::Hungry,
             Self::Equal | Self::Demand => Rule::Turns,
         }
     }
 
-    /// Those before member `me` in the line for a permit.
     fn ahead(self, wants: &[Want], me: usize, turned: Nanos) -> impl Iterator<Item = &Want> {
         let place = move |at: usize, want: &Want| (self.class(want, turned), want.since, at);
         let mine = wants.get(me).map(|want| place(me, want));
@@ -130,7 +137,7 @@ impl Split {
         wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 
-    /// Those in their turn first, then those who wait, then those who had theirs.
+    /// The priority class: in its turn, then waiting, then after its turn, then idle.
     fn class(self, want: &Want, turned: Nanos) -> u8 {
         let idle = self == Self::Demand && want.need == Share(0);
         match (want.waits, turned < want.since) {
@@ -142,18 +149,18 @@ impl Split {
     }
 }
 
-/// Who takes part at once.
+/// The set of replicas that receive permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// Everybody: there is a permit for each.
+    /// All replicas, because there is a permit for each.
     All,
-    /// Those that want any: there is one for each of these.
+    /// The replicas with demand, because there is a permit for each of these.
     Hungry,
-    /// As many as there are permits, one each.
+    /// As many replicas as there are permits, one permit each.
     Turns,
 }
 
-/// `total` in `count` parts that differ by one at most, the larger ones first.
+/// Divides `total` into `count` shares that differ by at most one, larger ones first.
 fn even(total: Share, count: usize, me: usize) -> Share {
     let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
         return Share(0);
@@ -162,8 +169,9 @@ fn even(total: Share, count: usize, me: usize) -> Share {
     Share(total.0 / count).plus(Share(u64::from(extra)))
 }
 
-/// Fills all needs evenly until the ceiling is used up, and spreads evenly what is left over.
-/// Members whose need is below `floor` count as needing that; a need of zero takes no part.
+/// Raises all shares evenly up to their needs, then divides the rest evenly.
+///
+/// A need below `floor` counts as `floor`. A need of zero receives nothing.
 fn fill(ceiling: Share, wants: &[Want], me: usize, floor: Share) -> Share {
     let need = |want: &Want| want.need.max(floor);
     let mine = wants.get(me).map_or(Share(0), need);
@@ -173,7 +181,7 @@ fn fill(ceiling: Share, wants: &[Want], me: usize, floor: Share) -> Share {
     let takes = |want: &&Want| Share(0) < need(want);
     let level = level(ceiling, || wants.iter().map(need));
     let below = wants.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
-    // Who shares in the rest: those that want more, or everybody once nobody does.
+    // The rest goes to replicas below their need, or to all once every need is met.
     let short = |want: &&Want| level < need(want);
     let any_short = wants.iter().any(|want| short(&want));
     let shares_rest = |want: &&Want| if any_short { short(want) } else { takes(want) };
@@ -184,14 +192,14 @@ fn fill(ceiling: Share, wants: &[Want], me: usize, floor: Share) -> Share {
     mine.min(level).plus(rest)
 }
 
-/// The highest level to which every need can be filled, rounded down.
+/// The highest level up to which all needs can be filled, rounded down.
 fn level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
     let mut level = Share(0);
     loop {
         let met = needs().filter(|need| *need <= level);
         let rest = met.fold(ceiling, Share::less);
         let short = u64::try_from(needs().filter(|need| level < *need).count());
-        // Nobody is short: the level is above every need.
+        // Every need is met.
         let Some(short) = short.ok().and_then(NonZeroU64::new) else { return level };
         let raised = Share(rest.0 / short);
         if raised <= level {

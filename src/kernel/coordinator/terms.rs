@@ -1,8 +1,11 @@
-//! The times and bounds that a ceiling's coordinator and members agree on.
+//! The timing and the bounds of a fleet-wide limit.
 //!
-//! Guarantees: a [`Terms`] from [`Terms::new`] fences every member before its exposure is let go.
-//! Leaves out: whether two members were given the same; each heartbeat is judged by the law that
-//! came with it, and a safe law after a safe law is safe.
+//! Guarantees:
+//! - With a [`Terms`] from [`Terms::new`], replicas
+//!   stop before the coordinator frees their exposure.
+//!
+//! Not covered:
+//! - Replicas with different configurations: each heartbeat is judged by its own, which is safe.
 
 use thiserror::Error;
 
@@ -10,61 +13,62 @@ use super::aggregate::Aggregate;
 use super::split::Split;
 use crate::kernel::units::{Nanos, Share};
 
-/// The largest ceiling: products with ratios stay below 2^53, exact in the store's doubles.
+/// The largest limit: its products with ratios stay below 2^53, so they are exact in doubles.
 pub const MOST: Share = Share(1 << 24);
 
-/// How long things last.
+/// The timing of heartbeats and shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// From one heartbeat to the next when nothing is urgent.
+    /// The interval between regular heartbeats.
     pub heartbeat: Nanos,
-    /// How long a share is good, from the heartbeat that asked for it.
+    /// The lifetime of a share, counted from the heartbeat.
     pub term: Nanos,
-    /// How much sooner than the term a member stops.
+    /// The time before the end of the lifetime at which a replica stops.
     pub margin: Nanos,
-    /// The longest a request may go on after it was admitted.
+    /// The longest duration of a request after its admission.
     pub max_duration: Nanos,
 }
 
-/// Why terms or a law cannot hold.
+/// A timing or bounds that cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TermsError {
-    /// Members would be fenced although nothing is wrong.
+    /// Replicas would be fenced without a fault.
     #[error(
         "a term of {term} less its margin {margin} is over before a second heartbeat of {heartbeat} can be missed; use a term of at least {least}"
     )]
     TermTooShort {
-        /// The term asked for.
+        /// The configured lifetime of a share.
         term: Nanos,
-        /// What drift takes off it.
+        /// The margin for clock drift.
         margin: Nanos,
-        /// The heartbeat asked for.
+        /// The configured heartbeat interval.
         heartbeat: Nanos,
-        /// A term that would do.
+        /// The shortest valid lifetime.
         least: Nanos,
     },
-    /// No heartbeat at all.
+    /// The heartbeat interval is zero.
     #[error("a heartbeat of 0 would never end")]
     NoHeartbeat,
-    /// The ceiling's bounds contradict each other.
+    /// The limit's bounds contradict each other.
     #[error(
         "a ceiling starts at {start} between {min} and {max}; wanted 1 <= min <= start <= max <= {MOST}"
     )]
     Bounds {
-        /// The least ceiling.
+        /// The least limit.
         min: Share,
-        /// Where it starts.
+        /// The initial limit.
         start: Share,
-        /// The largest ceiling.
+        /// The largest limit.
         max: Share,
     },
 }
 
 impl Terms {
-    /// Terms with the least margin that holds while clocks differ by `drift_ppm` parts in a million.
+    /// A timing with the least safe margin for clock rates that differ by `drift_ppm`, in 10^-6.
     ///
     /// # Errors
-    /// A heartbeat of zero, or a term that is not two heartbeats longer than its margin.
+    /// Returns an error for a zero `heartbeat`, or a
+    /// lifetime shorter than the margin plus two heartbeats.
     pub fn new(
         heartbeat: Nanos,
         term: Nanos,
@@ -82,10 +86,10 @@ impl Terms {
         Ok(Self { heartbeat, term, margin, max_duration })
     }
 
-    /// The least margin: ⌈(term + `max_duration`)·d / (1 + d)⌉, with d the drift.
+    /// The least margin: ⌈(lifetime + `max_duration`)·d / (1 + d)⌉, with d the drift.
     ///
-    /// A member whose clock is slow by d takes (term − margin + `max_duration`)·(1 + d) of the
-    /// store's time to be rid of its last request; that may be term + `max_duration` at most.
+    /// If a replica's clock is slow by d, its last request ends after (lifetime − margin +
+    /// `max_duration`)·(1 + d) of the store's time. This may be at most lifetime + `max_duration`.
     ///
     /// ```
     /// use sluicegate::kernel::coordinator::Terms;
@@ -102,76 +106,83 @@ impl Terms {
         Nanos(u64::try_from(margin).unwrap_or(u64::MAX))
     }
 
-    /// How long a member may use a share, from the heartbeat that asked for it.
+    /// The time for which a replica may use a share, counted from the heartbeat.
     #[must_use]
     pub const fn usable(&self) -> Nanos {
         self.term.since(self.margin)
     }
 
-    /// How long after a member was last heard its last request has ended.
+    /// The longest time from a replica's last heartbeat to the end of its last request.
     #[must_use]
     pub const fn longest(&self) -> Nanos {
         self.term.plus(self.max_duration)
     }
 
-    /// How long one lets pass between two heartbeats who has too much in flight for what others wait for, and at most who waits for
-    /// others ([`Terms::moment`] at least): a twentieth of the usual.
+    /// The pause between heartbeats of a replica with
+    /// too many requests in flight, while others wait.
+    ///
+    /// It is a twentieth of the heartbeat interval. It is also the longest pause
+    /// of a replica that waits for others; [`Terms::moment`] is the shortest.
     #[must_use]
     pub const fn debounce(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(20))
     }
 
-    /// From one of the instants at which all members speak to the next: a tenth less than a heartbeat, so that half of it
-    /// and what a joiner waits for besides the others' requests, some looks and messages, are half a heartbeat together.
+    /// The interval between common heartbeat instants: a tenth less than a heartbeat.
+    ///
+    /// A joining replica waits for half of it on average. With its own messages this
+    /// makes half a heartbeat, plus the time for the requests of others to end.
     #[must_use]
     pub const fn period(&self) -> Nanos {
         self.heartbeat.since(self.debounce()).since(self.debounce())
     }
 
-    /// The pause between two heartbeats of one who waits for something that is about to come, and by how much two members may
-    /// differ in what they take for an instant at which all speak: a hundredth of the usual.
+    /// The pause between heartbeats of a replica that expects a change soon.
+    ///
+    /// It is a hundredth of the heartbeat interval. Common
+    /// instants of two replicas differ by at most this.
     #[must_use]
     pub const fn moment(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(100))
     }
 
-    /// How long after the votes were counted they are again: one period to tell all of the new ceiling, one to hear what they make
-    /// of it. Less than both, as each speaks a little sooner or later.
+    /// The interval between vote counts: one period to announce the limit, one to collect votes.
+    ///
+    /// It is less than two heartbeats, because replicas send slightly early or late.
     #[must_use]
     pub const fn two_periods(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(7).div_ceil(4))
     }
 
-    /// How long a member keeps its turn where the ceiling is smaller than the fleet.
+    /// The turn of a replica if the limit is smaller than the fleet.
     #[must_use]
     pub const fn stint(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(4))
     }
 }
 
-/// All that a ceiling's coordinator is told besides the heartbeats.
+/// The configuration of a fleet-wide limit for its coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Law {
-    /// How long things last.
+    /// The timing.
     pub terms: Terms,
-    /// The least ceiling; at least 1.
+    /// The least limit; at least 1.
     pub min: Share,
-    /// Where the ceiling starts.
+    /// The initial limit.
     pub start: Share,
-    /// The largest ceiling; with `min` equal to it the ceiling is static.
+    /// The largest limit; if `min` is equal, the limit is static.
     pub max: Share,
-    /// How the members' ratios become one.
+    /// The rule that combines the replicas' votes.
     pub aggregate: Aggregate,
-    /// How the ceiling becomes shares.
+    /// The rule that divides the limit into shares.
     pub split: Split,
 }
 
 impl Law {
-    /// A law whose ceiling starts at `start` and stays between `min` and `max`; ratios are folded
-    /// by the lower median and shares follow demand.
+    /// A configuration with the default aggregate (lower median) and split (demand).
     ///
     /// # Errors
-    /// Bounds that contradict each other or do not fit.
+    /// Returns an error if the bounds contradict each other or exceed [`MOST`].
     pub fn new(terms: Terms, min: Share, start: Share, max: Share) -> Result<Self, TermsError> {
         let ordered = Share(1) <= min && min <= start && start <= max && max <= MOST;
         if !ordered {

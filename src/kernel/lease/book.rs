@@ -1,17 +1,25 @@
-//! The store's side of one key: what each member holds, and until when.
+//! The store's table of leases for one key: each replica's hits and their expiry.
 //!
-//! | formula, for a budget of 100, 40 left by the law; demand 30 here and 10 elsewhere; 20 out there | worked row |
+//! Example: a budget of 100, 40 left by the limit, demand
+//! 30 here and 10 elsewhere, 20 outstanding elsewhere.
+//!
+//! | formula | worked row |
 //! |---|---|
-//! | of the law: ⌊left·demand / all demand⌋ | ⌊40·30/40⌋ = 30 |
-//! | of the budget: ⌊budget·demand / all demand⌋ − kept, at most budget − out | 75, at most 80 |
-//! | granted = the least of both and what was asked for | 30 |
+//! | by limit: ⌊left·demand / total demand⌋ | ⌊40·30/40⌋ = 30 |
+//! | by budget: ⌊budget·demand / total⌋ − kept, at most budget − outstanding | 75, at most 80 |
+//! | granted = the minimum of both and `want` | 30 |
 //!
-//! Guarantees: what is out is at most the budget and was charged; a message that comes again is
-//! answered again and charged once; one that was superseded charges nothing; what is given back was
-//! listed, and is undone only where [`Counter::refund`] finds it. Hits of a question's own are never
-//! out, so they need no budget and are decided by the law alone.
-//! Leaves out: the clock, which is the store's and must not leap forward. When it steps back leases
-//! last longer, which costs room and never the bound.
+//! Guarantees:
+//! - Outstanding hits were charged and never exceed the budget.
+//! - A repeated message gets a reply again and is charged once.
+//! - A superseded message charges nothing.
+//! - Only listed hits can be returned, where [`Counter::refund`] finds them.
+//! - A check's own hits need no budget: they are never outstanding.
+//!
+//! Not covered:
+//! - The clock, which is the store's and must not jump forward.
+//!
+//! If the clock steps back, leases last longer. This costs room; the bound stays valid.
 
 use super::counter::{Counter, Mark, room};
 use super::{Answer, Borrow, Member, Number, Overshoot, Terms};
@@ -19,50 +27,49 @@ use crate::kernel::rate::limit::Tick;
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// The most members that are listed for one key; others are charged their own hits and lent
-/// nothing. Four times the largest fleet this was measured with.
+/// The most replicas listed for one key. Further
+/// replicas are charged their own hits and get no lease.
+///
+/// Four times the largest fleet that was measured.
 pub const MOST_MEMBERS: usize = 2_048;
 
-/// Demand above this counts as this much: 2^20 times any number of hits is exact in a double.
+/// The cap on a replica's demand, so that demand times any number of hits is exact in a double.
 pub const MOST_DEMAND: Hits = Hits(1 << 20);
 
 /// The leases of one key. The default lists none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Book {
-    /// In order of their members.
+    /// Sorted by replica.
     records: Vec<Record>,
 }
 
-/// What is known of one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Record {
     member: Member,
-    /// The last message that was taken.
     number: Number,
-    /// Whether its own hits passed.
+    /// `true` if the check's own hits of that message were allowed.
     passed: bool,
-    /// What it was granted.
     granted: Hits,
-    /// The last message that was granted anything.
+    /// The last message with a grant.
     lease: Number,
-    /// The most that the member may still spend.
+    /// The most hits that the replica may still spend.
     held: Hits,
-    /// When that ends.
+    /// The expiry of `held`.
     until: Nanos,
-    /// The newest part of `held`, and where it was charged. Hits are alike: the oldest are said to
-    /// be spent first, so what is left is of the newest charge as far as that goes.
+    /// The newest part of `held`, and the location of its charge. The oldest hits count as
+    /// spent first, so the remaining ones belong to the newest charge as far as possible.
     fresh: (Mark, Hits),
     demand: Hits,
-    /// When the record is forgotten; not before `until`.
+    /// The instant at which the record is deleted; not before `until`.
     kept_until: Nanos,
 }
 
 impl Book {
-    /// Takes a message: the report, what is given back, the question's own hits, and a grant.
+    /// Applies a message: the report, the returned hits, the check's own hits, and a grant.
     ///
-    /// None when a later message of this member was taken before: this one is superseded, nothing
-    /// is charged, and nobody waits for the answer. Cost: O(members listed); allocates for a member
-    /// that is new.
+    /// Returns `None` if a later message of this replica was applied
+    /// before. Then nothing is charged, and no caller waits for the
+    /// reply. Cost: O(listed replicas); allocates for a new replica.
     pub fn step(
         &mut self,
         counter: &mut Counter,
@@ -91,20 +98,20 @@ impl Book {
         Some(answer)
     }
 
-    /// Hits that members may still spend.
+    /// Returns the outstanding hits of all replicas.
     #[must_use]
     pub fn out(&self, now: Nanos) -> Hits {
         self.records.iter().map(|record| record.held_at(now)).fold(Hits(0), Hits::plus)
     }
 
-    /// Hits that `member` may still spend.
+    /// Returns the outstanding hits of `member`.
     #[must_use]
     pub fn held_by(&self, member: Member, now: Nanos) -> Hits {
         let found = self.records.binary_search_by_key(&member, |record| record.member).ok();
         found.and_then(|at| self.records.get(at)).map_or(Hits(0), |record| record.held_at(now))
     }
 
-    /// Is this book as good as never written?
+    /// Returns `true` if the book has no record left and can be deleted.
     #[must_use]
     pub fn is_blank(&self, now: Nanos) -> bool {
         self.records.iter().all(|record| record.kept_until <= now)
@@ -114,7 +121,7 @@ impl Book {
         self.records.retain(|record| now < record.kept_until);
     }
 
-    /// The record of `member`, taken out; a new one where there is none.
+    /// Removes and returns the record of `member`; creates one if there is none.
     fn take(&mut self, member: Member) -> Record {
         match self.records.binary_search_by_key(&member, |record| record.member) {
             Ok(at) => self.records.remove(at),
@@ -129,7 +136,6 @@ impl Book {
         }
     }
 
-    /// A message that was not seen before.
     fn turn(
         &self,
         record: &mut Record,
@@ -155,7 +161,7 @@ impl Book {
         Answer { granted: record.granted, kept, good_for, ..blank(borrow, step) }
     }
 
-    /// The most that `record` may be granted, where the law has `left`.
+    /// Returns the largest grant for `record` if the limit has `left` hits.
     fn may_have(
         &self,
         record: &Record,
@@ -164,7 +170,7 @@ impl Book {
         left: Hits,
         counter: &Counter,
     ) -> Hits {
-        // A book that is full would not list the grant.
+        // A full book could not list the grant.
         if MOST_MEMBERS <= self.records.len() {
             return Hits(0);
         }
@@ -187,14 +193,14 @@ impl Record {
         if now < self.until { self.held } else { Hits(0) }
     }
 
-    /// Believes the member that it holds no more than it says, and takes back what it returns.
+    /// Applies the replica's report of its balance, and refunds the returned hits.
     fn report(&mut self, counter: &mut Counter, now: Nanos, borrow: &Borrow) {
         let listed = self.held_at(now);
         let kept = listed.min(borrow.held);
         let left = listed.min(kept.plus(borrow.returned));
         let (mark, fresh) = self.fresh;
         let fresh = fresh.min(left);
-        // Another lease came between where the numbers differ: what is returned is not of `fresh`.
+        // Different numbers mean a later lease: the returned hits are not part of `fresh`.
         let returned =
             if borrow.lease == self.lease { fresh.min(left.less(kept)) } else { Hits(0) };
         if returned != Hits(0) {
@@ -206,7 +212,7 @@ impl Record {
         self.demand = borrow.demand.max(Hits(1)).min(MOST_DEMAND);
     }
 
-    /// Charges a grant and lists it. None when there was none to charge.
+    /// Charges a grant and lists it. Returns `None` if nothing was charged.
     fn grant(&mut self, counter: &mut Counter, now: Nanos, hits: Hits) -> Option<Room> {
         if hits == Hits(0) {
             return None;
@@ -222,15 +228,15 @@ impl Record {
     }
 }
 
-/// The answer to a message that was taken before: what it was, as far as it still holds.
+/// Replies to a repeated message with the first result, as far as it is still valid.
 fn repeat(record: &mut Record, counter: &mut Counter, now: Nanos, borrow: &Borrow) -> Answer {
     let lives = now < record.until;
     let granted = if lives { record.granted } else { Hits(0) };
     let step = if record.passed {
         Step::Admit(room(counter.ask(now, Hits(0))))
     } else {
-        // What was denied charged nothing, so it is put again; a denial stays uncounted, because it
-        // was counted where denials are.
+        // A denied check charged nothing, so it is tried again. Another
+        // denial is not counted: a fixed window counted the first one.
         ask_then_step(record, counter, now, borrow.hits)
     };
     let kept = record.held_at(now).less(granted);
@@ -247,7 +253,6 @@ fn ask_then_step(record: &mut Record, counter: &mut Counter, now: Nanos, hits: H
     }
 }
 
-/// How long a lease is good for.
 fn length(terms: &Terms, counter: &Counter, room: Room) -> Nanos {
     match terms.overshoot {
         Overshoot::InWindow if counter.has_windows() => terms.term.min(room.reset_after),
@@ -255,14 +260,13 @@ fn length(terms: &Terms, counter: &Counter, room: Room) -> Nanos {
     }
 }
 
-/// The part of `whole` that `mine` is of `mine` and `others`.
+/// Divides `whole` in the ratio of `mine` to `mine + others`, rounded down.
 fn share(whole: Hits, mine: Hits, others: Hits) -> Hits {
     let product = u128::from(whole.0).saturating_mul(u128::from(mine.0));
     let part = product.checked_div(u128::from(mine.plus(others).0)).unwrap_or(0);
     Hits(u64::try_from(part).unwrap_or(u64::MAX))
 }
 
-/// The same verdict, with what is left now.
 pub(super) const fn with(step: Step, room: Room) -> Step {
     match step {
         Step::Admit(_) => Step::Admit(room),
@@ -272,7 +276,6 @@ pub(super) const fn with(step: Step, room: Room) -> Step {
     }
 }
 
-/// The answer that lends nothing.
 const fn blank(borrow: &Borrow, step: Step) -> Answer {
     let (granted, kept, parked) = (Hits(0), Hits(0), Hits(0));
     Answer { number: borrow.number, step, granted, kept, parked, good_for: Nanos(0) }

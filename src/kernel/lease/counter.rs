@@ -1,8 +1,10 @@
-//! The counter that leases of one key are charged to, whatever its strategy.
+//! A counter of any strategy, to which leases and reservations are charged.
 //!
-//! Guarantees: what is given back undoes a charge only while the counter still holds it, and no
-//! more than it holds.
-//! Leaves out: who may give back; that is [`super::book`].
+//! Guarantees:
+//! - A refund undoes at most the part of a charge that the counter still contains.
+//!
+//! Not covered:
+//! - Permission to refund (see [`super::book`]).
 
 use crate::kernel::rate::fixed_window::{Count, FixedWindow};
 use crate::kernel::rate::gcra::{Gcra, Tat};
@@ -11,35 +13,35 @@ use crate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A limit and the state it counts in.
+/// A limit and its counter state, by strategy.
 #[derive(Debug)]
 pub enum Counter<'a> {
     /// A debt.
     Gcra(&'a Gcra, &'a mut Tat),
-    /// A count.
+    /// One count per window.
     FixedWindow(&'a FixedWindow, &'a mut Count),
     /// Two counts.
     SlidingWindow(&'a SlidingWindow, &'a mut Pair),
-    /// Arrivals.
+    /// A log of arrivals.
     SlidingLog(&'a SlidingLog, &'a mut Log),
 }
 
-/// Where a charge is found again.
+/// The location of a charge inside a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mark {
-    /// In the debt, which has no parts. Also the mark of no charge at all.
+    /// The GCRA debt, which has no parts. Also the default, for no charge.
     #[default]
     Debt,
-    /// In the fixed window that began then.
+    /// The fixed window that starts at this instant.
     Window(Nanos),
-    /// In the aligned window that began then.
+    /// The sliding strategy's aligned window that starts at this instant.
     Pair(Nanos),
-    /// In the log's entry of that instant.
+    /// The log entry of this instant.
     Entry(Nanos),
 }
 
 impl Counter<'_> {
-    /// The verdict that [`Counter::step`] would give; changes nothing.
+    /// Returns the result that [`Counter::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, now: Nanos, hits: Hits) -> Step {
         match self {
@@ -50,7 +52,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Charges `hits` as the strategy does.
+    /// Charges `hits` by the rules of the strategy.
     pub fn step(&mut self, now: Nanos, hits: Hits) -> Step {
         match self {
             Self::Gcra(limit, state) => limit.step(state, now, hits),
@@ -60,7 +62,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Where a charge that was just made will be found.
+    /// Returns the location of the charge just made at `now`.
     #[must_use]
     pub fn mark(&self, now: Nanos) -> Mark {
         match self {
@@ -71,9 +73,9 @@ impl Counter<'_> {
         }
     }
 
-    /// Gives back `hits` of the charge at `mark`; nothing once its window is over.
+    /// Refunds `hits` of the charge at `mark`; does nothing if its window is over.
     pub fn refund(&mut self, now: Nanos, mark: Mark, hits: Hits) {
-        // Brings the counter to its current window, so that marks compare.
+        // Moves the counter to its current window, so that the window starts compare.
         self.step(now, Hits(0));
         match (self, mark) {
             (Self::Gcra(limit, state), Mark::Debt) => {
@@ -90,14 +92,14 @@ impl Counter<'_> {
         }
     }
 
-    /// Whether windows end, so that a lease can end with its window.
+    /// Returns `true` if a lease can end with its window.
     #[must_use]
     pub const fn has_windows(&self) -> bool {
         matches!(self, Self::FixedWindow(..))
     }
 }
 
-/// What a step says is left.
+/// Returns the headroom in a result; zero if it has none.
 #[must_use]
 pub fn room(step: Step) -> Room {
     match step {

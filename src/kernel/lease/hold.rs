@@ -1,24 +1,31 @@
-//! Holds of one counter: hits that questions charged and may yet take back.
+//! Reservations on one counter: hits that are charged for a check and may still be refunded.
 //!
-//! A question that is charged as one in several places holds its hits in each of them, and keeps all
-//! or gives all back. What it never comes back for is given back once its term is over.
+//! A check that is charged atomically in several stores reserves its
+//! hits in each of them. It then keeps all the hits or cancels all.
+//! A reservation that is never decided is canceled when it expires.
 //!
-//! Guarantees: a hold is charged when it is made, so nothing is ever admitted above the law; what is
-//! given back is undone only where the counter still holds it: of its own window, of its own entry in
-//! the log, and of a debt no more than is surely there. A hold that is made again while it is open is
-//! made once, and it ends once, whoever ends it.
-//! Leaves out: who decides, and the clock, which is the store's.
+//! Guarantees:
+//! - Reserved hits are charged at once, so the limit is never exceeded.
+//! - A cancel refunds only hits that remain in the same window or log entry.
+//! - A cancel reduces a debt only by the part that is certainly still owed.
+//! - A repeated reservation with the same id is charged once.
+//! - A reservation ends once: kept, canceled or expired.
 //!
-//! **Debts.** A debt has no parts, and drains. Hits that were held while the counter came to rest are
-//! gone with it: to give them back later would take away what others charged since. Let `gap` be how much
-//! less would be owed, had the open holds not been charged. It falls only while nothing would be
-//! owed without them, at N a tick. So it stays at least `held`, where at each turn
+//! Not covered:
+//! - The verdict of the check.
+//! - The clock, which is the store's.
 //!
-//! | formula | worked row, N = 1 a tick |
+//! **Debts.** A GCRA debt drains as a whole; it does not record which hits it consists of.
+//! Reserved hits that have drained cannot be refunded: a refund would remove hits that
+//! others charged since. Call *gap* the amount by which the debt would be smaller without
+//! the open reservations. The gap shrinks only while the debt without them would be zero,
+//! by N per tick. So the gap is always at least `held`, which is updated at each step:
+//!
+//! | formula | worked row, N = 1 per tick |
 //! |---|---|
-//! | left = owed then − elapsed · N | 50 owed, of which 20 held; 40 ticks later: 10 |
-//! | held = min(held, left), less what is missing of `left` | min(20, 10) = 10 |
-//! | given back = min(hits · P, held less what the other holds cost) | 10, though 20 were held and others owe more by now |
+//! | left = debt then − elapsed · N | 50 owed, 20 of them reserved; 40 ticks later: 10 |
+//! | held = min(held, left) − the part of `left` that is no longer owed | min(20, 10) = 10 |
+//! | refund = min(hits · P, held − cost of the other reservations) | 10, though 20 were reserved |
 
 use super::counter::{Counter, Mark, room};
 use crate::kernel::rate::Step;
@@ -26,15 +33,16 @@ use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::rate::limit::Tick;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The most holds of one counter that are open; then it makes no more. Looking for those whose term
-/// is over takes time in which a store answers nobody, about a millisecond for so many.
+/// The most open reservations of one counter; above it, [`Holds::hold`] returns `None`.
+///
+/// Expiring this many takes about a millisecond, during which the store serves no other client.
 pub const MOST_HOLDS: usize = 4_096;
 
-/// Whose hold: a process, and the number of its question.
+/// The id of a reservation: the process, and a number that is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(pub u64, pub u64);
 
-/// The holds of one counter. The default has none.
+/// The open reservations of one counter. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
     open: Vec<Hold>,
@@ -49,21 +57,22 @@ struct Hold {
     until: Nanos,
 }
 
-/// What of a debt is surely held.
+/// The part of a GCRA debt that is certainly still reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Debt {
     under: Option<Gcra>,
-    /// A tick, and what was owed then, in hit·ticks.
+    /// The tick of the last update, and the debt at that tick in hit·ticks.
     since: u64,
     owed: u64,
-    /// How much of it.
+    /// The reserved part of `owed`, in hit·ticks.
     held: u64,
 }
 
 impl Holds {
-    /// Charges `hits` if they pass, to be kept or given back within `term`. A denial charges nothing.
+    /// Charges and reserves `hits` until `now + term`, if
+    /// the limit allows them. A denial charges nothing.
     ///
-    /// None when too many are open. Cost: O(open holds).
+    /// Returns `None` if too many reservations are open. Cost: O(open reservations).
     pub fn hold(
         &mut self,
         counter: &mut Counter,
@@ -95,14 +104,14 @@ impl Holds {
         Some(step)
     }
 
-    /// Leaves the hits charged. Whether they still were held.
+    /// Keeps the hits charged. Returns `false` if the reservation had already ended.
     pub fn keep(&mut self, id: Id) -> bool {
         let kept = self.take(id);
         self.debt.keep(kept.map_or(Hits(0), |hold| hold.hits));
         kept.is_some()
     }
 
-    /// Gives the hits back, if they still are held; what is left then.
+    /// Refunds the hits if they are still reserved. Returns the headroom after that.
     pub fn give_back(&mut self, counter: &mut Counter, now: Nanos, id: Id) -> Step {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
         if counter.ask(now, Hits(0)) == Step::Stale {
@@ -120,7 +129,6 @@ impl Holds {
         Some(self.open.remove(at))
     }
 
-    /// Gives back what nobody came back for.
     fn expire(&mut self, counter: &mut Counter, now: Nanos) {
         let over: Vec<Hold> = self.open.extract_if(.., |hold| hold.until <= now).collect();
         if !over.is_empty() {
@@ -141,7 +149,8 @@ impl Holds {
     }
 }
 
-/// A debt cut down to one burst, because the clock stepped back, must drain from here.
+/// Applies the cap of one burst to a debt after the
+/// clock stepped back, so that it drains from `now`.
 fn settle(counter: &mut Counter, now: Nanos) {
     if let Counter::Gcra(limit, state) = counter {
         limit.step(state, now, Hits(0));
@@ -149,7 +158,7 @@ fn settle(counter: &mut Counter, now: Nanos) {
 }
 
 impl Debt {
-    /// What is left of it at `now`.
+    /// Updates the debt and its reserved part to `now`.
     fn turn(&mut self, counter: &Counter, now: Nanos) {
         let Counter::Gcra(limit, state) = counter else { return };
         let (since, owed) = (limit.tick().floor(now), limit.owed(state, now));
@@ -157,7 +166,7 @@ impl Debt {
         *self = Self { under: Some(**limit), since, owed, held };
     }
 
-    /// How much is still held at `tick`, where `owed` is owed.
+    /// Returns the part of the debt `owed` at `tick` that is still reserved.
     fn still(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
         let worth = limit.worth();
         let earned = |ticks: u64| ticks.saturating_mul(u64::from(worth.hits));
@@ -181,7 +190,8 @@ impl Debt {
         self.held = self.held.saturating_sub(self.cost(hits));
     }
 
-    /// What of the cost of these hits can be given back, where `others` are held and may yet be kept.
+    /// Returns the part of the cost of `hits` to refund;
+    /// `others` are reserved and may still be kept.
     fn give_back(&mut self, hits: Hits, others: Hits) -> u64 {
         let back = self.cost(hits).min(self.held.saturating_sub(self.cost(others)));
         (self.owed, self.held) = (self.owed.saturating_sub(back), self.held.saturating_sub(back));

@@ -1,22 +1,30 @@
-//! A member's side of one key: what it may spend, and until when.
+//! The lease balance of one key in one replica, and its expiry.
 //!
-//! ```text
-//! spend ── Spent                              no call
-//!       ├─ Denied                             no call: denied before, and not yet time
-//!       └─ Ask ─ borrow ── a message          one call, then settle or lost
-//!                       └─ none: one is on its way. Look again when it is settled, or charge alone
-//! hold ─ put_back, or let_go                  what was spent by a question that other limits may deny
-//! ahead ─ a message                           in the background, before the balance runs out
-//! hand_back ─ a message                       everything, before a question that it would do for with the rest
-//! surplus, give_back ─ a message              what will not be needed; everything
-//! ```
+//! | method | use |
+//! |---|---|
+//! | [`Ledger::spend`] | Decides a check from the balance or a remembered denial. |
+//! | [`Ledger::borrow`] | Otherwise: one store call for the check. |
+//! | [`Ledger::settle`], [`Ledger::lost`] | The end of a store call, with or without a reply. |
+//! | [`Ledger::look`] | If a call is in flight: wait until it is settled, then try this. |
+//! | [`Ledger::hold`] | Marks spent hits whose check other limits may still deny. |
+//! | [`Ledger::put_back`], [`Ledger::let_go`] | The check was denied, or allowed. |
+//! | [`Ledger::ahead`] | A background refill, before the balance runs out. |
+//! | [`Ledger::hand_back`] | Returns the balance before a check that needs more than the balance. |
+//! | [`Ledger::surplus`] | Returns the hits that will not be needed. |
+//! | [`Ledger::give_back`] | Returns everything when draining. |
 //!
-//! Guarantees: a grant is settled once, and only as the answer to the last message; what is spent
-//! was granted, before its deadline; what is given back or superseded is gone from here before the
-//! message leaves, and comes back only where it surely never left; what questions have in hand that are not decided is
-//! said to be held, and goes back while every message since said so and it is not void. A remembered denial answers only
-//! questions of as many hits or more.
-//! Leaves out: who waits for whom, and the numbers, which rise over all keys of a member.
+//! Guarantees:
+//! - A grant is settled once, only by the reply to the last message.
+//! - Spent hits were granted and had not expired.
+//! - Returned or superseded hits leave the balance before their message is sent.
+//! - They come back only if that message certainly never left.
+//! - Reports include the hits of undecided checks.
+//! - Those hits return only if every later message reported them and they have not expired.
+//! - A remembered denial applies only to checks of as many hits or more.
+//!
+//! Not covered:
+//! - Waiting for a message of another check.
+//! - Message numbers, which rise over all keys of a replica.
 
 use super::counter::room;
 use super::sizer::{Size, Sizer, scaled};
@@ -24,66 +32,66 @@ use super::{Answer, Borrow, Number, early};
 use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
-/// What changes only when another member gives back is looked at so often in a span: whether there is
-/// something to lend again, and, where the counter counts what it denies, whether a denial still stands that was due
-/// to what others hold.
+/// The rate of speculative retries: 8 per span.
+///
+/// Used where only another replica's return can change the result. That is after an empty
+/// grant, and for denials due to outstanding hits if the counter counts denied hits.
 const TRIES_A_SPAN: u64 = 8;
 
-/// A lease that is good for a whole term is renewed at leisure in its last part, one in so many.
+/// A lease of full duration may be renewed early in its last 1/8.
 const LAST_PART: u64 = 8;
 
-/// Where so many questions were to be expected and none came, demand is over: of arrivals by chance one
-/// pause in three thousand is as long, whatever each asks for.
+/// With 8 checks expected and none seen, demand has ended. Random arrivals
+/// pause this long once in three thousand times (e^−8), for any cost per check.
 const NO_CHANCE: u64 = 8;
 
-/// Hits held of one key.
+/// The lease balance of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
     term: Nanos,
     sizer: Sizer,
-    /// How the counter counts; nothing where that is not said, and then it has left what was last heard.
+    /// The strategy of the counter. `None`: the headroom stays at the last reported value.
     strategy: Option<Strategy>,
     balance: Hits,
-    /// Of questions that are not decided: neither spent nor to be spent by others.
+    /// The hits of undecided checks: not yet spent, and not available to other checks.
     in_hand: Hits,
-    /// How often what was in hand was void.
+    /// The number of times that `in_hand` was voided.
     grip: u64,
-    /// When the balance is void, and what is in hand.
+    /// The expiry of the balance and of `in_hand`.
     until: Nanos,
-    /// It is so before a whole term is over, as with a window that ends: none that is asked for before is good for longer.
+    /// `true` if the lease is shorter than `term`, for example because
+    /// its window ends. Then no new lease lasts longer before `until`.
     is_cut_short: bool,
-    /// The last lease settled.
     lease: Number,
     flight: Option<Flight>,
     written: Written,
     denial: Option<Denial>,
-    /// When hits were last given back to the key through this member. A denial of what was sent by then may be of before
-    /// it, and is not remembered.
+    /// The last time that this replica refunded hits to the key. A denial of
+    /// a message sent before may predate the refund, so it is not remembered.
     refunded: Option<Nanos>,
-    /// What the key had left when it was last heard of.
+    /// The last reported headroom, and the time of the report.
     heard: Option<(Nanos, Room)>,
-    /// The longest that recent answers took, fading.
+    /// The largest recent round trip; it fades by 1/4 per reply.
     round_trip: Nanos,
-    /// No grant is asked for ahead before this.
+    /// No background refill is sent before this instant.
     pause: Nanos,
 }
 
-/// The message that an answer is awaited to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Flight {
     number: Number,
     sent: Nanos,
     hits: Hits,
-    /// What was in hand when it was written, and may be put back after its answer was made.
+    /// The hits of undecided checks in this message; they may be put back after the reply was made.
     in_hand: Hits,
 }
 
-/// The last message that was written, and what it took out of the balance.
+/// The last message that was written, and the hits that it took from the balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Written {
     number: Number,
     taken: Hits,
-    /// How much of that was counted as stranded.
+    /// The part of `taken` that the sizer counted as unspent.
     stranded: Hits,
 }
 
@@ -91,36 +99,38 @@ impl Written {
     const NONE: Self = Self { number: Number(0), taken: Hits(0), stranded: Hits(0) };
 }
 
-/// So many hits do not pass before then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Denial {
     hits: Hits,
-    /// When they pass for certain if nobody else comes: callers are told this, so that none comes back too soon.
+    /// The instant at which the hits are allowed if there is no other
+    /// traffic. Clients receive this one, so that none retries too early.
     passes: Nanos,
-    /// Until when that is not asked again: they may pass as soon as if the store had answered at once.
+    /// The instant until which the store is not called again: at
+    /// most the retry-after, counted from the time of sending.
     until: Nanos,
 }
 
-/// What became of a question.
+/// The local result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spend {
-    /// Its hits were taken from the balance.
+    /// The hits were taken from the balance.
     Spent(Room),
-    /// As many hits or fewer were denied, and it is not yet time.
+    /// A remembered denial of as many hits or fewer is still valid.
     Denied {
-        /// Wait until those hits may pass.
+        /// The time until the remembered hits are allowed.
         retry_after: Nanos,
-        /// How many more these are than those.
+        /// The additional hits of this check over the remembered ones.
         more: Hits,
-        /// What the key has left regardless.
+        /// The current headroom.
         room: Room,
     },
-    /// Only the store can say.
+    /// Only the store can decide.
     Ask,
 }
 
 impl Ledger {
-    /// A ledger that holds nothing; `most` hits at most are borrowed at once, for terms of `term`.
+    /// Creates an empty balance that borrows at most
+    /// `most` hits at once, for leases that last `term`.
     #[must_use]
     pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
         Self {
@@ -143,33 +153,33 @@ impl Ledger {
         }
     }
 
-    /// The same, of a counter that counts by `strategy`.
+    /// Sets the strategy of the counter.
     #[must_use]
     pub const fn of(self, strategy: Strategy) -> Self {
         Self { strategy: Some(strategy), ..self }
     }
 
-    /// Hits that may be spent now.
+    /// Returns the hits that can be spent now.
     #[must_use]
     pub fn balance(&self, now: Nanos) -> Hits {
         if now < self.until { self.balance } else { Hits(0) }
     }
 
-    /// Hits that may be spent now or put back: never more than the store lists.
+    /// Returns the balance plus the hits of undecided checks; at most the hits listed in the store.
     #[must_use]
     pub fn held(&self, now: Nanos) -> Hits {
         if now < self.until { self.all() } else { Hits(0) }
     }
 
-    /// Answers a question where that takes no call. Cost: O(1), no allocation.
+    /// Records a check and decides it without a store call if possible. Cost: O(1), no allocation.
     ///
-    /// 0 hits are answered here only while there is a balance.
+    /// A check of 0 hits is decided here only while the balance is above 0.
     pub fn spend(&mut self, now: Nanos, hits: Hits) -> Spend {
         self.sizer.asked(now, hits);
         self.look(now, hits)
     }
 
-    /// Answers a question that was counted before, when a message it waited for is settled.
+    /// Decides a check that is already recorded, for example when a pending message is settled.
     pub fn look(&mut self, now: Nanos, hits: Hits) -> Spend {
         self.expire(now);
         if self.balance != Hits(0) && hits <= self.balance {
@@ -185,25 +195,26 @@ impl Ledger {
         }
     }
 
-    /// Counts a question that is put to [`Ledger::look`].
+    /// Records a check that is then passed to [`Ledger::look`].
     pub fn asked(&mut self, now: Nanos, hits: Hits) {
         self.sizer.asked(now, hits);
     }
 
-    /// Takes hits that were just spent in hand for their question, which another limit may deny: the store is told that
-    /// they are held until it is decided, by [`Ledger::put_back`] or [`Ledger::let_go`].
+    /// Moves hits that were just spent to `in_hand`,
+    /// because another limit may still deny the check.
+    ///
+    /// Messages report them until [`Ledger::put_back`] or [`Ledger::let_go`].
     pub fn hold(&mut self, hits: Hits) {
         self.in_hand = self.in_hand.plus(hits);
     }
 
-    /// Which hits are in hand: another number once those are void that were before.
+    /// The generation of `in_hand`; it changes when those hits are voided.
     #[must_use]
     pub const fn grip(&self) -> u64 {
         self.grip
     }
 
-    /// Puts back hits that were taken in hand at `grip`, when their question is not admitted after all; void where those
-    /// are.
+    /// Returns the hits of a denied check to the balance, unless they were voided since `grip`.
     pub fn put_back(&mut self, now: Nanos, hits: Hits, grip: u64) {
         self.expire(now);
         if grip == self.grip {
@@ -212,28 +223,31 @@ impl Ledger {
         }
     }
 
-    /// Their question is admitted: hits that were taken in hand at `grip` are spent.
+    /// Marks the hits of an allowed check as spent, unless they were voided since `grip`.
     pub const fn let_go(&mut self, hits: Hits, grip: u64) {
         if grip == self.grip {
             self.in_hand = self.in_hand.less(hits);
         }
     }
 
-    /// Forgets a denial, because hits are given back to the key, or were: messages pass what gives back, and are passed by
-    /// it, so that this is told both before that is sent and when it is answered.
+    /// Forgets the remembered denial because hits were refunded to the key.
+    ///
+    /// Refunds and lease messages may overtake each other. So call this
+    /// before the refund is sent and again when its reply arrives.
     pub fn forget_denial(&mut self, now: Nanos) {
         self.denial = None;
         self.refunded = self.refunded.max(Some(now));
     }
 
-    /// Whether [`Ledger::ahead`] may have a message: cheaper than to ask it.
+    /// Returns `true` if [`Ledger::ahead`] may return a message; cheaper than calling it.
     #[must_use]
     pub fn is_near_its_end(&self, now: Nanos) -> bool {
         self.flight.is_none() && self.pause <= now && self.is_due(now, self.balance(now))
     }
 
-    /// What the key has left for those who ask here: what the counter has by now if nobody came since it was last
-    /// heard of, and the balance; at most what a counter at rest has.
+    /// Returns the headroom as this replica sees it, at most the limit of an idle counter.
+    ///
+    /// It is the counter's headroom projected to `now` without other traffic, plus the balance.
     #[must_use]
     pub fn room(&self, now: Nanos) -> Room {
         let Some((at, room)) = self.heard else { return Room::default() };
@@ -247,13 +261,15 @@ impl Ledger {
         Room { remaining, ..room }
     }
 
-    /// Whether the counter counts what it denies, so that each try costs what others give back.
+    /// Returns `true` if denied hits are counted, so that each retry uses up returned hits.
     const fn counts_denied(&self) -> bool {
         matches!(self.strategy, Some(Strategy::FixedWindow(_)))
     }
 
-    /// The message for a question that only the store can answer. What is left of the balance did
-    /// not suffice, and goes back with it. None while another message is on its way.
+    /// Returns the message for a check that only the store
+    /// can decide, or `None` while one is in flight.
+    ///
+    /// The rest of the balance was too small, and is returned with the message.
     pub fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
         if self.flight.is_some() {
             return None;
@@ -262,8 +278,9 @@ impl Ledger {
         Some(self.message(now, number, hits, self.sizer.want(now, hits), returned))
     }
 
-    /// The message that asks for more before it is needed. None while nothing is held, enough is,
-    /// or another message is on its way.
+    /// Returns the message for a background refill.
+    ///
+    /// Returns `None` if the balance is empty or large enough, or while a message is in flight.
     pub fn ahead(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         let want = self.sizer.want(now, Hits(0));
         let held = self.balance(now);
@@ -274,13 +291,15 @@ impl Ledger {
         Some(self.message(now, number, Hits(0), want, Hits(0)))
     }
 
-    /// The message that asks for more at leisure: of a ledger that would be asked for more by [`Ledger::ahead`]
-    /// within `time`, so that messages about many keys go together. None as there, and where what is held lasts longer.
+    /// Returns the message for an early refill, if [`Ledger::ahead`] would send one within `time`.
+    ///
+    /// Early refills of many keys share one store call. Returns
+    /// `None` like `ahead`, or if the balance lasts longer.
     pub fn at_leisure(&mut self, now: Nanos, number: Number, time: Nanos) -> Option<Borrow> {
         let want = self.sizer.want(now, Hits(0));
         let held = self.balance(now);
         let idle = self.flight.is_some() || now < self.pause || held == Hits(0);
-        // With a window the leases of all keys end at one instant.
+        // Leases that end with a window all end at once, so they are not renewed early.
         let ends =
             !self.is_cut_short && self.until.since(now) <= time.min(Nanos(self.term.0 / LAST_PART));
         if idle || want == Hits(0) || !(ends || self.sizer.runs_low(now, held, time)) {
@@ -289,8 +308,10 @@ impl Ledger {
         Some(self.message(now, number, Hits(0), want.less(held), Hits(0)))
     }
 
-    /// The message that gives everything back for a question that it would cover with what the store has left, once
-    /// that is answered. None when nothing is held or another message is on its way.
+    /// Returns the message that returns the whole balance, before
+    /// a check that needs the balance plus the store's headroom.
+    ///
+    /// Returns `None` if the balance is empty or while a message is in flight.
     pub fn hand_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         if self.flight.is_some() || self.balance(now) == Hits(0) {
             return None;
@@ -299,8 +320,9 @@ impl Ledger {
         Some(self.message(now, number, Hits(0), Hits(0), returned))
     }
 
-    /// The message that gives back what will not be asked for before it is void. None when most of
-    /// it will be, or another message is on its way.
+    /// Returns the message that returns the hits that demand will not use before they expire.
+    ///
+    /// Returns `None` if demand will use most of them, or while a message is in flight.
     pub fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.expire(now);
         let surplus = self.sizer.surplus(now, self.balance, self.until.since(now));
@@ -313,9 +335,11 @@ impl Ledger {
         Some(parting)
     }
 
-    /// The message that gives everything back because nobody asks any more, after `quiet` in which so
-    /// many questions were to be expected that it is no chance, or of a whole span. None otherwise, or when nothing is
-    /// held or another message is on its way.
+    /// Returns the message that returns the whole balance because demand has ended.
+    ///
+    /// Demand has ended if no check came for `quiet`, although 8
+    /// were expected, or for a whole span. Otherwise returns `None`;
+    /// also if the balance is empty or while a message is in flight.
     pub fn abandon(&mut self, now: Nanos, number: Number, quiet: Nanos) -> Option<Borrow> {
         self.expire(now);
         let is_chance = self.sizer.questions(now, quiet) < NO_CHANCE && quiet < self.sizer.span();
@@ -328,15 +352,17 @@ impl Ledger {
         Some(farewell)
     }
 
-    /// The message that gives everything back, at drain or when this ledger is dropped. Supersedes
-    /// one on its way: its answer is ignored. None when nothing is held.
+    /// Returns the message that returns the whole balance, when draining or dropping this balance.
+    ///
+    /// It supersedes a message in flight, whose reply
+    /// is then ignored. `None` if the balance is empty.
     pub fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.flight = None;
         let returned = self.expire_all(now);
         (returned != Hits(0)).then(|| self.farewell(now, number, returned))
     }
 
-    /// Takes the answer to the last message; any other is ignored.
+    /// Applies the reply to the last message; ignores any other reply.
     pub fn settle(&mut self, now: Nanos, answer: &Answer) {
         let Some(flight) = self.flight.filter(|flight| flight.number == answer.number) else {
             return;
@@ -361,14 +387,15 @@ impl Ledger {
         }
     }
 
-    /// Nobody will answer: gives the message up. An answer that comes all the same is ignored.
+    /// Gives up waiting for the reply to message `number`; a late reply is ignored.
     pub fn lost(&mut self, number: Number) {
         self.flight = self.flight.filter(|flight| flight.number != number);
     }
 
-    /// Undoes the writing of a message that surely never left, so that the store cannot take it whenever: what it
-    /// took out of the balance may be spent until the deadline that it had. Not where another was written
-    /// since, which said what is held without it; then the message is only given up.
+    /// Undoes message `number`, which certainly never left this process.
+    ///
+    /// The returned hits can be spent again until their old expiry. If a newer message was written
+    /// since, it reported the balance without them. Then this only stops waiting for the reply.
     pub fn unsent(&mut self, now: Nanos, number: Number) {
         self.lost(number);
         if self.written.number == number {
@@ -381,7 +408,7 @@ impl Ledger {
         }
     }
 
-    /// Voids what is past its deadline: these hits of the balance, and what is in hand.
+    /// Voids an expired balance and `in_hand`. Returns the voided hits of the balance.
     pub fn expire(&mut self, now: Nanos) -> Hits {
         if now < self.until || self.all() == Hits(0) {
             return Hits(0);
@@ -403,14 +430,13 @@ impl Ledger {
         }
     }
 
-    /// Takes the whole balance, what is void left out.
     fn expire_all(&mut self, now: Nanos) -> Hits {
         self.expire(now);
         std::mem::take(&mut self.balance)
     }
 
-    /// Is it time to ask for more? Two round trips ahead: one for the answer, one because it may be
-    /// as late again.
+    /// Returns `true` if it is time to refill: two round
+    /// trips ahead, in case the reply is twice as slow.
     fn is_due(&self, now: Nanos, held: Hits) -> bool {
         let ahead = self.round_trip.plus(self.round_trip);
         self.sizer.runs_out(now, held, ahead) || self.until.since(now) <= ahead
@@ -432,25 +458,25 @@ impl Ledger {
         Borrow { number, hits, want, demand, held, returned, lease }
     }
 
-    /// A message that no answer is awaited to.
+    /// Creates a message whose reply is ignored.
     fn parting(&mut self, now: Nanos, number: Number, returned: Hits) -> Borrow {
         let parting = self.message(now, number, Hits(0), Hits(0), returned);
         self.flight = None;
         parting
     }
 
-    /// Counts what the last message gives back as unspent.
+    /// Counts the hits that the last message returns as unspent.
     fn strand(&mut self, now: Nanos, hits: Hits) {
         self.sizer.stranded(now, hits);
         self.written.stranded = hits;
     }
 
-    /// The parting of who will not ask soon: others need not share what is left with it.
+    /// Creates a message without demand, so that the store divides the remaining hits among others.
     fn farewell(&mut self, now: Nanos, number: Number, returned: Hits) -> Borrow {
         Borrow { demand: Hits(0), ..self.parting(now, number, returned) }
     }
 
-    /// Remembers what an answer says of the key.
+    /// Updates round trip, headroom, denial and refill pause from a reply.
     fn hear(&mut self, now: Nanos, flight: Flight, answer: &Answer) {
         let took = now.since(flight.sent);
         let faded = Nanos(self.round_trip.0.saturating_sub(self.round_trip.0 / 4));
@@ -458,7 +484,7 @@ impl Ledger {
         if answer.step == Step::Stale {
             return;
         }
-        // As of now, though it may have been so since this was sent: who goes by it must not come back too soon.
+        // Dated now, although it may be older: a later date gives a later retry, which is safe.
         self.heard = Some((now, room(answer.step)));
         self.denial = self.denial_after(now, flight, answer);
         if answer.granted == Hits(0) {
@@ -466,18 +492,18 @@ impl Ledger {
         }
     }
 
-    /// The denial to remember. The one of the fewest hits tells most.
+    /// Returns the denial to remember: the one of the fewest hits covers most checks.
     fn denial_after(&self, now: Nanos, flight: Flight, answer: &Answer) -> Option<Denial> {
         let before = self.denial.filter(|denial| flight.sent < denial.until);
         match answer.step {
             Step::Deny { .. } if self.refunded.is_some_and(|back| flight.sent <= back) => before,
-            // With what is put back since it may be enough.
+            // Hits put back since then may be enough.
             Step::Deny { .. } if flight.in_hand != Hits(0) => before,
             Step::Deny { retry_after, room } if flight.hits != Hits(0) => {
                 let certain =
                     flight.sent.plus(stands(flight.hits, room, answer.parked, retry_after));
-                // Who waited for this answer is told of it, and one who asks a round trip later could not
-                // have heard of anything sooner.
+                // Waiting checks receive this reply. A check one
+                // round trip later could not have had a newer one.
                 let heard = now.plus(self.round_trip);
                 let again = if self.counts_denied() {
                     flight.sent.plus(self.try_again()).max(heard)
@@ -498,12 +524,15 @@ impl Ledger {
     }
 }
 
-/// How long a denial of `hits` stands for certain, whatever others give back of what is `parked`: as long as what
-/// is missing beyond it takes to be earned.
+/// Returns the time for which a denial is certain, even if the `parked` hits are returned.
 ///
-/// | asked | left | parked | wait | stands |
+/// The limit must first free the missing hits beyond `parked`.
+///
+/// The 1 is subtracted because `remaining` is rounded down by almost one hit.
+///
+/// | hits | remaining | outstanding elsewhere | wait | certain for |
 /// |---|---|---|---|---|
-/// | 64 | 23 | 10 | 410 ms | ⌊410·(41 − 10 − 1)/41⌋ = 300 ms: what is left may be almost a hit more than it says |
+/// | 64 | 23 | 10 | 410 ms | ⌊410·(41 − 10 − 1)/41⌋ = 300 ms |
 /// | 1 | 0 | 1 | any | 0 |
 fn stands(hits: Hits, room: Room, parked: Hits, retry_after: Nanos) -> Nanos {
     if parked == Hits(0) {

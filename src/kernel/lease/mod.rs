@@ -1,39 +1,50 @@
-//! Leased limits: hits that a member borrows from a shared counter and spends without asking.
+//! Leased limits: a replica borrows hits from a shared counter and spends them locally.
 //!
 //! ```text
-//!  member                                   store, per key
-//!  Ledger::borrow  ── Borrow, numbered ──▶  Book::step: report, give back, charge, grant
-//!  Ledger::settle  ◀──────── Answer ──────  what is listed for this member, and for how long
-//!  Ledger::spend      no message at all
+//!  replica                          store, per key
+//!  borrow  ── numbered message ──▶  report, return, charge, grant
+//!  settle  ◀──────── reply ───────  the hits listed for this replica, and their expiry
+//!  spend      no store call
 //! ```
 //!
-//! **The theorem.** Over any interval, what all members admit is at most what the law admits there
-//! and what was out when the interval began; and what is out is never more than `max_overshoot`.
-//! Out are hits that were charged and may yet be spent. For windows that `max_overshoot` is 0 for,
-//! leases end with their window: nothing is out when a window begins, so no window admits more than
-//! the limit.
+//! **Bound.** Call hits *outstanding* if they were charged
+//! and a replica may still spend them. In any interval:
 //!
-//! **Why.** Every admitted hit was charged once: a question's own in the call that admitted it, a
-//! borrowed one when it was granted. So what is admitted in an interval was charged in it, or was
-//! out when it began. What is charged in it and not given back obeys the law, which the strategy
-//! holds. What is given back makes room for as much, and was out or was charged there, and is not
-//! admitted, because a ledger lets it go before the message leaves. It remains that what the book
-//! lists is at least what members may spend:
+//! ```text
+//! hits allowed by the fleet  <=  hits the limit allows  +  hits outstanding at the start
+//! hits outstanding           <=  max_overshoot
+//! ```
 //!
-//! 1. The book lists a grant before the member hears of it, until its end on the store's clock.
-//! 2. The member's deadline counts from when it sent the question, and leaves [`early`] for drift:
-//!    it comes before the store's, however slow the network and whoever's clock is wrong.
-//! 3. A member's messages are numbered and each supersedes those before it. The book takes a
-//!    message only if none later was taken; the ledger takes an answer only to its last message.
-//!    So what the ledger held when it wrote its report is the most it can hold until the answer, what
-//!    undecided questions had in hand and may put back among it,
-//!    and a message that comes late, twice or never changes nothing that counts. One that surely never
-//!    left is undone as if it had not been written, unless another was written since.
+//! With `max_overshoot: 0` on a fixed window, leases end with their window. No hits
+//! are outstanding when a window begins, so no window allows more than the limit.
 //!
-//! Guarantees: the theorem, as long as the store keeps its state, its clock does not leap forward,
-//! and clocks run within 1,000 ppm of true. A member that crashes or falls silent costs the others
-//! what it held, until its lease ends.
-//! Leaves out: sending, retrying and waiting; which member asks for which key.
+//! **Proof.** Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
+//! hit allowed in an interval was charged in it, or was outstanding at the start. The strategy
+//! enforces the limit on the hits that were charged and not returned. A returned hit frees room
+//! for one other hit, and was itself outstanding at the start or charged in the interval. It is
+//! never spent, because the replica removes it from its balance before it sends the message. It
+//! remains to show that the book lists at least as many hits as replicas may spend:
+//!
+//! 1. The book lists a grant before the replica can
+//!    spend it, until the expiry on the store's clock.
+//! 2. The replica's expiry counts from the time of sending, minus a margin for drift
+//!    ([`early`]). It is earlier than the store's for any network delay and any clock offset.
+//! 3. Messages of a replica are numbered. The book ignores a message older than the
+//!    last one it applied; the replica ignores replies to any message but its last.
+//!
+//! By rule 3, the balance in a report is the most that the replica can have until
+//! the reply. The report includes hits of undecided checks, which may return to
+//! the balance. Lost, late and repeated messages therefore change no count. A
+//! message that certainly never left is undone, unless a newer one was written.
+//!
+//! Guarantees:
+//! - The bound above. It assumes that the store keeps its state.
+//! - It also assumes that the store's clock never jumps forward, and at most 1,000 ppm drift.
+//! - A crashed replica withholds its balance from others only until the lease expires.
+//!
+//! Not covered:
+//! - Sending, retrying and waiting (see `engine::leases`).
+//! - Choosing the keys that a replica leases.
 
 pub mod book;
 pub mod counter;
@@ -47,85 +58,90 @@ use book::with;
 use counter::room;
 use sizer::Size;
 
-/// What leases of one limit are granted under.
+/// The lease settings of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// How much may be out.
+    /// The most hits that may be outstanding.
     pub overshoot: Overshoot,
-    /// How long a lease is good for, on the store's clock; whole microseconds.
+    /// The duration of a lease on the store's clock, in whole microseconds.
     pub term: Nanos,
-    /// How members find out how much to ask for; nothing to the store.
+    /// The lease sizing of the replicas; the store ignores it.
     pub size: Size,
 }
 
-/// How much may be out at once, over all members.
+/// The most hits that may be outstanding at once, summed over all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overshoot {
-    /// At most these hits.
+    /// At most this many hits.
     AtMost(Hits),
-    /// Whatever the law has left; every lease ends with its window. Only a fixed window has an end
-    /// to go by: with any other strategy nothing is lent.
+    /// As many hits as the limit has left, and every lease ends with its window. Only
+    /// for fixed windows: other strategies have no window end, so they lend nothing.
     InWindow,
 }
 
-/// One life of one replica. A replica that starts again is another member.
+/// One incarnation of a replica. A restarted replica is a new member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u64);
 
-/// The number of a message: rises from message to message of one member, over all its keys.
+/// The number of a message; it rises over all messages of one replica, for all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u64);
 
-/// What a member tells and asks the store about one key. Sent again unchanged, it counts once.
+/// A replica's message to the store about one key. A repeated message is applied once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Borrow {
-    /// Supersedes every message of this member with a smaller one.
+    /// Supersedes every message of this replica with a smaller number.
     pub number: Number,
-    /// The hits of the question that the balance could not answer; 0 when there is none.
+    /// The hits of the check that the balance could not cover; 0 if there is no check.
     pub hits: Hits,
-    /// Hits asked for beyond those.
+    /// Additional hits to borrow.
     pub want: Hits,
-    /// Hits that this member sees in a term: what is left is divided by it.
+    /// The replica's demand in hits per span; the store divides the remaining hits by demand.
     pub demand: Hits,
-    /// The most that the member may still spend of what it was granted before.
+    /// The most hits of earlier grants that the replica may still spend.
     pub held: Hits,
-    /// Hits given back, no longer in `held`.
+    /// The returned hits; `held` no longer includes them.
     pub returned: Hits,
-    /// The last lease that the member settled: the one `returned` is of.
+    /// The number of the last lease that the replica settled; `returned` belongs to it.
     pub lease: Number,
 }
 
 impl Borrow {
-    /// The same, of a ledger that holds nothing, with what another one of the same key and member gives back: the
-    /// store takes nothing that was numbered before a message that it has taken.
+    /// Adds the returned hits of `parting`, the last message
+    /// of an earlier balance of the same key and replica.
+    ///
+    /// One message replaces two, because the store ignores
+    /// a message older than the last one it applied.
     #[must_use]
     pub const fn with_returned(self, parting: &Self) -> Self {
         Self { returned: parting.returned, lease: parting.lease, ..self }
     }
 }
 
-/// What the store answers.
+/// The store's reply to a [`Borrow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// Of the message.
+    /// The number of the message that this replies to.
     pub number: Number,
-    /// The verdict on the question's own hits, and what the key has left.
+    /// The result for the check's own hits, and the headroom of the counter.
     pub step: Step,
-    /// Hits lent, at most `want`.
+    /// The hits granted, at most `want`.
     pub granted: Hits,
-    /// How much of `held` the book still lists for this member.
+    /// The part of `held` that the book still lists for this replica.
     pub kept: Hits,
-    /// Hits that other members hold: some may come back before the law has any.
+    /// The outstanding hits of other replicas; they may return before the counter frees any.
     pub parked: Hits,
-    /// How long what was granted and what was kept are good for, from when the store answered.
+    /// The time that `granted` and `kept` remain valid, from the time of the reply.
     pub good_for: Nanos,
 }
 
 impl Answer {
-    /// The verdict, and what the key has left for the member that asked: what is listed for it is charged, and no less
-    /// its own. At most what a counter at rest has, `most`.
+    /// Returns the result with the headroom as this replica sees it.
     ///
-    /// | store has left | granted | kept | most | left |
+    /// Hits listed for this replica are charged to the counter but still
+    /// available here. The sum is at most `most`, the limit of an idle counter.
+    ///
+    /// | store has left | granted | kept | most | headroom here |
     /// |---|---|---|---|---|
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
@@ -134,20 +150,19 @@ impl Answer {
     }
 }
 
-/// The store's verdict, and what the key has left where `here` is held beside that; at most `most`.
+/// Adds the local hits `here` to the remaining hits of `step`, up to `most`.
 #[must_use]
 pub fn with_here(step: Step, here: Hits, most: Hits) -> Step {
     let Room { remaining, reset_after } = room(step);
     with(step, Room { remaining: remaining.plus(here).min(most), reset_after })
 }
 
-/// One part in this many of a lease's length is left unused, for two clocks of which each may run
-/// 1,000 ppm wrong.
+/// The unused part of a lease is 1/500 of its duration: two clocks may each drift by 1,000 ppm.
 const DRIFT_PART: u64 = 500;
 
-/// `good_for` as a member may use it, counted from when it sent the question.
+/// The part of `good_for` that a replica may use, from the time of sending.
 ///
-/// | good for | member uses | because |
+/// | good for | replica uses | because |
 /// |---|---|---|
 /// | 1 s | 998 ms | (1 + 0.001) / (1 − 0.001) < 1 / 0.998 |
 #[must_use]

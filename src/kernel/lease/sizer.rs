@@ -1,83 +1,85 @@
-//! How much to borrow.
+//! Lease sizing: the number of hits to borrow.
 //!
-//! | formula, for 200 hits asked in the last 10 s, and as many stranded as a quarter of it; terms of 30 s, most 1,000 | worked row |
+//! Example: 200 hits were requested in the last 10 s, and 50 leased
+//! hits were not spent. A lease lasts 30 s and is at most 1,000 hits.
+//!
+//! | formula | worked row |
 //! |---|---|
-//! | demand = hits of this span + what the last span's weigh | 200 |
-//! | what a whole term of it comes to, and of less than 64 no more than it | 200·30/10 = 600 |
-//! | of which the part that was not stranded: ·demand / (demand + stranded) | ⌊600·200/250⌋ = 480 |
+//! | demand = hits of the current span + the weighted hits of the last span | 200 |
+//! | demand over one lease; a demand below 64 is not scaled up | 200·30/10 = 600 |
+//! | reduced by the unspent part: ·demand / (demand + unspent) | ⌊600·200/250⌋ = 480 |
 //!
-//! Demand is counted in two buckets of a span each, of which the older fades: after two spans nothing is
-//! left of what was, whatever it was. A span is a term, and [`LONGEST_SPAN`] at most: a lease may be
-//! good for longer than a demand is believed to last. The question at hand is not demand, only those before it: a key asked for
-//! once a span is lent nothing, and one asked again is lent as much as was asked, which doubles from
-//! lease to lease.
+//! Demand is counted in two buckets of one span each; the older one fades linearly. After two
+//! spans nothing of a demand is left. A span is the duration of a lease, at most [`LONGEST_SPAN`].
 //!
-//! Guarantees: never more than `most`, nothing without demand; O(1), no allocation.
-//! Leaves out: what the law and the budget have left, which only the book knows, and which it
-//! divides.
+//! The current check is not part of the demand, only earlier checks are. A
+//! key with one check per span borrows nothing. The second check borrows as
+//! many hits as were requested, and the size doubles from lease to lease.
+//!
+//! Guarantees:
+//! - A lease is at most `most` hits, and 0 without demand.
+//! - O(1), no allocation.
+//!
+//! Not covered:
+//! - The hits that the limit and the budget have left (see [`super::book`]).
 
 use crate::kernel::units::{Hits, Nanos};
 
-/// Where fewer hits were asked for, a lease is for no more than were: what is known of so few is little.
+/// Below this demand a lease is not scaled to its full duration: so few hits predict little.
 const FEW: Hits = Hits(64);
 
-/// The longest that a demand is believed to last, whatever the term: what is lent must follow demand
-/// that drifts.
+/// The longest span, for any lease duration: lease sizes must follow a demand that drifts.
 pub const LONGEST_SPAN: Nanos = Nanos::from_secs(10);
 
-/// Less than one part in so many of a balance is not given back: demand by chance is as much above or
-/// below what it was before, and a message would be for nothing.
+/// A surplus below 1/2 of the balance is not returned. Random
+/// arrivals vary that much, and the message would be wasted.
 const LEAST_PART_BACK: u64 = 2;
 
-/// What is left of a lease when the next is asked for, one part in so many: with a fixed size always, else at
-/// most, when less is left than the largest question of late or than will be asked for soon.
+/// The refill threshold of a fixed size is 1/4 of a lease. With a learned
+/// size, 1/4 is the largest reserve for a check as large as recent ones.
 const LAST_PART: u64 = 4;
 
-/// What is left of a lease when the next is asked for at leisure, one part in so many: whoever asks sooner lets
-/// more of the budget lie, and needs more messages.
+/// The threshold of an early refill is 1/5 of a lease. An earlier
+/// one would leave more of the budget unused and send more messages.
 const LEISURE_PART: u64 = 5;
 
-/// A lease is at most one part in so many of what passes at one instant.
+/// A lease is at most 1/10 of the hits that the limit allows at one instant.
 const PARTS: u64 = 10;
 
-/// The most that one lease is for, of a limit that admits `at_once` at one instant; at least 1.
+/// The largest lease for a limit that allows `at_once` hits at one instant; at least 1.
 #[must_use]
 pub fn most(at_once: u32) -> Hits {
     Hits((u64::from(at_once) / PARTS).max(1))
 }
 
-/// How the size of a lease is found.
+/// The method that sets the size of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// Always this many hits.
+    /// A constant number of hits.
     Fixed(Hits),
-    /// From demand, and from what was stranded.
+    /// Learned from demand and from unspent hits.
     Learned,
 }
 
-/// Learns what one key of one member needs.
+/// The demand statistics of one key in one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sizer {
     size: Size,
     term: Nanos,
-    /// What one bucket counts.
+    /// The duration of one bucket.
     span: Nanos,
     most: Hits,
-    /// When the current bucket began.
     since: Nanos,
     current: Tally,
     last: Tally,
 }
 
-/// What a span saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Tally {
     asked: Hits,
     questions: u64,
     stranded: Hits,
-    /// The largest question.
     largest: Hits,
-    /// The largest lease.
     lent: Hits,
 }
 
@@ -87,7 +89,7 @@ impl Tally {
 }
 
 impl Sizer {
-    /// Leases of at most `most` hits, for terms of this length.
+    /// Creates a sizer for leases of at most `most` hits that last `term`.
     #[must_use]
     pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
         let span = if term.0 < LONGEST_SPAN.0 { term } else { LONGEST_SPAN };
@@ -100,7 +102,7 @@ impl Sizer {
         self.span
     }
 
-    /// Hits were asked for, whatever became of them: a key that is denied teaches too.
+    /// Records a check, also a denied one, because it is demand too.
     pub fn asked(&mut self, now: Nanos, hits: Hits) {
         if self.size == Size::Learned {
             self.turn(now);
@@ -110,7 +112,7 @@ impl Sizer {
         }
     }
 
-    /// Hits were lent.
+    /// Records a granted lease.
     pub fn lent(&mut self, now: Nanos, hits: Hits) {
         if self.size == Size::Learned {
             self.turn(now);
@@ -118,7 +120,7 @@ impl Sizer {
         }
     }
 
-    /// Hits that were lent went unspent.
+    /// Records leased hits that were not spent.
     pub fn stranded(&mut self, now: Nanos, hits: Hits) {
         if self.size == Size::Learned {
             self.turn(now);
@@ -126,7 +128,7 @@ impl Sizer {
         }
     }
 
-    /// Hits that were just counted as unspent may be spent after all.
+    /// Reverts [`Sizer::stranded`]: the hits can be spent after all.
     pub fn not_stranded(&mut self, now: Nanos, hits: Hits) {
         if self.size == Size::Learned {
             self.turn(now);
@@ -134,7 +136,7 @@ impl Sizer {
         }
     }
 
-    /// Hits asked for in the last span. With a fixed size, one lease.
+    /// Returns the hits requested in the last span. A fixed size returns one lease.
     #[must_use]
     pub fn demand(&self, now: Nanos) -> Hits {
         match self.size {
@@ -143,7 +145,8 @@ impl Sizer {
         }
     }
 
-    /// Hits to borrow next, `besides` those of a question that was counted already; at most `most`.
+    /// Returns the hits to borrow next, at most `most`. Excludes `besides`,
+    /// the hits of the current check, which is already recorded.
     #[must_use]
     pub fn want(&self, now: Nanos, besides: Hits) -> Hits {
         let want = match self.size {
@@ -159,8 +162,8 @@ impl Sizer {
         want.min(self.most)
     }
 
-    /// What of `balance` will not be asked for in `left`, by the demand of the last span; nothing where that
-    /// is less than half of it.
+    /// Returns the part of `balance` that exceeds the demand
+    /// expected in `left`; 0 if that is less than half of it.
     #[must_use]
     pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
         let surplus = balance.less(self.expected(now, left));
@@ -168,8 +171,7 @@ impl Sizer {
         if is_worth_it && self.size == Size::Learned { surplus } else { Hits(0) }
     }
 
-    /// Hits that would be asked for in `time` by the demand of the last span; none is foretold of a fixed
-    /// size.
+    /// Returns the hits expected in `time` at the demand of the last span; 0 for a fixed size.
     #[must_use]
     pub fn expected(&self, now: Nanos, time: Nanos) -> Hits {
         match self.size {
@@ -178,21 +180,22 @@ impl Sizer {
         }
     }
 
-    /// Questions that would come in `time` if they came as in the last span; none is foretold of a fixed size.
+    /// Returns the number of checks expected in `time` at the last span's rate; 0 for a fixed size.
     #[must_use]
     pub fn questions(&self, now: Nanos, time: Nanos) -> u64 {
         scaled(self.seen(now).questions, time.0, self.span.0)
     }
 
-    /// Will `balance` be gone within `time`, and is the last part of a lease all that is left? Nothing is
-    /// foretold of a fixed size.
+    /// Returns `true` if `balance` is at most 1/5 of a lease and is expected to run
+    /// out within `time`. Always `false` for a fixed size with a balance above 0.
     #[must_use]
     pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
         let last_part = self.seen(now).lent.0 / LEISURE_PART;
         balance.0 <= self.expected(now, time).0.min(last_part)
     }
 
-    /// Will `balance` be gone `ahead` of now, or not suffice for a question as large as others were?
+    /// Returns `true` if `balance` will run out within `ahead`, or cannot cover a
+    /// check as large as recent ones. A fixed size compares it with 1/4 of a lease.
     #[must_use]
     pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
         match self.size {
@@ -205,7 +208,7 @@ impl Sizer {
         }
     }
 
-    /// Begins a new bucket when the current one is a span old.
+    /// Starts a new bucket if the current one is a span old.
     fn turn(&mut self, now: Nanos) {
         let age = now.since(self.since);
         if age < self.span {
@@ -217,7 +220,8 @@ impl Sizer {
         self.current = Tally::default();
     }
 
-    /// The last span as of `now`: the current bucket, and of the one before what has not faded.
+    /// Returns the counts of the last span: the current
+    /// bucket plus the unfaded part of the last one.
     fn seen(&self, now: Nanos) -> Tally {
         let mut turned = *self;
         turned.turn(now);
@@ -234,7 +238,7 @@ impl Sizer {
     }
 }
 
-/// ⌊whole·part / of⌋; 0 of nothing.
+/// Returns ⌊whole·part / of⌋; 0 if `of` is 0.
 pub(super) fn scaled(whole: u64, part: u64, of: u64) -> u64 {
     let product = u128::from(whole).saturating_mul(u128::from(part));
     let scaled = product.checked_div(u128::from(of)).unwrap_or(0);

@@ -1,10 +1,10 @@
-//! One count per window: the reference's strategy, with calendar windows too.
+//! One count per window: the strategy of envoyproxy/ratelimit, plus calendar windows.
 //!
-//! | formula, for 5 a minute at 12:00:40 | worked row |
+//! | formula, for 5 per minute at 12:00:40 | worked row |
 //! |---|---|
 //! | window = ⌊now / length⌋·length | 12:00:00 |
 //! | after = count + hits | 4 + 2 = 6 |
-//! | admit iff after ≤ limit | 6 > 5, denied, and counted |
+//! | allow iff after ≤ limit | 6 > 5, denied, and counted |
 //! | remaining = limit − after, at least 0 | 0 |
 //! | `retry_after` = `reset_after` = end of the window − now | 20 s |
 //!
@@ -22,16 +22,20 @@
 //! assert_eq!(state.count, 6);
 //! ```
 //!
-//! Guarantees: at most `limit` hits are admitted in a window. A denied question is counted, as the
-//! reference counts it. Windows only move forward: an instant before the state's window counts
-//! into that window. A changed limit keeps the count of the window.
-//! Leaves out: where calendar windows start; the plan brings that.
+//! Guarantees:
+//! - At most `limit` hits are allowed in a window.
+//! - Denied hits are counted, as in envoyproxy/ratelimit.
+//! - Windows only move forward: an instant before the current window counts into it.
+//! - A changed limit keeps the count of the window.
+//!
+//! Not covered:
+//! - The starts of calendar windows, which the engine plans.
 
 use super::limit::{EXACT, LimitError, Tick};
 use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// The shortest window: below it the count says less than the network's jitter.
+/// The shortest window; shorter ones would measure network jitter.
 pub const SHORTEST: Nanos = Nanos::MILLI;
 
 /// A limit with one count per window.
@@ -41,67 +45,67 @@ pub struct FixedWindow {
     windows: Windows,
 }
 
-/// Where windows start.
+/// The placement of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windows {
-    /// Windows of this length, aligned to the Unix epoch; at least [`SHORTEST`], whole
-    /// microseconds.
+    /// Windows of this length, aligned to the Unix epoch.
+    /// At least [`SHORTEST`], in whole microseconds.
     Every(Nanos),
-    /// Windows as a calendar has them.
+    /// Calendar windows.
     Calendar {
-        /// The starts of the previous window, the current one, the next and the one after.
-        /// Rising, whole microseconds. The last one is only an end.
+        /// The starts of the previous, current and next window and of the one after,
+        /// whose start only ends the next one. Ascending, in whole microseconds.
         starts: [Nanos; 4],
     },
 }
 
-/// The state: one window and its count. The default is rested.
+/// The state: one window and its count. The default is an empty counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Count {
-    /// When the window began. Never moves back.
+    /// The start of the window; it never moves back.
     pub start: Nanos,
-    /// Hits asked for in the window, denied ones included; saturates below 2^53.
+    /// The hits requested in the window, also denied ones; saturates below 2^53.
     pub count: u64,
 }
 
 impl FixedWindow {
-    /// `limit` hits per window; a limit of 0 denies every hit.
+    /// Creates a limit of `limit` hits per window; 0 denies every hit.
     ///
     /// # Errors
-    /// A window that is too short, not whole microseconds or of more than 2^53 of them, or calendar
-    /// windows out of order.
+    /// A window that is too short, not whole microseconds or
+    /// longer than 2^53 of them; or calendar windows out of order.
     pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
         windows.check()?;
         Ok(Self { limit, windows })
     }
 
-    /// Hits admitted per window.
+    /// The hits allowed per window.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Where the windows start.
+    /// The placement of the windows.
     #[must_use]
     pub const fn windows(&self) -> &Windows {
         &self.windows
     }
 
-    /// The verdict that [`FixedWindow::step`] would give; changes nothing.
+    /// Returns the result that [`FixedWindow::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, state: &Count, now: Nanos, hits: Hits) -> Step {
         self.decide(*state, now, hits).1
     }
 
-    /// Counts `hits`, whether they pass or not. Cost: no allocation. `hits` 0 passes unless the
-    /// window is over its limit.
+    /// Counts `hits`, allowed or denied. 0 hits are allowed
+    /// unless the window is over its limit. Cost: no allocation.
     pub fn step(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
         let (count, step) = self.decide(*state, now, hits);
         *state = count;
         step
     }
 
-    /// Gives `hits` back to the current window; none to a window that is over.
+    /// Refunds `hits` to the current window; a window that is over gets no refund.
     pub fn refund(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
         let Some((mut count, end)) = self.current(*state, now) else { return Step::Stale };
         count.count = count.count.saturating_sub(hits.0);
@@ -109,16 +113,15 @@ impl FixedWindow {
         Step::Admit(self.room(count, end, now))
     }
 
-    /// Is this state as good as never seen?
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
     pub fn rested(&self, state: &Count, now: Nanos) -> bool {
         state.count == 0 || self.windows.parts(state.start, now)
     }
 
-    /// The state after the question, and the answer.
     fn decide(&self, state: Count, now: Nanos, hits: Hits) -> (Count, Step) {
         let Some((mut count, end)) = self.current(state, now) else { return (state, Step::Stale) };
-        // A script that only has doubles saturates here too.
+        // The Lua script, which only has doubles, saturates here too.
         count.count = count.count.saturating_add(hits.0).min(EXACT.saturating_sub(1));
         let room = self.room(count, end, now);
         let limit = u64::from(self.limit);
@@ -132,7 +135,7 @@ impl FixedWindow {
         (count, step)
     }
 
-    /// The state moved to its current window, and that window's end.
+    /// Moves the state to its current window, and returns it with the window's end.
     fn current(&self, state: Count, now: Nanos) -> Option<(Count, Nanos)> {
         let (start, end) = self.windows.current(state.start, now)?;
         let fresh = Count { start, count: 0 };
@@ -167,8 +170,8 @@ impl Windows {
         }
     }
 
-    /// Start and end of the window at `now`, or at `since` if that is later. None when the
-    /// calendar windows do not hold `now`.
+    /// Returns start and end of the window at `now`, or at `since` if
+    /// that is later. `None` if `now` is outside the calendar windows.
     fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
         let at = now.max(since);
         match self {
@@ -180,8 +183,8 @@ impl Windows {
                 if now < *first || *end <= now {
                     return None;
                 }
-                // A state from beyond the plan counts into the last window: better one window of
-                // doubt than no answer until the clock arrives there.
+                // A state later than all planned windows counts into the last one.
+                // Otherwise the counter would be unusable until the clock gets there.
                 Some(match at {
                     at if at < *second => (*first, *second),
                     at if at < *third => (*second, *third),
@@ -191,8 +194,8 @@ impl Windows {
         }
     }
 
-    /// How long the window at `now` lasts, where one began at `boundary`, not after `now`. 0 where no calendar window
-    /// is known.
+    /// Returns the time until the window at `now` ends. `boundary` is the start
+    /// of a window, at or before `now`. Returns 0 if no calendar window is known.
     #[must_use]
     pub fn left(&self, boundary: Nanos, now: Nanos) -> Nanos {
         match self {
@@ -207,7 +210,7 @@ impl Windows {
         }
     }
 
-    /// Does a window start after `since` and not after `now`?
+    /// Returns `true` if a window starts after `since` and not after `now`.
     fn parts(&self, since: Nanos, now: Nanos) -> bool {
         match self {
             Self::Every(_) => self.current(since, now).is_some_and(|(start, _)| since < start),

@@ -1,13 +1,13 @@
 //! GCRA, the generic cell rate algorithm, exact in integers.
 //!
-//! N requests per period of P ticks with burst B. The state is one instant, the theoretical
-//! arrival time (TAT): when the counter will be rested. How far it lies ahead of now is the debt,
-//! counted in hit·ticks: a hit costs P, a tick earns N, and the debt never exceeds B·P.
+//! N requests per period of P ticks, with burst B. The state is one instant, the theoretical
+//! arrival time (TAT), at which the counter is empty. The debt is the time from now to the
+//! TAT, in hit·ticks. A hit costs P, a tick frees N, and the debt never exceeds B·P.
 //!
 //! | formula, for 3 per 10 s, burst 4 (N = 3, P = 10^7 µs) | worked row |
 //! |---|---|
-//! | ahead = (whole − now)·N + frac, at most B·P | 4 hits at rest: 4·10^7 |
-//! | admit iff ahead + hits·P ≤ B·P | a fifth: 5·10^7 > 4·10^7, denied |
+//! | ahead = (whole − now)·N + frac, at most B·P | 4 hits on an empty counter: 4·10^7 |
+//! | allow iff ahead + hits·P ≤ B·P | a fifth hit: 5·10^7 > 4·10^7, denied |
 //! | `retry_after` = ⌈(ahead + hits·P − B·P) / N⌉ ticks | ⌈10^7 / 3⌉ = 3,333,334 µs |
 //! | remaining = ⌊(B·P − ahead) / P⌋ | 0 |
 //! | `reset_after` = ⌈ahead / N⌉ ticks | ⌈4·10^7 / 3⌉ = 13,333,334 µs |
@@ -25,10 +25,15 @@
 //! assert_eq!(limit.step(&mut tat, now, Hits(1)), denied);
 //! ```
 //!
-//! Guarantees: exactly B hits pass at one instant, and over any t ticks at most B + ⌊t·N/P⌋; a
-//! denied question costs nothing. A clock that stepped back owes at most one burst and never
-//! admits more for it.
-//! Leaves out: which limit a state was written under; see [`Gcra::carry`].
+//! Guarantees:
+//! - At most B hits are allowed at one instant.
+//! - In any t ticks, at most B + ⌊t·N/P⌋ hits are allowed.
+//! - A denied check costs nothing.
+//! - After the clock stepped back, the debt is at most one burst.
+//! - A clock that steps back allows no extra hits.
+//!
+//! Not covered:
+//! - The limit under which a state was written (see [`Gcra::carry`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -36,7 +41,7 @@ use super::limit::{self, LimitError, Tick, Worth};
 use super::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A limit counted by GCRA.
+/// A limit that is counted by GCRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gcra {
     requests: NonZeroU32,
@@ -47,20 +52,19 @@ pub struct Gcra {
     capacity: u64,
 }
 
-/// The state: when the counter will be rested. The default is rested.
-// Packed to 12 bytes: the memory backend holds millions of these, and 8-byte alignment would
-// make each 16.
+/// The state: the instant at which the counter is empty. The default is an empty counter.
+// Packed to 12 bytes: the memory store has millions of these, and 8-byte alignment needs 16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, packed(4))]
 pub struct Tat {
     /// Whole ticks since the Unix epoch.
     pub whole: u64,
-    /// The rest, in 1/N of a tick; below N.
+    /// The rest, in 1/N of a tick; less than N.
     pub frac: u32,
 }
 
 impl Gcra {
-    /// `requests` per `period`, at most `burst` at one instant.
+    /// Creates a limit of `requests` per `period`, at most `burst` at one instant.
     ///
     /// # Errors
     /// A zero, a period that is not whole microseconds, or a burst that does not fit.
@@ -68,56 +72,57 @@ impl Gcra {
         let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
         let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
         let fit = limit::fit(requests, period, burst.get())?;
-        // Below 2^53: that is what `fit` checks.
+        // Below 2^53, as `fit` checks.
         let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
         let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
         Ok(Self { requests, period, burst, tick, capacity })
     }
 
-    /// Hits admitted at one instant.
+    /// The hits allowed at one instant.
     #[must_use]
     pub const fn burst(&self) -> u32 {
         self.burst.get()
     }
 
-    /// The unit of time this limit counts in.
+    /// The time unit of this limit.
     #[must_use]
     pub const fn tick(&self) -> Tick {
         self.tick
     }
 
-    /// N hits in P ticks, in lowest terms.
+    /// N hits per P ticks, in lowest terms.
     #[must_use]
     pub const fn worth(&self) -> Worth {
         Worth { hits: self.requests.get(), ticks: self.period }
     }
 
-    /// The most that can be owed, in hit·ticks.
+    /// The largest debt, in hit·ticks.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// The debt, in hit·ticks, at most the capacity.
+    /// The debt in hit·ticks, at most the capacity.
     #[must_use]
     pub fn owed(&self, state: &Tat, now: Nanos) -> u64 {
         self.ahead(*state, self.tick.floor(now))
     }
 
-    /// The verdict that [`Gcra::step`] would give; changes nothing.
+    /// Returns the result that [`Gcra::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, state: &Tat, now: Nanos, hits: Hits) -> Step {
         self.decide(*state, now, hits).1
     }
 
-    /// Charges `hits` if they pass. Cost: no allocation. `hits` 0 always passes and charges nothing.
+    /// Charges `hits` if they are allowed. 0 hits are always
+    /// allowed and charge nothing. Cost: no allocation.
     pub fn step(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
         let (tat, step) = self.decide(*state, now, hits);
         *state = tat;
         step
     }
 
-    /// Gives `hits` back; the debt does not fall below zero.
+    /// Refunds `hits`; the debt does not fall below zero.
     pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
         let now = self.tick.floor(now);
         let ahead = self.ahead(*state, now).saturating_sub(self.cost(hits));
@@ -125,13 +130,13 @@ impl Gcra {
         Step::Admit(self.room(*state, now, self.free(ahead)))
     }
 
-    /// Takes so many hit·ticks off the debt; it does not fall below zero.
+    /// Reduces the debt by `owed` hit·ticks; it does not fall below zero.
     pub fn forgive(&self, state: &mut Tat, now: Nanos, owed: u64) {
         let now = self.tick.floor(now);
         *state = self.tat(now, self.ahead(*state, now).saturating_sub(owed));
     }
 
-    /// Hits that surely pass where the counter is at rest after `wait`.
+    /// Returns the hits that are certainly allowed if the counter is empty after `wait`.
     #[must_use]
     pub fn left_before(&self, wait: Nanos) -> Hits {
         let ticks = wait.0.div_ceil(self.tick.size().0);
@@ -139,21 +144,22 @@ impl Gcra {
         Hits(self.free(owed))
     }
 
-    /// How long before the counter is at rest `hits`, at most the burst, surely pass already.
+    /// Returns the time before the counter is empty from which
+    /// `hits`, at most the burst, are certainly allowed.
     #[must_use]
     pub fn before_rest(&self, hits: Hits) -> Nanos {
         let spare = self.capacity.saturating_sub(self.cost(hits));
         self.tick.nanos(spare / NonZeroU64::from(self.requests))
     }
 
-    /// Is this state as good as never seen?
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
     pub fn rested(&self, state: &Tat, now: Nanos) -> bool {
         self.ahead(*state, self.tick.floor(now)) == 0
     }
 
-    /// The state under this limit of what was charged under `from`: the same debt in hits, rounded
-    /// up, never above this burst.
+    /// Converts a state of the limit `from` to this limit:
+    /// the same debt in hits, rounded up, at most this burst.
     #[must_use]
     pub fn carry(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
         let owed = from.ahead(*state, from.tick.floor(now)).div_ceil(from.period.get());
@@ -161,18 +167,17 @@ impl Gcra {
         self.tat(self.tick.floor(now), self.cost(owed))
     }
 
-    /// The state after the question, and the answer.
     fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, Step) {
         let now = self.tick.floor(now);
         let ahead = self.ahead(state, now);
         let free = self.free(ahead);
         if let Some(left) = free.checked_sub(hits.0) {
-            // Below the capacity, because `hits` are at most what is free.
+            // Below the capacity, because `hits` are at most the free hits.
             let tat = self.tat(now, ahead.saturating_add(self.cost(hits)));
             return (tat, Step::Admit(self.room(tat, now, left)));
         }
-        // Written although nothing is charged: a debt cut down to one burst, because the clock
-        // stepped back, must drain from here and not be cut again at every question.
+        // Written although nothing is charged: after the clock stepped back, the debt is capped
+        // at one burst. It must drain from here, and not be capped again at every check.
         let tat = self.tat(now, ahead);
         let room = self.room(tat, now, free);
         if u64::from(self.burst.get()) < hits.0 {
@@ -183,10 +188,9 @@ impl Gcra {
         (tat, Step::Deny { retry_after: self.tick.nanos(wait), room })
     }
 
-    /// The debt in hit·ticks, at most the capacity.
     fn ahead(&self, state: Tat, now: u64) -> u64 {
-        // Without a whole tick ahead of now the fraction is past too. What saturates lies beyond
-        // the capacity, where a clock that stepped back leaves it.
+        // If no whole tick is ahead of now, the fraction is past too. A saturated
+        // product exceeds the capacity, as after a clock that stepped back.
         state.whole.checked_sub(now).map_or(0, |ticks| {
             ticks
                 .saturating_mul(u64::from(self.requests.get()))
@@ -195,13 +199,13 @@ impl Gcra {
         })
     }
 
-    /// The state that is `ahead` hit·ticks ahead of `now`.
+    /// Returns the state whose debt is `ahead` hit·ticks at `now`.
     fn tat(&self, now: u64, ahead: u64) -> Tat {
         if ahead == 0 {
             return Tat::default();
         }
         let requests = NonZeroU64::from(self.requests);
-        // The remainder is below N, which is a u32.
+        // The remainder is less than N, which is a u32.
         let frac = u32::try_from(ahead % requests).unwrap_or(u32::MAX);
         Tat { whole: now.saturating_add(ahead / requests), frac }
     }
@@ -211,12 +215,11 @@ impl Gcra {
         Room { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
     }
 
-    /// Hits that pass now.
     fn free(&self, ahead: u64) -> u64 {
         self.capacity.saturating_sub(ahead) / self.period
     }
 
-    /// Hit·ticks; saturates, and is exact for whatever can pass.
+    /// Returns the cost in hit·ticks; saturates, and is exact for all hits that can be allowed.
     fn cost(&self, hits: Hits) -> u64 {
         hits.0.saturating_mul(self.period.get())
     }

@@ -1,28 +1,31 @@
-//! The numbers of a limit and where they stop fitting.
+//! The numbers of a limit, and the bounds within which they are exact.
 //!
-//! A limit has its own tick. In ticks a period is a whole number P, N requests and P are divided
-//! by their greatest common divisor, and everything a strategy multiplies stays below 2^53, so
-//! that a script that only has doubles computes the same numbers.
+//! Each limit has its own tick. In ticks, a period is a whole number P. The N requests
+//! and P are divided by their greatest common divisor. All products of a strategy stay
+//! below 2^53, so that a Lua script, which only has doubles, computes the same numbers.
 //!
 //! | limit | tick | N | P | (burst + 1)·P |
 //! |---|---|---|---|---|
-//! | 600 a minute, burst 50 | 1 µs | 1 | 100,000 | 5,100,000 |
-//! | 1,000,000,007 a day, as burst | 1 s | 1,000,000,007 | 86,400 | 8.6·10^13 |
-//! | 4,294,967,291 a year, as burst | none | | 31,536,000 | refused: 285,616,413 is the largest |
+//! | 600 per minute, burst 50 | 1 µs | 1 | 100,000 | 5,100,000 |
+//! | 1,000,000,007 per day, same burst | 1 s | 1,000,000,007 | 86,400 | 8.6·10^13 |
+//! | 4,294,967,291 per year, same burst | none | | 31,536,000 | rejected: at most 285,616,413 |
 //!
-//! Guarantees: the finest tick that fits is taken; what does not fit is refused with the largest
-//! burst that does.
-//! Leaves out: what a strategy does with the numbers.
+//! Guarantees:
+//! - The finest tick that fits is chosen.
+//! - A limit that does not fit is rejected with the largest burst that does.
+//!
+//! Not covered:
+//! - The use of the numbers in a strategy.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use crate::kernel::units::Nanos;
 
-/// Every product stays below this, 2^53: a double holds the integers up to here.
+/// 2^53, the bound of every product: a double represents all integers up to here.
 pub const EXACT: u64 = 9_007_199_254_740_992;
 
-/// The unit of time of one limit. An instant is rounded down to it.
+/// The time unit of one limit; instants are rounded down to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tick {
     /// 1 µs.
@@ -34,7 +37,7 @@ pub enum Tick {
 }
 
 impl Tick {
-    /// All ticks, the finest first.
+    /// All ticks, finest first.
     pub const ALL: [Self; 3] = [Self::Micro, Self::Milli, Self::Second];
 
     /// The length of one tick.
@@ -47,8 +50,9 @@ impl Tick {
         }
     }
 
-    /// Whole ticks up to `at`, rounded down.
-    // Each arm divides by a constant, which costs a multiplication; `size` would cost a division.
+    /// Converts to whole ticks, rounded down.
+    // Each arm divides by a constant, which compiles to
+    // a multiplication; `size` would need a division.
     #[must_use]
     pub const fn floor(self, at: Nanos) -> u64 {
         match self {
@@ -58,13 +62,13 @@ impl Tick {
         }
     }
 
-    /// `ticks` as a duration or an instant; saturates after 584 years.
+    /// Converts `ticks` to nanoseconds; saturates after 584 years.
     #[must_use]
     pub const fn nanos(self, ticks: u64) -> Nanos {
         Nanos(ticks.saturating_mul(self.size().0))
     }
 
-    /// `period` in ticks if it is a whole number of them, and not none.
+    /// Converts `period` to ticks. Returns `None` if it is not a whole number or is 0.
     fn whole(self, period: Nanos) -> Option<NonZeroU64> {
         let ticks = self.floor(period);
         if self.nanos(ticks) == period { NonZeroU64::new(ticks) } else { None }
@@ -77,18 +81,19 @@ impl fmt::Display for Tick {
     }
 }
 
-/// What one tick is worth: `hits` / `ticks` hits, in lowest terms for GCRA.
+/// The rate at which hits are freed: `hits` per `ticks`, in lowest terms for GCRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worth {
-    /// Hits earned in `ticks` ticks.
+    /// The hits freed in `ticks` ticks.
     pub hits: u32,
-    /// Ticks in which `hits` are earned; at least 1.
+    /// The ticks in which `hits` are freed; at least 1.
     pub ticks: NonZeroU64,
 }
 
 impl Worth {
-    /// Is one tick worth more than 1 % of `burst`? Then the answers of the limit are visibly
-    /// coarser than its numbers.
+    /// Returns `true` if one tick frees more than 1 % of `burst`.
+    ///
+    /// The decisions of such a limit are visibly coarser than its numbers.
     ///
     /// ```
     /// # use std::num::NonZeroU64;
@@ -104,61 +109,61 @@ impl Worth {
     }
 }
 
-/// Writes `hits/ticks`, as in `1/100000`.
+/// Displays `hits/ticks`, for example `1/100000`.
 impl fmt::Display for Worth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.hits, self.ticks)
     }
 }
 
-/// Why numbers make no limit.
+/// Why numbers are no valid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// GCRA with a burst of 0.
     #[error("burst 0 would deny everything; wanted at least 1")]
     ZeroBurst,
-    /// GCRA that never earns a hit.
+    /// GCRA with 0 requests.
     #[error("0 requests earn nothing back; wanted at least 1, or strategy fixed_window")]
     ZeroRequests,
-    /// A period of no length.
+    /// A period of 0.
     #[error("a period of 0 limits nothing; wanted at least 1us")]
     ZeroPeriod,
-    /// A period finer than the finest tick.
+    /// A period that is not a whole number of microseconds.
     #[error("period {period} is not a whole number of microseconds")]
     UnevenPeriod {
-        /// The period as given.
+        /// The invalid period.
         period: Nanos,
     },
     /// A window shorter than [`super::fixed_window::SHORTEST`].
     #[error("window {window} is shorter than {shortest}")]
     ShortWindow {
-        /// The window as given.
+        /// The invalid window.
         window: Nanos,
-        /// The shortest window there is.
+        /// The shortest valid window.
         shortest: Nanos,
     },
-    /// A period for which not even a limit of 1 can be counted exactly.
+    /// A period that is too long even for a limit of 1.
     #[error("period {period} is too long to count exactly")]
     LongPeriod {
-        /// The period as given.
+        /// The invalid period.
         period: Nanos,
     },
-    /// A burst, or where there is none the requests, too large to count exactly.
+    /// A burst, or a request limit without burst, that is too large to count exactly.
     #[error("{asked} cannot be counted exactly over {period}; the largest that fits is {largest}")]
     TooLarge {
-        /// The burst, or the requests, as given.
+        /// The invalid burst or number of requests.
         asked: u32,
-        /// The period as given.
+        /// The period of the limit.
         period: Nanos,
-        /// The largest burst, or number of requests, that fits this period; at least 1.
+        /// The largest burst or number of requests for this period; at least 1.
         largest: u32,
     },
-    /// Calendar windows that do not follow each other.
+    /// Calendar windows that are not in ascending order.
     #[error("calendar windows must start one after the other")]
     UnorderedWindows,
 }
 
-/// A rate in lowest terms and the tick it is counted in.
+/// A rate in lowest terms, and its tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) tick: Tick,
@@ -166,7 +171,7 @@ pub(super) struct Fit {
     pub(super) period: NonZeroU64,
 }
 
-/// The finest tick with (`burst` + 1)·P < 2^53.
+/// Returns the finest tick with (`burst` + 1)·P < 2^53.
 pub(super) fn fit(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<Fit, LimitError> {
     if period == Nanos(0) {
         return Err(LimitError::ZeroPeriod);
@@ -177,7 +182,7 @@ pub(super) fn fit(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<Fit
     let fits = Tick::ALL.iter().filter_map(|tick| Fit::new(*tick, requests, period));
     let mut largest = 0;
     for fit in fits {
-        // A coarser tick has a smaller P, so the last one tried has the largest burst.
+        // A coarser tick has a smaller P, so the last tick allows the largest burst.
         largest = fit.largest_burst();
         if burst <= largest && 0 < largest {
             return Ok(fit);
@@ -201,7 +206,7 @@ impl Fit {
         })
     }
 
-    /// The largest burst with (burst + 1)·P < 2^53; 0 where there is none.
+    /// Returns the largest burst with (burst + 1)·P < 2^53; 0 if there is none.
     fn largest_burst(self) -> u32 {
         let below = EXACT.saturating_sub(1);
         let burst = (below / self.period).saturating_sub(1);
@@ -209,7 +214,6 @@ impl Fit {
     }
 }
 
-/// The greatest common divisor, by Euclid.
 fn gcd(a: u64, b: NonZeroU64) -> NonZeroU64 {
     let (mut a, mut b) = (a, b);
     while let Some(rest) = NonZeroU64::new(a % b) {

@@ -1,9 +1,12 @@
-//! How hits are counted against a limit: the four strategies and their one step.
+//! The four strategies that count hits against a limit.
 //!
-//! Guarantees: every strategy is exact in integers and deterministic; `ask` and `step` answer the
-//! same, and only `step` changes state; a denied client that returns after `retry_after` is
-//! admitted if nobody else came, and not one tick sooner.
-//! Leaves out: where the state lives and what time it is.
+//! Guarantees:
+//! - Every strategy is deterministic and exact in integers.
+//! - `ask` and `step` give the same result; only `step` changes the state.
+//! - A denied client is allowed at `retry_after`, without other traffic, and not one tick sooner.
+//!
+//! Not covered:
+//! - Storage of the state, and the current time.
 
 pub mod fixed_window;
 pub mod gcra;
@@ -13,48 +16,48 @@ pub mod sliding_window;
 
 use crate::kernel::units::{Hits, Nanos};
 
-/// The verdict of one strategy on one question.
+/// The result of one strategy for one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// The hits pass.
+    /// The hits are allowed.
     Admit(Room),
-    /// The hits do not pass now, and would after `retry_after` if nobody else came.
+    /// The hits are denied now, and allowed after `retry_after` without other traffic.
     Deny {
-        /// Wait until these hits pass.
+        /// The time until these hits are allowed.
         retry_after: Nanos,
-        /// What is left regardless.
+        /// The headroom, which the denied hits do not change.
         room: Room,
     },
-    /// More hits than the limit could ever admit: waiting does not help.
+    /// More hits than the limit can ever allow; waiting does not help.
     Never(Room),
-    /// `now` lies outside the calendar windows that the plan brought; plan again and ask again.
+    /// `now` is outside the planned calendar windows; plan again and retry.
     Stale,
 }
 
-/// What a counter has left after a step.
+/// The headroom of a counter after a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Room {
-    /// Hits that would be admitted at this instant.
+    /// The hits that would be allowed at this instant.
     pub remaining: Hits,
-    /// Wait until the counter is fully rested; for a window, until it ends.
+    /// The time until the counter is empty; for a fixed window, until it ends.
     pub reset_after: Nanos,
 }
 
-/// How a limit counts, with its numbers.
+/// A strategy with the numbers of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// The generic cell rate algorithm.
     Gcra(gcra::Gcra),
-    /// One count per window; windows are aligned to the epoch or to a calendar.
+    /// One count per window; windows are aligned to the Unix epoch or to a calendar.
     FixedWindow(fixed_window::FixedWindow),
-    /// Two windows, interpolated.
+    /// Two interpolated windows.
     SlidingWindow(sliding_window::SlidingWindow),
-    /// Every arrival of the last period.
+    /// A log of every arrival in the last period.
     SlidingLog(sliding_log::SlidingLog),
 }
 
 impl Strategy {
-    /// The unit of time this limit counts in; instants are rounded down to it.
+    /// The time unit of this limit; instants are rounded down to it.
     #[must_use]
     pub const fn tick(&self) -> limit::Tick {
         match self {
@@ -64,7 +67,7 @@ impl Strategy {
         }
     }
 
-    /// The hits that one tick is worth, where hits come back tick by tick.
+    /// The hits freed per tick, for strategies that free hits continuously.
     #[must_use]
     pub const fn worth(&self) -> Option<limit::Worth> {
         match self {
@@ -74,7 +77,8 @@ impl Strategy {
         }
     }
 
-    /// Hits admitted at one instant by a counter at rest: the burst of GCRA, the limit elsewhere.
+    /// The hits that an empty counter allows at one
+    /// instant: the burst of GCRA, otherwise the limit.
     #[must_use]
     pub const fn most(&self) -> u32 {
         match self {
@@ -85,13 +89,15 @@ impl Strategy {
         }
     }
 
-    /// How much longer than others `more` hits than theirs wait; nothing where only the counter can say. At most a tick longer
-    /// than the counter would.
+    /// The extra wait of a check for `more` additional
+    /// hits; `None` if only the counter can compute it.
+    ///
+    /// At most one tick longer than the counter's own result.
     #[must_use]
     pub fn longer(&self, more: Hits) -> Option<Nanos> {
         match self {
             _ if more == Hits(0) => Some(Nanos(0)),
-            // The whole window is over at once.
+            // The window frees all hits at once.
             Self::FixedWindow(_) => Some(Nanos(0)),
             Self::Gcra(gcra) => {
                 let earned = more.0.saturating_mul(gcra.worth().ticks.get());
@@ -101,18 +107,21 @@ impl Strategy {
         }
     }
 
-    /// What a counter has left at `now` that had `room` at `at`, if nobody came meanwhile: at most what it would say
-    /// itself, and the same as soon as it is at rest, as long as its clock does not step back. Cost: no allocation.
+    /// Projects a counter's headroom `room` from `at` to `now`, without other traffic.
     ///
-    /// | 100 a second, of which 0 were left at 0 s | 0.5 s | 1 s | 1.5 s | 2 s |
+    /// At most the counter's own headroom, and equal once the counter
+    /// is empty, unless its clock steps back. Cost: no allocation.
+    ///
+    /// | 100 per second, 0 remaining at 0 s | 0.5 s | 1 s | 1.5 s | 2 s |
     /// |---|---|---|---|---|
-    /// | GCRA, at rest at 1 s: a hit in 10 ms | 50 | 100 | 100 | 100 |
+    /// | GCRA, empty at 1 s: one hit per 10 ms | 50 | 100 | 100 | 100 |
     /// | fixed window that ends at 1 s | 0 | 100 | 100 | 100 |
-    /// | sliding window, at rest at 2 s: from 1 s on the hits of before fade | 0 | 0 | 50 | 100 |
-    /// | sliding log, at rest at 1 s | 0 | 100 | 100 | 100 |
+    /// | sliding window, empty at 2 s: the old hits fade from 1 s | 0 | 0 | 50 | 100 |
+    /// | sliding log, empty at 1 s | 0 | 100 | 100 | 100 |
     #[must_use]
     pub fn later(&self, room: Room, at: Nanos, now: Nanos) -> Room {
-        // A counter's clock ticks in microseconds: what is left in between would be that of a window that is over.
+        // The counter's clock ticks in microseconds. Finer instants
+        // would give the headroom of a window that is over.
         let [at, now] =
             [at, now].map(|instant| limit::Tick::Micro.nanos(limit::Tick::Micro.floor(instant)));
         let elapsed = now.since(at);
@@ -132,16 +141,19 @@ impl Strategy {
         Room { remaining: room.remaining.max(earned), reset_after }
     }
 
-    /// How long after an answer that left `room` as many as `hits`, at least one, pass, if nobody came meanwhile; nothing where
-    /// they never do. Never too short, but for a sliding window whose limit was lowered meanwhile. Exact for a fixed window, for GCRA
-    /// but for a tick; the sliding two may be asked to wait longer than they have to, until they are at rest.
+    /// Returns the time after which `hits` (at least 1) are allowed, without other traffic.
     ///
-    /// | 10 a minute, of which 4 are left | 5 hits pass in |
+    /// It counts from the reply that left `room`. `None` if they are never allowed.
+    /// It is never too short, unless a sliding window's limit was lowered since. It
+    /// is exact for a fixed window, and within one tick for GCRA. The sliding
+    /// strategies may give a longer time, at most until the counter is empty.
+    ///
+    /// | 10 per minute, 4 remaining | 5 hits are allowed in |
     /// |---|---|
-    /// | GCRA, at rest in 36 s: a hit in 6 s | 6 s |
+    /// | GCRA, empty in 36 s: one hit per 6 s | 6 s |
     /// | fixed window that ends in 20 s | 20 s |
-    /// | sliding window, at rest in 80 s: from 20 s on 6 hits fade to 5 in 10 s | 30 s |
-    /// | sliding log, at rest in 50 s | 50 s |
+    /// | sliding window, empty in 80 s: from 20 s on, 6 hits fade to 5 in 10 s | 30 s |
+    /// | sliding log, empty in 50 s | 50 s |
     #[must_use]
     pub fn passes_in(&self, room: Room, hits: Hits) -> Option<Nanos> {
         if u64::from(self.most()) < hits.0 {
@@ -158,7 +170,7 @@ impl Strategy {
         Some(room.reset_after.since(before_rest))
     }
 
-    /// Is one tick worth more than 1 % of what passes at one instant?
+    /// Returns `true` if one tick frees more than 1 % of the burst or limit.
     #[must_use]
     pub fn is_coarse(&self) -> bool {
         self.worth().is_some_and(|worth| worth.is_coarse(self.most()))

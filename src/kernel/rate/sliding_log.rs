@@ -1,14 +1,14 @@
-//! Every arrival of the last period, in a ring.
+//! A log of every arrival in the last period.
 //!
-//! The ring holds the last arrivals, those of one instant together; the head chases the tail, and
-//! what is a period old falls out when the ring is next touched.
+//! Arrivals of one instant share an entry. Entries
+//! older than a period are removed on the next access.
 //!
 //! | formula, for 3 per 10 s; 2 hits at 0 s and 1 at 4 s; now 5 s | worked row |
 //! |---|---|
 //! | held = hits younger than the period | 3 |
-//! | admit iff held + hits ≤ N | 3 + 1 > 3, denied |
-//! | `retry_after`: when enough of the oldest are a period old | 0 + 10 − 5 = 5 s |
-//! | `reset_after`: when the newest is | 4 + 10 − 5 = 9 s |
+//! | allow iff held + hits ≤ N | 3 + 1 > 3, denied |
+//! | `retry_after`: until enough of the oldest hits are a period old | 0 + 10 − 5 = 5 s |
+//! | `reset_after`: until the newest hit is | 4 + 10 − 5 = 9 s |
 //!
 //! ```
 //! use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
@@ -24,13 +24,18 @@
 //! assert_eq!(limit.step(&mut log, at(5), Hits(1)), denied);
 //! ```
 //!
-//! Memory: 12 bytes an arrival, at most 12·N and 40 for a key. Time: a step pops what fell out,
-//! once per arrival; a denial walks to the arrival it waits for.
+//! Memory: 12 bytes per arrival, at most 12·N + 40 per key. Time: each
+//! entry is removed once; a denial scans to the entry that it waits for.
 //!
-//! Guarantees: at most N hits in any half-open interval of one period, exactly. A denied question
-//! costs nothing. A lowered limit keeps the newest hits. When the clock stepped back, hits of the
-//! future have arrived now: none is forgotten early, and none is held for more than a period.
-//! Leaves out: any approximation; see [`super::sliding_window`] for what costs 16 bytes.
+//! Guarantees:
+//! - At most N hits in any half-open interval of one period.
+//! - A denied check costs nothing.
+//! - A lowered limit keeps the newest hits.
+//! - After the clock stepped back, entries in the future are moved to now.
+//! - So no hit is dropped early or kept for longer than a period.
+//!
+//! Not covered:
+//! - Approximation in 16 bytes (see [`super::sliding_window`]).
 
 use std::collections::VecDeque;
 
@@ -46,16 +51,16 @@ pub struct SlidingLog {
     period: u64,
 }
 
-/// The state: the arrivals of the last period, oldest first. The default is rested.
+/// The state: the arrivals of the last period, oldest first. The default is an empty counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Log {
     runs: VecDeque<Run>,
-    /// Hits in all runs together.
+    /// The sum of the hits in all runs.
     held: u64,
 }
 
-/// Hits that arrived at one instant.
-// Packed to 12 bytes: a log holds up to N of these.
+/// The hits that arrived at one instant.
+// Packed to 12 bytes: a log has up to N of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, packed(4))]
 struct Run {
@@ -65,10 +70,10 @@ struct Run {
 }
 
 impl SlidingLog {
-    /// `limit` hits in any `period`; a limit of 0 denies every hit.
+    /// Creates a limit of `limit` hits in any `period`; 0 denies every hit.
     ///
     /// # Errors
-    /// A period of 0, not whole microseconds, or of more than 2^53 of them.
+    /// A period of 0, not whole microseconds, or longer than 2^53 of them.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
         let micros = Tick::Micro.floor(period);
         match period {
@@ -79,19 +84,19 @@ impl SlidingLog {
         }
     }
 
-    /// Hits in any period.
+    /// The hits allowed in any period.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The length of every interval that holds at most the limit.
+    /// The length of the interval that the limit applies to.
     #[must_use]
     pub const fn period(&self) -> Nanos {
         Tick::Micro.nanos(self.period)
     }
 
-    /// The verdict that [`SlidingLog::step`] would give; changes nothing.
+    /// Returns the result that [`SlidingLog::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, state: &Log, now: Nanos, hits: Hits) -> Step {
         let now = Tick::Micro.floor(now);
@@ -99,7 +104,7 @@ impl SlidingLog {
         let held = state.held.saturating_sub(gone.map(u64::from).fold(0, u64::saturating_add));
         let admitted = self.decide(state, held, now, hits);
         match admitted {
-            // As if the hits were in the ring.
+            // Reset time as if the hits were already in the log.
             Step::Admit(room) if hits.0 != 0 => {
                 Step::Admit(Room { reset_after: Tick::Micro.nanos(self.period), ..room })
             }
@@ -107,9 +112,9 @@ impl SlidingLog {
         }
     }
 
-    /// Records `hits` if they pass. `hits` 0 always passes.
+    /// Records `hits` if they are allowed. 0 hits are always allowed.
     ///
-    /// Cost: allocates when the ring grows, which is by doubling, up to N arrivals.
+    /// Cost: allocates when the log grows. Capacity doubles, up to N entries.
     pub fn step(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
         let now = Tick::Micro.floor(now);
         self.settle(state, now);
@@ -123,7 +128,7 @@ impl SlidingLog {
         }
     }
 
-    /// Gives the newest `hits` back.
+    /// Refunds the newest `hits`.
     pub fn refund(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
         let now = Tick::Micro.floor(now);
         self.settle(state, now);
@@ -131,14 +136,14 @@ impl SlidingLog {
         Step::Admit(self.room(state, state.held, now))
     }
 
-    /// Is this state as good as never seen?
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
     pub fn rested(&self, state: &Log, now: Nanos) -> bool {
         let now = Tick::Micro.floor(now);
         state.runs.back().is_none_or(|newest| self.is_gone(*newest, now))
     }
 
-    /// The answer when `held` hits are younger than a period.
+    /// Returns the result if `held` hits are younger than a period.
     fn decide(&self, state: &Log, held: u64, now: u64, hits: Hits) -> Step {
         let room = self.room(state, held, now);
         if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
@@ -152,7 +157,7 @@ impl SlidingLog {
         Step::Deny { retry_after: Tick::Micro.nanos(wait), room }
     }
 
-    /// Microseconds until the oldest `excess` hits are a period old.
+    /// Returns the microseconds until the oldest `excess` hits are a period old.
     fn frees_in(&self, state: &Log, excess: u64, now: u64) -> u64 {
         let mut freed = 0_u64;
         for run in state.runs.iter().filter(|run| !self.is_gone(**run, now)) {
@@ -172,20 +177,20 @@ impl SlidingLog {
         }
     }
 
-    /// Microseconds until `run` is a period old; one of the future has arrived now.
+    /// Returns the microseconds until `run` is a period
+    /// old; a run in the future counts as arriving now.
     fn left(&self, run: Run, now: u64) -> u64 {
         run.at.min(now).saturating_add(self.period).saturating_sub(now)
     }
 
-    /// Is `run` a period old?
     fn is_gone(&self, run: Run, now: u64) -> bool {
         self.left(run, now) == 0
     }
 
-    /// Pops what is a period old, brings the future to `now`, and keeps only the newest hits that
-    /// the limit could hold: older ones never decide before these do.
+    /// Removes runs that are a period old and moves runs in the future to `now`. Keeps only
+    /// the newest hits up to the limit: older ones free room first, so they never decide.
     fn settle(&self, state: &mut Log, now: u64) {
-        // One hit stays under a limit of 0, so that the log still tells when it is rested.
+        // With a limit of 0 one hit is kept, so that the log still shows when it is empty.
         let surplus = state.held.saturating_sub(u64::from(self.limit.max(1)));
         state.drop_oldest(surplus);
         while let Some(oldest) = state.runs.front().filter(|run| self.is_gone(**run, now)) {
@@ -194,7 +199,7 @@ impl SlidingLog {
         }
         let mut future = 0_u32;
         while let Some(newest) = state.runs.back().filter(|run| now < run.at) {
-            // Not above the limit, which holds for all runs together.
+            // At most the limit, as are all runs together.
             future = future.saturating_add(newest.hits);
             state.runs.pop_back();
         }
@@ -206,7 +211,7 @@ impl SlidingLog {
 }
 
 impl Log {
-    /// Adds `hits` at `now`, which is not before the newest run.
+    /// Adds `hits` at `now`, which is at or after the newest run.
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
         self.held = self.held.saturating_add(hits.0);
         let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
@@ -219,7 +224,7 @@ impl Log {
         }
     }
 
-    /// Doubles a full ring, but not beyond `limit` arrivals: it never holds more.
+    /// Doubles the capacity of a full log, up to `limit` entries.
     fn make_room(&mut self, limit: u32) {
         let len = self.runs.len();
         if len == self.runs.capacity() {
@@ -228,7 +233,7 @@ impl Log {
         }
     }
 
-    /// Takes up to `hits` out of the arrivals of the instant `at`; nothing when they fell out.
+    /// Refunds up to `hits` of the arrivals at `at`; does nothing if they were removed.
     pub(in crate::kernel) fn refund_at(&mut self, at: Nanos, hits: Hits) {
         let at = Tick::Micro.floor(at);
         let Ok(index) = self.runs.binary_search_by_key(&at, |run| run.at) else { return };
@@ -264,7 +269,7 @@ impl Log {
     }
 }
 
-/// Takes up to `left` hits out of `run`; says whether the run is empty now.
+/// Takes up to `left` hits out of `run`. Returns `true` if the run is empty now.
 fn take(run: &mut Run, left: &mut u64) -> bool {
     let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
     run.hits = run.hits.saturating_sub(taken);

@@ -1,14 +1,14 @@
 //! Two aligned windows, interpolated.
 //!
-//! Windows of P ticks are aligned to the epoch. What the previous window admitted is taken to be
-//! spread evenly, so that e ticks into the current window P − e ticks' part of it still counts.
+//! Windows of P ticks are aligned to the Unix epoch. The hits of the previous window are assumed
+//! to be spread evenly. After e ticks of the current window, (P − e) / P of them still count.
 //!
-//! | formula, for 10 a minute; 8 in the previous minute, 3 in this one, 15 s old | worked row |
+//! | formula, for 10 per minute; 8 in the previous minute, 3 in this one, 15 s old | worked row |
 //! |---|---|
 //! | used = cur + ⌈prev·(P − e) / P⌉ | 3 + ⌈8·45/60⌉ = 9 |
-//! | admit iff prev·(P − e) + (cur + hits)·P ≤ L·P, that is hits ≤ L − used | 1 passes, 2 do not |
-//! | `retry_after`: e at which prev·(P − e) ≤ (L − cur − hits)·P | 2: 60 − ⌊5·60/8⌋ = 22.5 s, 7.5 s to go |
-//! | `reset_after`: when prev and cur are both past | 45 + 60 s |
+//! | allow iff prev·(P − e) + (cur + hits)·P ≤ L·P, or hits ≤ L − used | 1 allowed, 2 denied |
+//! | `retry_after`: prev·(P − e) ≤ (L − cur − hits)·P | 2 hits: 60 − 5·60/8 = 22.5 s, in 7.5 s |
+//! | `reset_after`: until prev and cur are both past | 45 + 60 s |
 //!
 //! ```
 //! use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
@@ -24,12 +24,19 @@
 //! assert!(matches!(limit.step(&mut state, now, Hits(1)), Step::Admit(_)));
 //! ```
 //!
-//! Guarantees: never more than L hits in an aligned window, and over any t ≤ P ticks, first and
-//! last included, at most L + ⌊L·t/P⌋. That is the error of the strategy: up to twice the limit in
-//! a period, where the previous window's hits all came late. A denied question costs nothing.
-//! Windows only move forward. A changed limit keeps both counts; a changed period keeps those
-//! whose window the new windows still hold.
-//! Leaves out: exactness over every interval; that is [`super::sliding_log`].
+//! **Error.** A period can contain up to twice the
+//! limit, if all hits of the previous window came late.
+//!
+//! Guarantees:
+//! - At most L hits in an aligned window.
+//! - At most L + ⌊L·t/P⌋ hits in any t ≤ P ticks, first and last included.
+//! - A denied check costs nothing.
+//! - Windows only move forward.
+//! - A changed limit keeps both counts.
+//! - A changed period keeps the counts whose window overlaps the new windows.
+//!
+//! Not covered:
+//! - Exactness in every interval (see [`super::sliding_log`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -45,66 +52,65 @@ pub struct SlidingWindow {
     tick: Tick,
 }
 
-/// The state: two windows and their counts. The default is rested.
+/// The state: two windows and their counts. The default is an empty counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pair {
-    /// When the current window began. Never moves back.
+    /// The start of the current window; it never moves back.
     pub start: Nanos,
-    /// Hits admitted in the window before.
+    /// The hits allowed in the previous window.
     pub prev: u32,
-    /// Hits admitted in the current window.
+    /// The hits allowed in the current window.
     pub cur: u32,
 }
 
-/// A state brought to `now`, in ticks.
+/// A state moved to `now`, in ticks.
 struct Seen {
     now: u64,
-    /// When the counts began: the current window's start, or later under a changed period.
+    /// The start of the counts: the current window's start, or later after a changed period.
     since: u64,
-    /// When the current window ends.
     end: u64,
-    /// Ticks until then, at least 1; a window in the future has all of them left.
+    /// The ticks until `end`, at least 1; a window in the future has all its ticks left.
     left: u64,
     prev: u32,
     cur: u32,
 }
 
 impl SlidingWindow {
-    /// `limit` hits per `period`; a limit of 0 denies every hit.
+    /// Creates a limit of `limit` hits per `period`; 0 denies every hit.
     ///
     /// # Errors
     /// A period of 0 or not whole microseconds, or a limit that does not fit.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
-        // Not reduced: the previous window's count may be any number.
+        // Not reduced, because the previous window's count can be any number.
         let fit = limit::fit(NonZeroU32::MIN, period, limit)?;
         Ok(Self { limit, period: fit.period, tick: fit.tick })
     }
 
-    /// Hits per period.
+    /// The hits allowed per period.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The unit of time this limit counts in.
+    /// The time unit of this limit.
     #[must_use]
     pub const fn tick(&self) -> Tick {
         self.tick
     }
 
-    /// L hits in P ticks: what the window slides by, at most.
+    /// L hits per P ticks, the highest rate at which the window frees hits.
     #[must_use]
     pub const fn worth(&self) -> Worth {
         Worth { hits: self.limit, ticks: self.period }
     }
 
-    /// The verdict that [`SlidingWindow::step`] would give; changes nothing.
+    /// Returns the result that [`SlidingWindow::step`] would give; changes nothing.
     #[must_use]
     pub fn ask(&self, state: &Pair, now: Nanos, hits: Hits) -> Step {
         self.decide(&mut self.seen(*state, now), hits)
     }
 
-    /// Counts `hits` if they pass. Cost: no allocation. `hits` 0 always passes.
+    /// Counts `hits` if they are allowed. 0 hits are always allowed. Cost: no allocation.
     pub fn step(&self, state: &mut Pair, now: Nanos, hits: Hits) -> Step {
         let mut seen = self.seen(*state, now);
         let step = self.decide(&mut seen, hits);
@@ -112,7 +118,7 @@ impl SlidingWindow {
         step
     }
 
-    /// Gives `hits` back to the current window.
+    /// Refunds `hits` to the current window.
     pub fn refund(&self, state: &mut Pair, now: Nanos, hits: Hits) -> Step {
         let mut seen = self.seen(*state, now);
         seen.cur = seen.cur.saturating_sub(narrow(hits));
@@ -120,35 +126,38 @@ impl SlidingWindow {
         Step::Admit(self.room(&seen))
     }
 
-    /// Hits that surely pass where the counter, which had `room`, is at rest after `wait`: what was used of it fades
-    /// in the last period before that, or what is left of one.
+    /// Returns the hits that are certainly allowed if the
+    /// counter, which had `room`, is empty after `wait`.
+    ///
+    /// The used hits fade during the last period before that, or the rest of it.
     #[must_use]
     pub fn left_before(&self, room: Room, wait: Nanos) -> Hits {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fades_for(room);
         let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
-        // Below 2^53: what is used is at most the limit.
+        // Below 2^53, because the used hits are at most the limit.
         let used = limit.less(room.remaining).0.saturating_mul(left);
         limit.less(Hits(used.div_ceil(fades_for)))
     }
 
-    /// How long before the counter, which had `room`, is at rest `hits`, at most the limit, surely pass already.
+    /// Returns the time before the counter, which had `room`, is empty from
+    /// which `hits` are certainly allowed. `hits` is at most the limit.
     #[must_use]
     pub fn before_rest(&self, room: Room, hits: Hits) -> Nanos {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fades_for(room);
-        // Below 2^53: at most the limit, for at most a period.
+        // Below 2^53: at most the limit times a period.
         let product = limit.less(hits).0.saturating_mul(fades_for);
         let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
         self.tick.nanos(left.min(fades_for))
     }
 
-    /// For how many ticks before its rest what was used of a counter fades: a period, or what is left of one.
+    /// Returns the number of ticks during which the used hits fade: a period, or the rest of it.
     fn fades_for(&self, room: Room) -> u64 {
         self.tick.floor(room.reset_after).min(self.period.get()).max(1)
     }
 
-    /// Is this state as good as never seen?
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
     pub fn rested(&self, state: &Pair, now: Nanos) -> bool {
         let seen = self.seen(*state, now);
@@ -158,7 +167,7 @@ impl SlidingWindow {
     fn decide(&self, seen: &mut Seen, hits: Hits) -> Step {
         let room = self.room(seen);
         if hits.0 == 0 || hits <= room.remaining {
-            // At most the limit, because `hits` are at most what remains of it.
+            // At most the limit, because `hits` are at most the remaining hits.
             seen.cur = seen.cur.saturating_add(narrow(hits));
             return Step::Admit(self.room(seen));
         }
@@ -169,26 +178,28 @@ impl SlidingWindow {
         Step::Deny { retry_after: self.tick.nanos(wait), room }
     }
 
-    /// The first tick at which `hits`, at most the limit and denied now, pass.
+    /// Returns the first tick at which `hits` are allowed;
+    /// they are denied now and at most the limit.
     fn passes_at(&self, seen: &Seen, hits: Hits) -> u64 {
         let after_hits = u64::from(self.limit).saturating_sub(hits.0);
         match after_hits.checked_sub(u64::from(seen.cur)) {
-            // In this window, as the previous one fades.
+            // In this window, while the previous one fades.
             Some(room) => self.fades_to(seen.end, seen.prev, room),
-            // In the next, as this one fades.
+            // In the next window, while this one fades.
             None => self.fades_to(self.next(seen.end), seen.cur, after_hits),
         }
     }
 
-    /// When `count` hits weigh no more than `room`, fading out until `end`.
+    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `room`.
     fn fades_to(&self, end: u64, count: u32, room: u64) -> u64 {
-        // Below 2^53: `room` is at most the limit. Rounded down, so that the instant is rounded up.
+        // Below 2^53, because `room` is at most the limit.
+        // Rounded down, which rounds the result up.
         let product = room.saturating_mul(self.period.get());
         end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))
     }
 
     fn room(&self, seen: &Seen) -> Room {
-        // Saturates only for counts above a limit that was lowered; then nothing remains either.
+        // Saturates only for counts above a lowered limit, and then no hits remain anyway.
         let faded = u64::from(seen.prev).saturating_mul(seen.left).div_ceil(self.period.get());
         let used = faded.saturating_add(u64::from(seen.cur));
         let rested = match (seen.prev, seen.cur) {
@@ -202,7 +213,6 @@ impl SlidingWindow {
         }
     }
 
-    /// Moves the windows forward to `now`.
     fn seen(&self, state: Pair, now: Nanos) -> Seen {
         let now = self.tick.floor(now);
         let since = self.tick.floor(state.start);
@@ -219,7 +229,7 @@ impl SlidingWindow {
         Seen { now, since: since.max(start), end, left, prev, cur }
     }
 
-    /// One window later.
+    /// Returns the boundary one window later.
     fn next(&self, boundary: u64) -> u64 {
         boundary.saturating_add(self.period.get())
     }
@@ -229,7 +239,7 @@ impl SlidingWindow {
     }
 }
 
-/// Saturates; where it does, nothing so large passes or is held.
+/// Converts to u32; saturates, and hits that large are never allowed or stored.
 fn narrow(hits: Hits) -> u32 {
     u32::try_from(hits.0).unwrap_or(u32::MAX)
 }

@@ -1,8 +1,15 @@
-//! A round of heartbeats as [`HEARTBEAT`](super::super::HEARTBEAT) takes it, and what the script says.
+//! Encodes a round of share reports for
+//! [`HEARTBEAT`](super::super::HEARTBEAT), and decodes the reply.
 //!
-//! Guarantees: pure; all keys of a fleet share one slot, because what one life of the store knows must be
-//! lost together; a reply that the script could not have given is refused whole.
-//! Leaves out: sending, and deadlines. Times are cut to microseconds, counts end at 2^32 - 1.
+//! Guarantees:
+//! - Pure.
+//! - All keys of a fleet share one slot, so they are lost together.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
+//!
+//! Times are cut to microseconds. Counts above 2^32 - 1 become 2^32 - 1.
 
 use sha2::{Digest as _, Sha256};
 
@@ -14,21 +21,23 @@ use crate::kernel::coordinator::{Grant, Reply};
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
-/// Integers in the answer to one heartbeat.
+/// The integers in the result of one report.
 const FIELDS: usize = 8;
-/// The answer for a ceiling whose state the script does not understand.
+/// The result for a concurrency limit whose state the script does not understand.
 const UNREADABLE: [u64; FIELDS] = [6, 0, 0, 0, 0, 0, 0, 0];
 
-/// A round, ready to travel.
+/// An encoded round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// KEYS: the life and the table, then each ceiling's state.
+    /// KEYS: the fleet's incarnation and table, then the state of each concurrency limit.
     pub keys: Vec<Vec<u8>>,
-    /// ARGV: the instant, the store's name, the replica, then each ceiling's heartbeat.
+    /// ARGV: the instant, the store's `run_id`, the
+    /// replica, then one report for each concurrency limit.
     pub args: Vec<Vec<u8>>,
 }
 
-/// `round` as it travels to the store of that name, at the store's own instant or at `at`.
+/// Encodes `round` for the store with this `run_id`.
+/// Uses the instant `at`, or else the store's clock.
 #[must_use]
 pub fn pack(round: &Round, prefix: &[u8], store: &str, at: Option<Nanos>) -> Packed {
     let now = at.map_or_else(Vec::new, |at| micros(at).to_string().into_bytes());
@@ -40,10 +49,10 @@ pub fn pack(round: &Round, prefix: &[u8], store: &str, at: Option<Nanos>) -> Pac
     }
 }
 
-/// What `reply` says of `round`.
+/// Decodes the reply to `round`.
 ///
 /// # Errors
-/// It is not what the script says of this round.
+/// The script cannot have sent this reply to this round.
 pub fn read(round: &Round, reply: &[i64]) -> Result<Heard, NotUnderstood> {
     let refused = |wanted| NotUnderstood::of(wanted, reply);
     let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT);
@@ -68,20 +77,20 @@ pub fn read(round: &Round, reply: &[i64]) -> Result<Heard, NotUnderstood> {
     Ok(Heard { life: Incarnation(*life), at, replies })
 }
 
-/// The key of the life and the table of a fleet.
+/// The key of the fleet's incarnation and table.
 #[must_use]
 pub fn lives(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"sg:{fleet}:lives"].concat()
 }
 
-/// The key of a ceiling's state.
+/// The key of a concurrency limit's state.
 #[must_use]
 pub fn state(bucket: &[u8], prefix: &[u8]) -> Vec<u8> {
     let mut key = [prefix, b"sg:{fleet}:c:"].concat();
     if bucket.len() <= LONGEST_KEY {
         key.extend(bucket);
     } else {
-        // No bucket's own bytes begin so.
+        // A bucket's bytes never begin with `#`.
         key.push(b'#');
         key.extend(Sha256::digest(bucket));
     }
@@ -162,7 +171,7 @@ impl Bytes {
         self.0.extend(super::double(number));
     }
 
-    /// -1 where there is none.
+    /// Encodes `None` as -1.
     fn perhaps(&mut self, number: Option<u64>) {
         match number {
             Some(number) => self.double(number),

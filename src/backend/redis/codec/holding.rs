@@ -1,9 +1,13 @@
-//! Charges that are held, kept or given back, as [`HOLD`](super::super::HOLD) takes them, and what the
-//! script says of each.
+//! Encodes reservations, commits and cancellations for
+//! [`HOLD`](super::super::HOLD), and decodes the reply.
 //!
-//! Guarantees: pure; the list of holds has the counter's slot and a key that no counter has; a
-//! reply that the script could not have given is refused whole.
-//! Leaves out: sending, and deadlines.
+//! Guarantees:
+//! - Pure.
+//! - The list of reservations has the counter's slot, and a key of its own.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
 
 use std::time::Duration;
 
@@ -15,42 +19,42 @@ use crate::kernel::lease::hold::Id;
 use crate::kernel::rate::limit::{EXACT, Tick};
 use crate::kernel::units::{Hits, Nanos};
 
-/// Not held, or not held any more.
+/// Not reserved, or the reservation has ended.
 const REFUSED: i64 = 6;
 
-/// No counter's own bytes begin so, nor their digest, nor a list of leases.
+/// The first byte of a reservation list's key. Keys of
+/// counters, digests and lease lists begin with another byte.
 const LIST: u8 = b'%';
 
-/// Integers that the script says of a charge.
+/// The integers in the result of one charge.
 const FIELDS: usize = 4;
 
-/// What the script says of a charge: what [`read`] reads.
+/// The script's result for one charge, which [`read`] decodes.
 pub type Said = [i64; FIELDS];
 
-/// What is done with a charge.
+/// The action on a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// It is made, if it passes, and can be given back within this time.
+    /// Charges the hits if they pass, and allows a cancellation within this time.
     Hold(Duration),
-    /// It stays.
+    /// Makes the charge final.
     Keep,
-    /// It is given back.
+    /// Cancels the charge.
     GiveBack,
 }
 
-/// What the script says.
+/// A decoded result for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// What became of the charge; once it is given back, what is left.
+    /// The result of the charge; after a cancellation, the remaining hits.
     Answered(Answer),
-    /// Its hits stay charged.
+    /// The charge is final.
     Kept,
-    /// It cannot be held, or it is held no more.
+    /// There are too many reservations, or this one has ended.
     Refused,
 }
 
-/// `act` on a charge as it travels, at the store's own instant or at `at`, whose rest below a
-/// microsecond is dropped.
+/// Encodes `act` on a charge. Uses `at`, cut to microseconds, or else the store's clock.
 #[must_use]
 pub fn pack(charge: &Charge, id: Id, act: Act, prefix: &[u8], at: Option<Nanos>) -> Packed {
     let counter = key(&charge.key, charge.home, prefix);
@@ -60,10 +64,10 @@ pub fn pack(charge: &Charge, id: Id, act: Act, prefix: &[u8], at: Option<Nanos>)
     Packed { keys: [counter, list], args: [now, message(id, act), record(charge).into_vec()] }
 }
 
-/// What is said of each of so many charges.
+/// Splits `reply` into the results of this many charges.
 ///
 /// # Errors
-/// It is no reply to so many.
+/// The reply has another length.
 pub fn share_out(reply: &[i64], charges: usize) -> Result<Vec<Said>, NotUnderstood> {
     match reply.as_chunks() {
         (said, []) if said.len() == charges => Ok(said.to_vec()),
@@ -71,10 +75,10 @@ pub fn share_out(reply: &[i64], charges: usize) -> Result<Vec<Said>, NotUndersto
     }
 }
 
-/// What `reply` says of `act` on `charge`.
+/// Decodes the result of `act` on `charge`.
 ///
 /// # Errors
-/// It is not what the script says of it.
+/// The script cannot have sent this result.
 pub fn read(charge: &Charge, act: Act, reply: &Said) -> Result<Held, NotUnderstood> {
     let refused = |wanted| NotUnderstood::of(wanted, reply);
     let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
@@ -95,7 +99,7 @@ pub fn read(charge: &Charge, act: Act, reply: &Said) -> Result<Held, NotUndersto
     }
 }
 
-/// What is left is that of no hits.
+/// A cancellation returns the result of a charge of zero hits.
 fn asked(charge: &Charge, act: Act) -> Cost {
     if act == Act::GiveBack { Cost::Charge(Hits(0)) } else { charge.cost }
 }

@@ -1,8 +1,12 @@
-//! Members' messages as [`BORROW`](super::super::BORROW) takes them, and what the script says of each.
+//! Encodes lease messages for [`BORROW`](super::super::BORROW), and decodes the reply.
 //!
-//! Guarantees: pure; the list of holders has the counter's slot and a key that no counter has; a
-//! reply that the script could not have given is refused whole.
-//! Leaves out: sending, and deadlines.
+//! Guarantees:
+//! - Pure.
+//! - The list of leases has the counter's slot, and a key of its own.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
 
 use super::{Answer, DENY, LOG, NotUnderstood, TAG, answer, double, key, record};
 use crate::backend::lease::{Lent, Message};
@@ -13,29 +17,30 @@ use crate::kernel::rate::Step;
 use crate::kernel::rate::limit::{EXACT, Tick};
 use crate::kernel::units::{Hits, Nanos};
 
-/// A later message of this member was taken before.
+/// The store has executed a later message of this replica.
 const SUPERSEDED: i64 = 6;
 
-/// No counter's own bytes begin so, nor their digest: they begin with the form of the key.
+/// The first byte of a lease list's key. Keys of counters and digests begin with another byte.
 const LIST: u8 = b'$';
 
-/// Integers that the script says of a message.
+/// The integers in the result of one message.
 pub const FIELDS: usize = 8;
 
-/// What the script says of a message: what [`read`] reads.
+/// The script's result for one message, which [`read`] decodes.
 pub type Said = [i64; FIELDS];
 
-/// What is said about a counter, ready to travel: a message, or what is done with a charge that is held.
+/// An encoded lease message or action on a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// KEYS: the counter, and the list of those who hold leases of it, or of its holds.
+    /// KEYS: the counter, and the list of its leases or reservations.
     pub keys: [Vec<u8>; 2],
-    /// The instant, the message, and the record of the limit, its terms and the member, or of the charge.
+    /// ARGV: the instant, the message, and a record. The record describes
+    /// the charge, or the limit with its lease terms and the replica.
     pub args: [Vec<u8>; 3],
 }
 
-/// `message` as it travels, at the store's own instant or at `at`, whose rest below a microsecond is
-/// dropped. Numbers of 2^53 and more are that less one; budgets end at 2^32 - 1.
+/// Encodes `message`. Uses `at`, cut to microseconds, or else the store's clock.
+/// Numbers of 2^53 or more become 2^53 - 1; budgets are at most 2^32 - 1.
 #[must_use]
 pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
     let peek = peek(message);
@@ -47,8 +52,9 @@ pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
     Packed { keys: [counter, list], args: [now, said(message), record] }
 }
 
-/// KEYS and ARGV of one call for all of `messages`, at the instant of the first. They are one text, and a record that
-/// several in a row have is said once: each text costs the store more than its bytes.
+/// KEYS and ARGV of one call for all of `messages`, at the instant of
+/// the first. Consecutive messages share a record, and all messages
+/// form one string: each string costs Redis more than its bytes.
 #[must_use]
 pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let keys = messages.iter().flat_map(|message| message.keys.clone());
@@ -60,7 +66,7 @@ pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         if records.last() != Some(record) {
             records.push(record.clone());
         }
-        // A call has a thousand messages at most.
+        // A call has at most a thousand messages.
         let number = u16::try_from(records.len()).unwrap_or(u16::MAX);
         all.extend(number.to_le_bytes());
         all.extend(its);
@@ -68,10 +74,11 @@ pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     (keys.collect(), [now, all].into_iter().chain(records).collect())
 }
 
-/// What is said of each message, from the first to the last that the script came to: [`FIELDS`] integers.
+/// Splits `reply` into results of [`FIELDS`] integers: one for
+/// each message that the script executed, from the first on.
 ///
 /// # Errors
-/// It is no reply to so many messages, or the script came to none.
+/// The reply does not fit this number of messages, or the script executed none.
 pub fn share_out(reply: &[i64], messages: usize) -> Result<Vec<Said>, NotUnderstood> {
     let (said, rest) = reply.as_chunks();
     if !rest.is_empty() || said.is_empty() || messages < said.len() {
@@ -81,16 +88,16 @@ pub fn share_out(reply: &[i64], messages: usize) -> Result<Vec<Said>, NotUnderst
 }
 
 impl Packed {
-    /// How long the script may take for it, in microseconds: what was measured, and some more.
+    /// The estimated script time in microseconds: the measured time plus a reserve.
     pub(in crate::backend::redis) fn micros(&self) -> usize {
         if self.args[2].first() == Some(&LOG) { 40 } else { 16 }
     }
 }
 
-/// What `reply` says of `message`.
+/// Decodes the result of `message`.
 ///
 /// # Errors
-/// It is not what the script says of this message.
+/// The script cannot have sent this result for this message.
 pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
     let refused = |wanted| NotUnderstood::of(wanted, reply);
     let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
@@ -124,13 +131,13 @@ pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
     }))
 }
 
-/// Whether so many hits may be lent beside `step`.
+/// Returns `true` if the script can have granted this many hits with `step`.
 fn may_be_lent(message: &Message, step: Step, granted: u64) -> bool {
     let passes = matches!(step, Step::Admit(_)) || message.borrow.hits == Hits(0);
     granted <= message.borrow.want.0 && (passes || granted == 0)
 }
 
-/// The charge of nothing to the counter that is lent of.
+/// A charge of zero hits to the leased counter.
 fn peek(message: &Message) -> Charge {
     Charge {
         key: message.key.clone(),
@@ -142,14 +149,14 @@ fn peek(message: &Message) -> Charge {
     }
 }
 
-/// The message as the script unpacks it.
+/// The message in the script's format.
 fn said(message: &Message) -> Vec<u8> {
     let Borrow { number, hits, want, demand, held, returned, lease } = message.borrow;
     let all = [number.0, hits.0, want.0, demand.0, held.0, returned.0, lease.0];
     all.into_iter().flat_map(double).collect()
 }
 
-/// What stands behind the record of a limit: under which terms it lends, and to whom.
+/// The lease terms and the replica, which follow the limit's record.
 fn lends(message: &Message) -> Vec<u8> {
     let Message { terms, member, .. } = message;
     let budget = match terms.overshoot {

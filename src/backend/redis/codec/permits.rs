@@ -1,9 +1,16 @@
-//! Permits as [`ACQUIRE`](super::super::ACQUIRE) and [`TELL`](super::super::TELL) take them, and what the scripts
-//! say.
+//! Encodes permit calls for [`ACQUIRE`](super::super::ACQUIRE)
+//! and [`TELL`](super::super::TELL), and decodes the replies.
 //!
-//! Guarantees: pure; ceilings that live in one place share one slot with its life, because what the life knows
-//! must be lost together; a reply that the script could not have given is refused whole.
-//! Leaves out: sending, and deadlines. Times are cut to microseconds, and none is longer than 140 years.
+//! Guarantees:
+//! - Pure.
+//! - Concurrency limits of one partition share a slot
+//!   with its incarnation, so they are lost together.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
+//!
+//! Times are cut to microseconds; the longest is 140 years.
 
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
@@ -14,55 +21,56 @@ use crate::backend::permits::{Acquire, Acquired, Answer, Found, Heard, Id, Times
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::{Nanos, Share};
 
-/// Into how many places a Cluster's ceilings are divided: enough that no node has all calls, few enough to
-/// tell each of them once a beat. Elsewhere there is one.
+/// The partitions of a Cluster's strict concurrency limits. With this
+/// many, no node receives all calls. A replica can still report to each
+/// of them once per heartbeat. Outside a Cluster there is one partition.
 pub const PLACES: u64 = 16;
 
-/// Microseconds; with the instant below what a double holds, until the year 2112.
+/// The longest time in microseconds. Added to an instant before the year 2112, it stays below 2^53.
 const LONGEST: u64 = 1 << 52;
 
-/// Where ceilings live.
+/// The partition that stores a strict concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// All of them in one.
+    /// The only partition.
     One,
-    /// In one of [`PLACES`].
+    /// One of [`PLACES`] partitions.
     Of(u64),
 }
 
-/// A call, ready to travel.
+/// An encoded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// KEYS: the life, then each ceiling.
+    /// KEYS: the partition's incarnation, then each concurrency limit.
     pub keys: Vec<Vec<u8>>,
     /// ARGV.
     pub args: Vec<Vec<u8>>,
 }
 
-/// What a call is sent with: `at` is an instant other than the store's own.
+/// The parameters that all calls share.
 #[derive(Clone, Copy, Debug)]
 pub struct Letter<'a> {
-    /// What every key begins with.
+    /// The prefix of every key.
     pub prefix: &'a [u8],
-    /// Where the ceilings live.
+    /// The partition of the concurrency limits.
     pub place: Place,
-    /// What the store is called.
+    /// The `run_id` of the store.
     pub store: &'a str,
-    /// What all who ask and tell agree on.
+    /// The times that all replicas use.
     pub times: &'a Times,
-    /// The instant, where it is not the store's own.
+    /// The instant. `None` uses the store's clock.
     pub at: Option<Nanos>,
 }
 
 impl Place {
-    /// Where the ceiling of that name lives among [`PLACES`].
+    /// The partition of the concurrency limit with this name.
     #[must_use]
     pub fn of(bucket: &[u8]) -> Self {
-        // No secret: every replica must come to the same place.
+        // The hash key is fixed and public: every replica must choose the same partition.
         Self::Of(SipHasher24::new().hash(bucket) % PLACES)
     }
 
-    /// All of them.
+    /// All partitions of a Cluster.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..PLACES).map(Self::Of)
     }
@@ -75,20 +83,20 @@ impl Place {
         [prefix, tag.as_bytes(), rest].concat()
     }
 
-    /// The key of its life.
+    /// The key of the partition's incarnation.
     #[must_use]
     pub fn life(self, prefix: &[u8]) -> Vec<u8> {
         self.key(prefix, b"life")
     }
 
-    /// The key of a ceiling that lives there.
+    /// The key of a concurrency limit in this partition.
     #[must_use]
     pub fn ceiling(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
         let mut key = self.key(prefix, b"c:");
         if bucket.len() <= LONGEST_KEY {
             key.extend(bucket);
         } else {
-            // No bucket's own bytes begin so.
+            // A bucket's bytes never begin with `#`.
             key.push(b'#');
             key.extend(Sha256::digest(bucket));
         }
@@ -96,7 +104,7 @@ impl Place {
     }
 }
 
-/// One permit asked for.
+/// Encodes the acquisition of one permit.
 #[must_use]
 pub fn pack_acquire(asked: &Acquire, letter: Letter<'_>) -> Packed {
     let ask = &asked.ask;
@@ -108,7 +116,7 @@ pub fn pack_acquire(asked: &Acquire, letter: Letter<'_>) -> Packed {
     packed
 }
 
-/// What is told of some ceilings, all of one place.
+/// Encodes the reports about concurrency limits of one partition.
 #[must_use]
 pub fn pack_tell<'t>(told: impl Iterator<Item = &'t Told>, letter: Letter<'_>) -> Packed {
     let mut packed = packed(letter);
@@ -126,11 +134,11 @@ pub fn pack_tell<'t>(told: impl Iterator<Item = &'t Told>, letter: Letter<'_>) -
     packed
 }
 
-/// What `reply` says of a permit that was asked for; nothing where the script does not understand what lives
-/// under the ceiling's key.
+/// Decodes the reply to an acquisition. `None` if the key
+/// of the concurrency limit contains a foreign value.
 ///
 /// # Errors
-/// It is not what the script says.
+/// The script cannot have sent this reply.
 pub fn read_acquire(reply: &[i64]) -> Result<Option<Answer>, NotUnderstood> {
     let refused = || NotUnderstood::of("a code, a count and a time that go together", reply);
     let numbers: Vec<u64> = naturals(reply).ok_or_else(refused)?;
@@ -146,10 +154,10 @@ pub fn read_acquire(reply: &[i64]) -> Result<Option<Answer>, NotUnderstood> {
     })
 }
 
-/// What `reply` says of so many ceilings.
+/// Decodes the reply to these reports.
 ///
 /// # Errors
-/// It is not what the script says.
+/// The script cannot have sent this reply.
 pub fn read_tell<'t>(
     told: impl Iterator<Item = &'t Told>,
     reply: &[i64],

@@ -1,16 +1,17 @@
--- Asks for one permit of the ceiling KEYS[2]: `Permits::acquire`.
+-- Acquires one permit of the strict concurrency limit KEYS[2], as `Permits::acquire`.
+-- Follows permits.lua, which documents the other keys and arguments.
 --
--- ARGV[4]  which: 16 bytes
--- ARGV[5]  packed: how many may be held, microseconds for which this one is, and the longest for which one is told
--- Reply: a code, how many are held, and beside 2 (closed) for how many microseconds still, else 0. Codes: 0 held,
---   1 full, 2 closed, 3 not understood (something else lives under the key).
+-- ARGV[4]  the permit's id: 16 bytes
+-- ARGV[5]  packed: the limit, and in microseconds the permit's duration and the longest duration
+-- Reply: a code, the permits in use, and for code 2 the microseconds until acquires are possible,
+--   else 0. Codes: 0 acquired, 1 full, 2 closed, 3 not understood (another value is under the key)
 
 local HELD, FULL, CLOSED, NOT_UNDERSTOOD = 0, 1, 2, 3
 
 local key, id = KEYS[2], ARGV[4]
 local limit, keep, longest = unpack('<ddd', ARGV[5])
 
--- A clock that was set back left deadlines that nobody told: none is after `latest`.
+-- A clock that was set back left deadlines beyond the longest duration. Moves them to `latest`.
 local function mend(latest)
   local far = call('ZRANGEBYSCORE', key, '(' .. digits(latest), '+inf')
   for i = 1, #far do call('ZADD', key, digits(latest), far[i]) end

@@ -1,17 +1,20 @@
--- Puts one replica's record among those of its fleet, and answers with all that live.
+-- Stores one replica's record in the list of its fleet, and returns the live replicas.
 --
--- KEYS[1]  a hash: a replica's name, and the microsecond of the store's clock at which it last spoke, ':',
---          its record
--- ARGV[1]  the name of the one that speaks
--- ARGV[2]  its record; '' when it leaves
--- ARGV[3]  microseconds after which a silent one is dropped
--- Reply: the record that the name had before, '' where there was none alive; then for each that lives
---   its name, the milliseconds that it has been silent, and its record.
+-- KEYS[1]  a hash: for each replica's name, the microsecond of its last heartbeat by the store's
+--          clock, ':', and its record
+-- ARGV[1]  the name of the replica
+-- ARGV[2]  its record; '' if it leaves
+-- ARGV[3]  the microseconds after which a silent replica is dropped
+-- Reply: the replica's previous record, '' if there was none or it had expired; then for each live
+--   replica its name, the milliseconds since its last heartbeat, and its record
 --
--- Exact: instants are below 2^53. A record of the future, left by a clock that stepped back, is moved to
--- now: it must not live until the clock is there again.
--- Its own record is the first write. A store without memory refuses that one alone, and with it the script; what
--- follows a write passes: who deleted first would take out all whose writes were refused.
+-- Instants are below 2^53. A clock that stepped back leaves records of the future.
+-- The script moves them to the present, because they would expire too late.
+--
+-- The replica's own record is the first write. A Redis without memory rejects only
+-- the first write of a script, and ends the script with it. If deletions came first,
+-- they would succeed, and would remove every replica whose own write was rejected.
+--
 -- Commands: TIME, HGETALL, HSET, HDEL, PEXPIRE.
 
 local key, name, record, patience = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])

@@ -1,70 +1,82 @@
--- Takes members' messages about leased keys, one after the other, each by the same arithmetic as
--- kernel/lease/book.rs: what it reports and gives back, the hits of a question, and a grant.
+-- Applies lease messages in order, with the arithmetic of kernel/lease/book.rs. Each
+-- message reports and returns hits, charges the hits of a check, and borrows hits.
 --
--- Of message m, from 1:
+-- For message m, from 1:
 -- KEYS[2m - 1]  the counter
--- KEYS[2m]      the list of who holds leases of it, in the counter's slot: one text, 'l', as a double the microsecond up to which
---               it lives at least, and records in any order, each little-endian, packed, 65 bytes
---                 8 bytes            the member
---                 double kept_until  the microsecond at which this is forgotten
---                 double until       the microsecond at which its lease ends
---                 uint32 held        hits that it may still spend
+-- KEYS[2m]      the counter's leases, in the same slot: one string of 'l', a double and records.
+--               The double is the microsecond up to which the string lives at least. The records
+--               are in any order, each little-endian, packed, 65 bytes:
+--                 8 bytes            the replica's incarnation
+--                 double kept_until  the microsecond at which the record expires
+--                 double until       the microsecond at which the lease expires
+--                 uint32 held        the balance: hits that the replica may still spend
 --                 uint32 demand
---               and, which only its own messages need,
---                 double number      of the last message taken
---                 double lease       of the last message granted anything
---                 double mark        where the newest part of `held` was charged: the microsecond at which the
---                                    window began, or of the log's entry; 0 for GCRA
---                 uint32 fresh       how many of `held` are the newest part
---                 uint32 granted     by the last message taken
---                 byte   passed      1 when the hits of that message passed
--- ARGV[1]       the instant, as at the top
+--               and for the replica's own messages only
+--                 double number      of the last message applied
+--                 double lease       of the last message that was granted hits
+--                 double mark        the charge of the newest hits in `held`: the microsecond of
+--                                    the window's start or of the log's entry; 0 for GCRA
+--                 uint32 fresh       the newest hits in `held`, those of `mark`
+--                 uint32 granted     to the last message applied
+--                 byte   passed      1 if the hits of that message were allowed
+-- ARGV[1]       the instant, as in head.lua
 -- ARGV[2]       the messages, little-endian, packed, 58 bytes each
---                 uint16 which record is of it
+--                 uint16 the number of its record
 --                 double number, hits, want, demand, held, returned, lease
--- ARGV[r + 2]   record r, as at the top; its act and hits are not read. Behind it
---                 double budget      hits that may be out; -1 when leases end with their window
---                 double term        microseconds
---                 8 bytes            the member
+-- ARGV[r + 2]   record r, as in head.lua; its act and hits are not used. Then follow
+--                 double budget      the most outstanding hits; -1 if leases end with their window
+--                 double term        the lease duration in microseconds
+--                 8 bytes            the replica's incarnation
 --
--- Reply: one text of doubles, little-endian, eight for each message: code, remaining, retry after, reset after, granted,
--- kept, parked, good for. Codes and the first four are as at the top; times among those are in ticks of the limit; hits
--- are hits, and good for is microseconds. Beside 3 and 5 all but retry after is 0. Code 6: a later message was taken
--- before. A script that has read MOST_READ records of members takes no further message, so that it keeps nobody waiting
--- for long: the reply is shorter then, and who is not in it may ask again.
+-- Reply: one string of little-endian doubles, eight for each message: code, remaining, retry after,
+--   reset after, granted, kept, parked, good for. The codes and the first four are as in head.lua,
+--   with times in ticks of the limit. Parked are the hits that other replicas may spend. Good for
+--   is in microseconds. For codes 3 and 5 all but retry after is 0. Code 6: a later message was
+--   already applied.
 --
--- Exact: demand is at most 2^20, and budgets and what is left are below 2^32, so that products are below 2^53.
--- The list lives until the last of its records is to be forgotten, and when that is written down as long again at most: so what
--- its members say mostly leaves its expiry as it is. A record that is to be forgotten sooner counts no more, and goes
--- when the list is written next. What is given back is listed as given back before it is: a store that has no memory
--- to list it does not give it back either.
--- Commands: those at the top, and LRANGE.
--- One loop, because the store makes a script's functions anew at every call: with eleven functions of its own in place of
--- one, a lone message took 1.4 times the instructions. What a paragraph transcribes is named above it. The least of two
--- is written out for the same reason. The loop goes on in `lend.lua`; between stand the functions for what is not plain.
+-- A script that has read MOST_READ records applies no further messages, so that it does not block
+-- Redis for long. The reply is then shorter, and the caller sends the missing messages again.
+--
+-- Exact: demand is at most 2^20. Budgets and remaining
+-- hits are below 2^32, so products are below 2^53.
+--
+-- The list outlives its last record by at most the same time again,
+-- so most messages leave its expiry unchanged. A record that expires
+-- earlier is ignored, and is dropped at the next rewrite of the list.
+--
+-- Returned hits are removed from the list before they are refunded.
+-- If Redis has no memory for the list, it makes no refund.
+--
+-- Commands: those of head.lua, and LRANGE.
+--
+-- The script is one loop, because Redis creates a script's functions anew at every call. With
+-- eleven functions of its own, a single message took 1.4 times the instructions. A comment names
+-- the kernel function that a paragraph implements. Minimums are written out for the same reason.
+-- The loop continues in lend.lua. The functions in between serve all but plain messages.
 
 local SUPERSEDED = 6
--- A list without records, and how it begins; a record as it is read, and as it is written behind its member.
+-- A list without records, and its header; a record as
+-- it is read, and as it is written after its replica.
 local NOBODY, HEAD, LIST, BEGUN = 'l\0\0\0\0\0\0\0\0', '<Bd', 108, 9
 local ITS, ITS_OWN, SIZE = '<c8ddI4I4', '<dddI4I4B', 65
 local LONE = '<Bdc8ddI4I4dddI4I4B'
 local KNOWN = '<ddI4I4dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
--- The keys of so many messages are read together, unless the list before them was long: a script that ends early would
--- have read lists that it never comes to.
+-- The keys of this many messages are read in one call, unless the list before
+-- was long: a script that stops early would have read lists for nothing.
 local TOGETHER = 16
 
--- Of the message before that wrote a list anew for itself: its term, and how the expiry was said.
+-- The duration of the last message that created a list, and the expiry as text.
 local its_term, its_end
--- The list of the key in hand, how long it lives, where in it the member's record is, if anywhere, and whether others' are to
--- be forgotten.
+-- The current list, its expiry, the position of the replica's
+-- record, if any, and true if other records have expired.
 local list, lasts, place, is_stale = '', 0, nil, false
 
 local all_keys, messages, lent, read = KEYS, ARGV[2], {}, 0
--- What lives under some of the keys, where of these the next message's are, the last message of them; and which have been
--- written since.
+-- The values that were read ahead, the position of the next message's
+-- values, the last message with values, and the keys written since.
 local lives, at_hand, read_to, written = nil, 0, 0, {}
--- By which record the last message was, and what stands behind it.
+-- The record of the last message, and the fields that follow it.
 local said_by, budget, term, member
 KEYS = {}
 for m = 1, #all_keys / 2 do
@@ -94,8 +106,9 @@ for m = 1, #all_keys / 2 do
   at_hand = at_hand + 2
   if written[its_list] then lives_there, listed = nil, nil end
 
-  -- What was read of a debt that is not cut down, or of none, and of which nothing is taken back, is plain: `gcra.lua` at
-  -- its shortest. What else may live where nothing was read shows when it is written to.
+  -- A message is plain if it returns no hits and its debt is absent or
+  -- within one burst. The block is the shortest form of gcra.lua. If MGET
+  -- found no string, the write later detects a value of another type.
   local code, remaining, retry, reset, is_plain
   if again and back == 0 and lives_there ~= nil then
     if worked_out ~= in_hand then
@@ -119,17 +132,17 @@ for m = 1, #all_keys / 2 do
     end
   end
   repeat
-    -- `held_at`, and `forget`: what is known of the member, and of the others together: those that stay, what they may
-    -- spend, what they ask for, and when the last is forgotten.
+    -- `held_at`, and `forget`: the replica's record, and the sums over the others. The
+    -- sums are the valid records, their balances, their demand and their latest expiry.
     local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
     local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
     local others, others_demand, forgotten = 0, 0, 0
-    -- An error is a table of no length.
+    -- An error reply is a table, whose length is 0.
     list = listed or try('GET', its_list) or NOBODY
     local first, whose
     place, is_stale, read = nil, false, read + #list / SIZE
     if #list == BEGUN + SIZE then
-      -- Mostly nobody else holds any.
+      -- The usual case: no other replica has leases.
       first, lasts, whose, its_kept_until, its_till, its_held, its_demand, its_number, its_lease, its_mark, its_fresh,
         its_granted, its_passed = unpack(LONE, list)
       if whose == member and now < its_kept_until then
@@ -154,7 +167,7 @@ for m = 1, #all_keys / 2 do
         if forgotten < kept_until then forgotten = kept_until end
       end
     end
-    -- Where others are listed, plain is what leaves them and the list's expiry as they are.
+    -- With other records, a plain message leaves them and the list's expiry unchanged.
     is_plain = is_plain and its_number < number
       and (others == 0 or place and not is_stale and now + term <= lasts)
 

@@ -1,3 +1,4 @@
+-- Ends the loop of plan.lua: adds the result of one key to the reply.
   until true
 
   if from then

@@ -1,3 +1,4 @@
+-- Ends `step` of step.lua, and defines the marks and refunds that leases and reservations use.
   until true
   debt, unwritten, lived = ahead, changed and act == ASK, lives
   return code, remaining, retry, reset
@@ -21,8 +22,8 @@ function mark()
   return sum - sum % period
 end
 
--- kernel/rate/sliding_log.rs, `refund_at`. The totals behind the entry fall with it, so it costs
--- O(entries behind it): a lease's is among the newest.
+-- kernel/rate/sliding_log.rs, `refund_at`. It also lowers the totals of all later
+-- entries, so it costs O(later entries). The entry of a lease is one of the newest.
 local function refund_at(instant, hits)
   local size = call('LLEN', KEYS[1])
   local low, high = 0, size
@@ -55,7 +56,7 @@ end
 
 -- kernel/lease/counter.rs, `refund`.
 function refund(charged_at, hits)
-  -- Brings the counter to its current window, so that marks compare.
+  -- Moves the counter to its current window, so that marks are comparable.
   step(CHARGE, 0)
   if strategy == 5 then
     refund_at(charged_at, hits)

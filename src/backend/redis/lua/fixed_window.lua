@@ -1,9 +1,9 @@
-    -- kernel/rate/fixed_window.rs.
+    -- Fixed and calendar windows, a block in the charge loop: kernel/rate/fixed_window.rs.
     --
-    -- State, of a window every `period`: one integer, the window's start in microseconds plus the count, as long
-    -- as the count is below half a period. So INCR or INCRBY alone counts, and its answer says which window it
-    -- was: the sum of two halves never reaches the next. Anything larger, and a calendar's count: the
-    -- text start:count. Both forms are read wherever they are met.
+    -- State of a window of `period`: one integer, the start in microseconds plus the count, while
+    -- the count is below half a period. Then INCR or INCRBY alone counts, and its reply also
+    -- identifies the window: the sum of two such counts never reaches the next window. A larger
+    -- count, and a calendar's count, is the string start:count. Both forms are read everywhere.
     if strategy == 2 or strategy == 3 then
       local half, total, counted = period / 2, hits, false
       local small = act == CHARGE and limit < half
@@ -23,8 +23,9 @@
       end
       if small and 0 < total and total < half then
         local start, by, sum = now - now % period, total ~= 1 and format('%d', total), nil
-        -- Of keys that are alike: whose count is this window's, as most are, is answered here. Whether a call failed is
-        -- not asked of each, which would cost one more: one that did ends all, and as many have counted as are answered.
+        -- Keys with equal records: charges this window's counts, the usual
+        -- case, in a tight loop. A failed call ends the loop. The replies then
+        -- show how many keys were charged. This saves one check for each key.
         if not from and its_reset == start - now + period and hits <= limit then
           local function count(call, KEYS, DENY, at, last, by, reply, length, top, most, least, its_reset)
             for i = at, last - 1 do
@@ -96,7 +97,8 @@
             end
           end
         end
-        -- Whatever these did not understand, or was not allowed to do, is looked at below.
+        -- The code below handles the values that INCR did
+        -- not understand or was not permitted to change.
       end
 
       if not counted then
@@ -120,9 +122,9 @@
           end
         end
 
-        local lives -- microseconds from now on, once there is something to write
+        local lives -- microseconds from now, if there is a state to write
         while true do
-          -- current
+          -- `current`
           local at, start = now, nil
           if at < since then at = since end
           if 0 < period then
@@ -152,7 +154,7 @@
             if fresh or hits ~= 0 then lives = reset end
             remaining, retry = limit - count, code == DENY and reset or 0
             if remaining < 0 then remaining = 0 end
-            -- A count of nothing is not kept, and with it goes when it began.
+            -- A zero count is not stored, and neither is its start.
             if count == 0 then since, lives = 0, lives or 0 end
           end
           if from == last then break end

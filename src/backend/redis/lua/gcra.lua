@@ -1,16 +1,17 @@
-    -- kernel/rate/gcra.rs.
+    -- GCRA, a block in the charge loop: kernel/rate/gcra.rs.
     --
-    -- State: 'g', since, owed, N, P, B, tick: at the tick `since` the debt was `owed` hit-ticks, under the limit
-    -- of the other four. That is the TAT, as whole = since + owed / N, without a division and without
-    -- an instant beyond 2^53. 37 bytes. When its key expires follows from it, as in `head.lua`, so that who charges
-    -- it again knows that without asking.
+    -- State, 37 bytes: 'g', since, owed, N, P, B, tick. At the tick `since` the debt was `owed`
+    -- hit-ticks, under the limit of the last four. This is the TAT, `since + owed / N`, without a
+    -- division and without an instant beyond 2^53. The key's expiry follows from the state, as in
+    -- head.lua, so the next charge computes it instead of reading it.
     if strategy == 1 then
       if worked_out ~= in_hand then
         worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
         under = pack('<I4dI4I4', limit, period, burst, tick)
         tenth = tick < 100000 and 100000 / tick or 1
       end
-      -- Of keys that are alike: whose debt was written under this limit and leaves room, as most do, is answered here.
+      -- Keys with equal records: charges debts under this
+      -- limit that have room, the usual case, in a tight loop.
       if not from and act == CHARGE and 0 < hits then
         local costs = hits * period
         local most = capacity - costs
@@ -54,7 +55,7 @@
       value = value or try('GET', key)
       if value then
         if #value ~= 37 then
-          -- An error is a table of no length, and so is what asks to go on from the step before.
+          -- The length of an error reply is 0, because it is a table; so is the length of AGAIN.
           if value ~= AGAIN then break end
           ahead, changed, lives = debt, unwritten, lived
         else
@@ -102,10 +103,10 @@
         elseif burst < hits then
           code = NEVER
         else
-          -- In this order no sum passes 2^53.
+          -- In this order no sum exceeds 2^53.
           code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
         end
-        -- Rounded up; a call of `ceil` would cost more than this.
+        -- Rounds up, which is faster than a call of `ceil`.
         local part = ahead % limit
         reset = (ahead - part) / limit
         if 0 < part then reset = reset + 1 end
@@ -135,10 +136,11 @@
           if value then call('DEL', key) end
           lives = nil
         elseif changed then
-          -- Also after a denial: a debt cut down to one burst must drain from here.
+          -- Also after a denial: a debt that was cut to one burst must drain from now on.
           local ends = at + reset
           ends = ends + -ends % tenth
-          -- What lives there under this limit differs in the first two, and mostly goes in the same tenth.
+          -- A stored state under this limit differs in the first two
+          -- numbers only. Its expiry is often in the same tenth.
           if not lives or call('SETRANGE', key, '1', pack('<dd', at, ahead)) ~= 37 then
             local state = pack('<Bddc20', 103, at, ahead, under)
             call('SET', key, state, 'PXAT', expiry_at(ends * tick / 1000))

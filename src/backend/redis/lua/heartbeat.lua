@@ -1,35 +1,48 @@
--- Hears one round of one replica's heartbeats: kernel/coordinator, line for line, in microseconds; but what the
--- kernel adds up over all seats at each heartbeat is kept as sums, see `put`.
+-- Applies one round of share reports of one replica: kernel/coordinator, line for line, in
+-- microseconds. Unlike the kernel, it stores the sums over all share states, see `put`.
 --
--- KEYS[1]  a hash: 'store' the name of the store it began in, 'life' the coordinator's life, 'heard' when a replica was
---          heard last, 'knew' what that was when the life began, and a line for each life of each replica
--- KEYS[n]  from 2 on: the state of one ceiling each, a hash: 'head', the HEAD and what each seat wants; and for each
---          seat, by its member and life, a SEAT
--- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
--- ARGV[2]  the name of the store; '' of who may not know it
--- ARGV[3]  packed: the replica and its life, the life of the coordinator that all it holds is of (-1 none), the instant of
---          the last answer it had (-1 none), microseconds for which something of it may be in use, or of another that
---          nobody remembers, 1 when it leaves
--- ARGV[n]  from 4 on, packed: a law and a heartbeat for each ceiling, see SAID; a vote is one more than
+-- KEYS[1]  a hash: 'store' is the store's name when the incarnation began, 'life' the coordinator's
+--          incarnation, 'heard' the instant of the last report, 'knew' that instant when the
+--          incarnation began. Each incarnation of each replica has a line, too.
+-- KEYS[n]  from 2, the state of one limit, a hash: 'head' is the HEAD and the permits that each
+--          replica wants. Each share state is a SEAT, by replica and incarnation.
+-- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the store's clock
+-- ARGV[2]  the name of the store; '' if the caller does not know it
+-- ARGV[3]  packed: the replica and its incarnation; the coordinator's incarnation that granted all
+--          its shares (-1 none); the instant of the last reply that it received (-1 none); the
+--          microseconds for which a share of it, or of a forgotten replica, may be in use; 1 if it
+--          leaves
+-- ARGV[n]  from 4, packed: the law and the report of each limit, see SAID; a vote is one more than
 --          its ratio, and 0 is none
--- Reply: one text of doubles, little-endian: the life; the instant in microseconds; then for each ceiling eight: a code, and
---   beside 0 (granted) the life, the generation, the share, the fair share, the ceiling, the members, and 1 while recovering,
---   else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 not understood (something else lives under the key).
+-- Reply: one string of little-endian doubles: the incarnation, the instant in microseconds, and
+--   eight for each limit. These are a code, and for code 0 (granted) the incarnation, the
+--   generation, the share, the fair share, the limit, the number of replicas, and 1 while
+--   recovering; else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 not understood
+--   (another value is under the key)
 --
--- Exact: all numbers are integers below 2^53; a level is below 2^34 and a ratio at most 2^17, so their
--- product is below 2^52. A state expires one to two minutes after the seat that spoke last can be in use, and a minute after the
--- last has left; where the ceiling is inferred, ten to eleven minutes after it can be, so that what was learnt outlives a pause.
--- The life is kept for thirty days after the last heartbeat.
--- A state that is of another layout, such as the one string that a ceiling's was before, is not understood and stays as it is.
--- Cost: O(1) for each ceiling; O(seats), of one number each, where not all can have what they want; all seats are read where one
--- comes, leaves or is not live any more, where the ceiling moved, votes are counted or turns are taken; O(lines) while the life
--- is in doubt, and when a replica is new.
+-- Exact: all numbers are integers below 2^53. A level is below
+-- 2^34 and a ratio at most 2^17, so their product is below 2^52.
+--
+-- Expiry of a limit's state:
+-- - one to two minutes after the share of the latest reporter can be in use,
+-- - ten to eleven minutes for an adaptive limit, so that it survives a pause,
+-- - one minute after the last replica of a static limit has left.
+--
+-- The incarnation is kept for thirty days after the last report. A state with another layout,
+-- such as the single string of earlier versions, is not understood and stays unchanged.
+--
+-- Cost: O(1) for each limit.
+-- - O(share states), one number each, if the replicas want more than the limit.
+-- - All share states are read if one is added, leaves or expires.
+-- - All share states are read if the limit moves, votes are counted or replicas take turns.
+-- - O(lines) until the incarnation is settled, and for a new replica.
+--
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
--- Where all seats are live, no vote is to be counted yet and nobody new comes, which is nearly always, one heartbeat reads and writes
--- the seat that speaks and nothing else. That path is written out in the one loop at the end, in locals: the store makes a
--- script's functions anew at every call, and goes through all that they share for each of it. What the rest needs is made where
--- the first ceiling of a call needs it.
+-- A report is plain if all share states are live, no vote is due and no replica is new, which
+-- is the usual case. It reads and writes one share state only. The loop at the end contains the
+-- plain path, in locals: Redis creates a script's functions and their shared variables anew at
+-- every call. All other functions are created when the first limit of a call needs them.
 
 local KEYS, ARGV = KEYS, ARGV
 local call, try, spread = redis.call, redis.pcall, _G.unpack
@@ -41,20 +54,22 @@ local MOST_SEATS = 4096
 local FINE = 1024
 local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
--- An I is as wide as an int: four bytes wherever this store runs, and a width that is written down costs more to read.
+-- An I has the width of an int, 4 bytes on every platform
+-- of Redis. An explicit width is slower to parse.
 local SAID = '<dddIIIBBdddBddIIIIIB'
--- Where the member and its life stand in it: the name of a seat.
+-- The position of the replica and its incarnation in SAID: the name of a share state.
 local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
--- Its length tells a layout from every other, and that of the seats with it: 'recovered' would fit in one byte.
+-- The length identifies the layout of HEAD and of SEAT. Therefore 'recovered' has 2 bytes, not 1.
 local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
--- What is read of all seats, and the rest of one. Shorter than any head.
+-- The fields read from all share states, and the other fields. A SEAT is shorter than any head.
 local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddddI', 37, 96
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
--- kernel/coordinator/life.rs; and an instant that is so long ago that it knows of nobody.
+-- kernel/coordinator/life.rs, and an instant before every report.
 local MOMENT, NEVER = 3000000, -2 ^ 52
--- How long a state is kept after what it is about: until no heartbeat of before can come, which without it would show a store that
--- has forgotten; and where a ceiling was inferred. An expiry is set so much later than it has to be, and stays for as long.
+-- The time that a state is kept after its last use. A lost state must not
+-- look like a lost store to a late report. An adaptive limit is kept longer.
+-- SLACK is added to an expiry, which then stays unchanged for that long.
 local KEPT, INFERRED, SLACK = 60000000, 600000000, 60000000
 
 local time = call('TIME')
@@ -62,7 +77,8 @@ local told = time[1] * 1000000 + time[2]
 local real = told
 if ARGV[1] ~= '' then
   told = tonumber(ARGV[1])
-  -- The clock that expires keys is not the one given, and must not end what that one has not ended.
+  -- The given instant may be behind the clock that expires keys. One
+  -- more day keeps keys alive until the given instant reaches their end.
   real = real + 86400000000
 end
 
@@ -70,7 +86,7 @@ local function expire(key, at)
   call('PEXPIREAT', key, string.format('%.0f', floor(at / 1000) + 1))
 end
 
--- kernel/coordinator/life.rs. `knew` is until when what is known of the fleet is remembered.
+-- kernel/coordinator/life.rs. `knew` is the instant up to which the table is known.
 local born_as, born, settled, since_when
 
 local function begin(knew)
@@ -79,7 +95,8 @@ local function begin(knew)
   call('HSET', KEYS[1], 'knew', knew)
 end
 
--- backend/memory/coordinators.rs, `life` and `register`: the replica's line, before anything it says is heard.
+-- backend/memory/coordinators.rs, `life` and `register`:
+-- writes the replica's line before its reports are applied.
 local life_changed = false
 do
   local LINE = '<ddd'
@@ -127,7 +144,7 @@ do
         end
       end
     end
-    -- Who leaves has nothing to lose, and is perhaps the first whom a store hears that has forgotten the others.
+    -- A leaving replica proves nothing: it may be the first to reach a store that lost its state.
     if settled == 0 and leaves == 0 then
       settle(longest or replica_longest, lines)
       life_changed = life_changed or settled == 1
@@ -135,42 +152,45 @@ do
   end
 end
 
--- One ceiling: its law and the heartbeat, and its head.
+-- One limit: its law and the report, and its head.
 local heartbeat, term, max_duration, least, start, most, aggregate, split
 local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
 local n, incarnation, latest, generation, level, recovered, counted, votes, kept
--- What is known of all seats without reading them, as long as all are live: until the instant `sums_hold_until` (0 where one is
--- not), while the ceiling is `sum_ceiling`. What each adds to them, `put` says; from where it is heard to its grant the one
--- that speaks is out.
+-- The sums over all share states. They are valid until the instant `sums_hold_until`
+-- (0 if a share state is not live), and while the limit is `sum_ceiling`. `put`
+-- defines each addend. The reporter is not included between its report and its grant.
 local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
--- At most how many terms end before the instant `next_end`. Once it is none the sums hold until then, so that where all speak in
--- time nobody has to look at all for it.
+-- The number of share states, at most, that expire before the instant `next_end`. When it is
+-- 0, the sums are valid until then. So if all replicas report in time, no scan is necessary.
 local next_end, count_ending
--- The level to which needs were filled when there last was not enough for all.
+-- The fill level at the last time that the limit was too small for all.
 local filled
--- The seat that speaks: where it is, if it is there, and its fields, the same as in the lists below.
+-- The reporter's share state: its index, if it exists, and its fields, as in the lists below.
 local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, rests, lasts, its_vote
--- Its key, the head as it was read, and the seat that speaks.
+-- The limit's key, its head as it was read, and the reporter's share state.
 local key, state, own
--- All seats, a list for each field, once they were read; of the one that speaks as `lay_down` puts it there.
+-- All share states, as one list for each field, once they
+-- are read. `lay_down` puts the reporter's fields there.
 local M, L, N, HG, GG, U, S, R, D, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
--- The texts that seats were read from.
+-- The share states as they were read.
 local texts = {}
--- What was read: the wants of all, and all seats. Whether all are to be written; whether others may hold what is not known yet.
+-- True if the wants were read, if all share states were read, and if all must
+-- be written. `grace` is true if other replicas may have unknown shares.
 local has_wants, has_all, all_changed, grace
 local now, whole
 
--- kernel/coordinator/split.rs. What the split knows of the living, in the fleet's order, and of the one that speaks. `live` says
--- which seats they are, and is nil where they are all. `idle`, how many of the hungry want nothing and count as needing one.
+-- kernel/coordinator/split.rs. The split's input: the live replicas in the fleet's
+-- order, and the reporter. `live` lists their share states, and is nil if all are live.
+-- `idle` counts replicas without need that are treated as hungry with a need of one.
 local living, live, me, hungry, idle, my_need, total_need
 
--- What a live seat adds to the sums, with a `sign` of 1, or takes from them, with -1. In one place, so that what is taken is what
--- was added.
+-- Adds a live share state to the sums if `sign` is 1, or removes it if
+-- `sign` is -1. One function does both, so that both use the same numbers.
 local function put(sign, ends, held, granted, in_flight, told, wanted)
   local ceiling = sum_ceiling
   if ceiling < wanted then wanted = ceiling end
-  -- What is taken of a lowered ceiling, and its exposure.
+  -- The permits taken from a lowered limit, and the exposure.
   local taken = granted < in_flight and in_flight or granted
   if held < taken then held = taken end
   sum_exposure, sum_need = sum_exposure + sign * held, sum_need + sign * wanted
@@ -187,10 +207,10 @@ local function even(total, among, place_from_0)
   return (total - rest) / among + (place_from_0 < rest and 1 or 0)
 end
 
--- The formats of so many wants.
+-- The formats of n wants, by n.
 local formats = {}
 
--- What all want, as the head has it.
+-- Reads the wants of all replicas from the head.
 local function load_wants()
   if has_wants then return end
   has_wants = true
@@ -198,7 +218,7 @@ local function load_wants()
   W = {unpack(formats[n], state, HEAD_BYTES + 1)}
 end
 
--- What each of the living wants: the one that speaks what it has just said.
+-- Returns the wants of the live replicas, with the reporter's new want.
 local function wants_of_the_living()
   load_wants()
   W[at] = wanted
@@ -208,7 +228,7 @@ local function wants_of_the_living()
   return wants
 end
 
--- What only some heartbeats need, where all seats have to be looked at or where not all can have what they want.
+-- Functions for reports that need all share states, or that compete for permits.
 local see_all, lay_down, drop_seats_that_are_over, place, insert, move_ceiling, sum_up, take_turns, write_all, fill
 
 local reply, length = {0, told}, 2
@@ -218,7 +238,7 @@ for i = 2, #KEYS do
   heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
     h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, said)
   local code, fair, its_generation = NOT_UNDERSTOOD, 0, 0
-  -- Whoever leaves this early has not understood what lives under the key.
+  -- A break without a code means that the value under the key is not understood.
   repeat
     local name = sub(said, NAME_FROM, NAME_TO)
     local found = try('HMGET', key, 'head', name)
@@ -260,7 +280,8 @@ for i = 2, #KEYS do
 
     local must_see_all = not at or sums_hold_until <= now or leaves == 1
 
-    -- `is_plain`: all seats are live and stay, the ceiling stays as it is and is enough for one each, and the sums are of it.
+    -- `is_plain`: all share states are live and stay. The limit stays
+    -- the same, has a permit for each, and is the limit of the sums.
     local is_plain = not must_see_all and not grace and n <= whole and whole == sum_ceiling and 0 < term
       and least * FINE <= level and level <= most * FINE
       and (votes + vote == 0 or 4 * (now - counted) < 7 * heartbeat)
@@ -280,7 +301,7 @@ for i = 2, #KEYS do
         end
       end
 
-      -- The rest of one seat, and of all: of one it costs little.
+      -- The other fields of one share state, and of all. Reading a single one is cheap.
       local function load(i)
         if L[i] then return end
         L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i] = unpack(REST, texts[i], REST_FROM)
@@ -291,7 +312,7 @@ for i = 2, #KEYS do
         for i = 1, n do load(i) end
       end
 
-      -- Puts the seat that speaks among all, as it is now.
+      -- Copies the reporter's share state into the lists.
       function lay_down()
         see_all()
         M[at], L[at], N[at], HG[at], GG[at], U[at], S[at] = member, life, heard, held_generation, granted_generation, ends, since
@@ -311,7 +332,7 @@ for i = 2, #KEYS do
         if now < U[i] then return false end
         if exposure(i) == 0 then return true end
         load(i)
-        -- `rests_at`: by its own law, and by that of now.
+        -- `rests_at`: by its own law and by the current one.
         local lasts = D[i]
         if lasts < max_duration then lasts = max_duration end
         return R[i] <= now and U[i] + lasts <= now
@@ -338,7 +359,8 @@ for i = 2, #KEYS do
         n, all_changed = kept, true
       end
 
-      -- Where the seat is or belongs, whether it is there, and SUPERSEDED where a later life was heard.
+      -- Returns the share state's index, true if it exists,
+      -- and SUPERSEDED if a later incarnation reported.
       function place()
         local member, M = member, M
         local at, is_there = n + 1, false
@@ -375,7 +397,7 @@ for i = 2, #KEYS do
         return a
       end
 
-      -- A ratio of 65,536 is one; a ceiling goes up to twice itself at a time.
+      -- A ratio of 65,536 is one. A limit at most doubles in one step.
       local function scaled(a, ratio)
         if 131072 < ratio then ratio = 131072 end
         return within(floor(a * ratio / 65536))
@@ -413,7 +435,8 @@ for i = 2, #KEYS do
         whole = (level - level % FINE) / FINE
       end
 
-      -- The sums of all seats but the one that speaks, from the seats. One that is not live is exposed, and takes part in nothing else.
+      -- Computes the sums over all share states except the
+      -- reporter's. An expired share state adds only its exposure.
       function sum_up()
         lay_down()
         sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty = whole, 0, 0, 0, 0, 0, 0
@@ -431,11 +454,13 @@ for i = 2, #KEYS do
             sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
           end
         end
-        -- Until when a seat that is not live is kept, each heartbeat's own law says as well.
+        -- With an expired share state the sums are not valid:
+        -- each report's law decides how long it is kept.
         sums_hold_until = living == n and until_when or 0
       end
 
-      -- kernel/coordinator/split.rs. What each of the living wants, whether it waits for a permit, and since when it does or has one.
+      -- kernel/coordinator/split.rs. For each live replica: its want, true
+      -- if it waits for a permit, and since when it waits or has one.
       local wants, waits, turns
 
       local function class(i, turned)
@@ -445,7 +470,8 @@ for i = 2, #KEYS do
         return 2
       end
 
-      -- How many are before member `me` in the line for a permit, and how many of them wait.
+      -- Returns the number of replicas before `me` in the
+      -- line for a permit, and how many of them wait.
       local function ahead(turned)
         local mine, count_ahead, waiting = class(me, turned), 0, 0
         for i = 1, living do
@@ -458,7 +484,7 @@ for i = 2, #KEYS do
         return count_ahead, waiting
       end
 
-      -- The part of the one that speaks, and what is owed to those who wait before it.
+      -- Returns the reporter's fair share, and the permits owed to replicas that wait before it.
       function take_turns()
         lay_down()
         load_all()
@@ -473,7 +499,7 @@ for i = 2, #KEYS do
         return count_ahead < whole and 1 or 0, waiting
       end
 
-      -- Anew, so that no seat stays that is gone.
+      -- Rewrites the hash, so that no removed share state stays.
       function write_all()
         load_all()
         call('DEL', key)
@@ -485,7 +511,7 @@ for i = 2, #KEYS do
           parts[to + 1] = pack(NAME, M[i], L[i])
           parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i])
           to = to + 2
-          -- A function of Lua takes 8,000.
+          -- A Lua function takes at most 8,000 arguments.
           if to == 2000 then
             call('HSET', key, spread(parts))
             parts, to = {}, 0
@@ -495,7 +521,7 @@ for i = 2, #KEYS do
       end
     end
 
-    -- `see`: all seats, where the one that speaks is not all that matters.
+    -- `see`: reads all share states if the reporter's is not enough.
     local is_there, refused = true, nil
     if must_see_all then
       see_all()
@@ -503,7 +529,7 @@ for i = 2, #KEYS do
       at, is_there, refused = place()
     end
 
-    -- `refused`: what is not heard.
+    -- `refused`: rejects invalid reports.
     if refused then
       code = refused
     elseif holds == 1 and h_coordinator == incarnation and generation < h_generation then
@@ -514,7 +540,7 @@ for i = 2, #KEYS do
       code = FULL
     else
 
-      -- `held`: the grant that it held when it said this.
+      -- `held`: the grant that the replica had when it sent the report.
       local its_held, its_held_generation = 0, 0
       if holds == 1 and leaves == 0 then
         if h_coordinator ~= incarnation then
@@ -526,7 +552,7 @@ for i = 2, #KEYS do
         end
       end
 
-      -- `vote_that_counts`: what it inferred under another ceiling was about that one.
+      -- `vote_that_counts`: a vote counts only for the limit that the replica knew when it voted.
       local said_vote = 0
       if holds == 1 and h_ceiling == whole and 0 < wanted then
         said_vote = vote
@@ -585,7 +611,7 @@ for i = 2, #KEYS do
           by = HUNGRY
         end
 
-        -- `any_short`, and where each needs one at least.
+        -- `any_short`, and the case where each replica needs at least one permit.
         local any_short = 0 < count_short or by == ALL and 0 < count_empty
         if by == ALL and hungry < living then
           idle = living - hungry
@@ -593,7 +619,7 @@ for i = 2, #KEYS do
           if my_need < 1 then my_need = 1 end
         end
 
-        -- `part`, kernel/coordinator/split.rs; and what is owed to others first.
+        -- `part`, kernel/coordinator/split.rs; and the permits owed to others.
         local owed = 0
         if not me then
           fair = 0
@@ -605,10 +631,11 @@ for i = 2, #KEYS do
           fair = my_need + even(whole - total_need, living, me - 1)
         elseif my_need ~= 0 then
           if not fill then
-            -- Sets the highest level to which every need can be filled, rounded down, where there is not enough for all; how many
-            -- need more, and what is left over. It is below the ceiling, so that what is wanted beyond that makes no difference
-            -- here. From above the first step leads to it or below, from there each leads up, and only at the level itself one
-            -- leads nowhere: so it may begin where it was, which is near.
+            -- Sets `filled` to the highest level, rounded down, to which every need can be
+            -- filled. Returns the number of needs above it, and the rest. The level is below the
+            -- limit, so needs above the limit change nothing. From a start that is too high, the
+            -- first step leads to the level or below it. From below, each step leads up, and
+            -- stops only at the level. So the search starts at the last level, which is near.
             local function fill_all(wants)
               local living, level, spare, is_first = living, filled, whole - idle, true
               while true do
@@ -618,7 +645,8 @@ for i = 2, #KEYS do
                   if level < its then short = short + 1 else rest = rest - its end
                 end
                 local next = short == 0 and 0 or floor(rest / short)
-                -- Below where it was: sums that are not of these wants, which shall not keep the store busy.
+                -- A lower level means that the sums are not
+                -- of these wants. The search must still end.
                 if next == level or not is_first and next < level then
                   filled = level
                   return short, rest - level * short
@@ -628,7 +656,8 @@ for i = 2, #KEYS do
             end
 
             function fill()
-              -- Who shares in the rest: those that want more, or everybody who takes part once nobody does.
+              -- The replicas that want more share the rest.
+              -- If none does, all that take part share it.
               local wants, to, among, rest = wants_of_the_living(), 0, hungry, whole - total_need
               local mine = my_need
               if rest < 0 then
@@ -647,7 +676,8 @@ for i = 2, #KEYS do
           fair = fill()
         end
 
-        -- `share`; and `left_by_the_lowered`, where others have not heard of a lower ceiling yet.
+        -- `share`; and `left_by_the_lowered` for a lowered
+        -- limit that other replicas do not know yet.
         local free, share = whole - sum_exposure, fair
         if free < held then
           local left = whole - sum_taken
@@ -661,7 +691,7 @@ for i = 2, #KEYS do
           if room < share then share = room end
         end
 
-        -- `granted`: what is written down of it.
+        -- `granted`: the stored result.
         its_generation = held_generation
         if held ~= share or its_generation == 0 then its_generation = generation + 1 end
         if generation < its_generation then generation = its_generation end
@@ -669,8 +699,8 @@ for i = 2, #KEYS do
         granted_generation, granted, its_told, code = its_generation, share, whole, GRANTED
         put(1, ends, held, granted, in_flight, whole, wanted)
         if count_ending == 0 and 0 < sums_hold_until then
-          -- Each of the others may end before this one; whichever does not is counted as if it did, and the sums are made anew
-          -- then.
+          -- Each other share state is counted as if it expired before this
+          -- one. If one does not, the sums are computed anew at that instant.
           if sums_hold_until < next_end then sums_hold_until = next_end end
           next_end, count_ending = ends, n - 1
         end
@@ -679,12 +709,12 @@ for i = 2, #KEYS do
     end
 
     local is_heard, in_use = code == GRANTED or code == LEFT, term + max_duration
-    -- What it admitted by an earlier law may take longer.
+    -- Requests that it allowed under an earlier law may last longer.
     if is_heard and in_use < rests - now then in_use = rests - now end
     local least_kept = real + in_use + (least < most and INFERRED or KEPT)
     local renews = kept < least_kept
     if n == 0 and least == most then
-      -- As many ceilings may come and go as there are values.
+      -- There may be as many short-lived limits as descriptor values, so their states expire early.
       kept, renews = real + KEPT, true
     elseif renews then
       kept = least_kept + SLACK
@@ -709,7 +739,7 @@ for i = 2, #KEYS do
   until true
 
   if code == LOST then
-    -- Its ceiling was lost, and the table was not.
+    -- The store lost the limit's state, but not the table.
     begin(told)
     life_changed = true
   end

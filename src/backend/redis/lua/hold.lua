@@ -1,42 +1,46 @@
--- Holds the hits of a question that several places decide together, keeps them or gives them back, by the same
--- arithmetic as kernel/lease/hold.rs: those of one question and slot together, one after the other.
+-- Reserves the hits of a check that several calls decide, and commits or cancels them, with the
+-- arithmetic of kernel/lease/hold.rs. A call has the messages of one check and slot, in order.
 --
--- Of message m, from 1:
+-- For message m, from 1:
 -- KEYS[2m - 1]  the counter
 -- KEYS[2m]      a hash in the counter's slot, little-endian, packed
---            'h' -> 60 bytes, once anything was held
---            double earliest    no hold's term is over before this microsecond
+--            'h' -> 60 bytes, once there was a reservation
+--            double earliest    no reservation expires before this microsecond
 --            double since       of a debt: a tick, and
---            double owed_then   what was owed then, in hit-ticks, and
---            double held        how much of it is surely held
---            double waiting     hits of a debt that are held by all
---            uint32 n, double p, uint32 b, uint32 t   under which limit; 0 for none
---            the 16 bytes of a hold -> 20 bytes
---            double until       the microsecond at which its term is over
---            double mark        where it was charged, as in borrow.lua
+--            double owed_then   the debt at that tick, in hit-ticks, and
+--            double held        the part of it that is certainly reserved
+--            double waiting     the reserved hits of a debt in all
+--            uint32 n, double p, uint32 b, uint32 t   the limit of the debt; 0 for none
+--            the 16 bytes of a reservation -> 20 bytes
+--            double until       the microsecond at which it expires
+--            double mark        its charge, as in borrow.lua
 --            uint32 hits
--- ARGV[1]       the instant, as at the top
+-- ARGV[1]       the instant, as in head.lua
 -- ARGV[2]       the messages, little-endian, packed, 27 bytes each
---            uint16             which record is of its charge
---            byte   what        0 hold, 1 keep, 2 give back
---            double term        microseconds
---            16 bytes           whose hold
--- ARGV[r + 2]   record r, as at the top; its act is not read
+--            uint16             the number of its record
+--            byte   what        0 reserve, 1 commit, 2 cancel
+--            double term        the lifetime in microseconds
+--            16 bytes           the reservation
+-- ARGV[r + 2]   record r, as in head.lua; its act is not used
 --
--- Reply: for each message code, remaining, retry after, reset after, as at the top, in ticks of the charge; beside 3 and 5
--- all but retry after is 0. Code 6, with zeros: not held, because too many are; not kept, because it is held no more.
+-- Reply: for each message code, remaining, retry after, reset after, as in head.lua, in ticks of
+--   the charge. For codes 3 and 5 all but retry after is 0. Code 6, with zeros: not reserved,
+--   because there are too many reservations; or not committed, because it expired.
 --
--- Exact: what is owed and held is below 2^53. Where a product passes it, what is compared with it does not.
--- The hash expires when a counter that was charged last by a hold, whose term is over then, has come to rest.
--- A hold goes from the list before its hits go back: they go back once.
--- Commands: those at the top, and HMGET, HGETALL, HLEN, HSET, HDEL, LRANGE.
+-- Exact: the debt and its reserved part are below 2^53. A product may
+-- exceed 2^53 only if the number that it is compared with cannot.
+--
+-- The hash expires after the lifetime of the last reservation plus the time until its counter
+-- is empty. A reservation is deleted before its hits are refunded, so it is refunded once.
+--
+-- Commands: those of head.lua, and HMGET, HGETALL, HLEN, HSET, HDEL, LRANGE.
 
 local KEEP, GIVE_BACK = 1, 2
 local REFUSED = 6
 local HEAD, OPEN = '<dddddI4dI4I4', '<ddI4'
 local MOST_HOLDS = 4096
 
--- The message in hand: whose hold, and it and the head as they are listed.
+-- The current message: the id of its reservation, the stored reservation and the head.
 local id, open, head
 local earliest, since, owed_then, held, waiting, n, p, b, t
 
@@ -54,7 +58,7 @@ local function owed()
   return min(left, capacity)
 end
 
--- Debt::turn
+-- `Debt::turn`
 local function turn()
   local owes = owed()
   if n ~= limit or p ~= period or b ~= burst or t ~= tick then
@@ -69,7 +73,7 @@ local function turn()
   since, owed_then = at, owes
 end
 
--- Holds::undo, of a debt; and kernel/rate/gcra.rs, `forgive`.
+-- `Holds::undo` for a debt, and kernel/rate/gcra.rs, `forgive`.
 local function undo(hits)
   turn()
   waiting = waiting - hits
@@ -85,7 +89,7 @@ local function undo(hits)
   end
 end
 
--- Holds::expire
+-- `Holds::expire`
 local function expire()
   if now < earliest then return end
   local all, hits = call('HGETALL', KEYS[2]), 0
@@ -106,7 +110,7 @@ local function expire()
   call('HSET', KEYS[2], 'h', pack_head())
 end
 
--- Holds::keep
+-- `Holds::keep`
 local function keep()
   if not open then return REFUSED, 0, 0, 0 end
   local _, _, hits = unpack(OPEN, open)
@@ -119,7 +123,7 @@ local function keep()
   return ADMIT, 0, 0, 0
 end
 
--- Holds::give_back
+-- `Holds::give_back`
 local function give_back()
   if open then
     local _, mark, hits = unpack(OPEN, open)
@@ -134,7 +138,7 @@ local function give_back()
   return step(ASK, 0)
 end
 
--- Holds::hold
+-- `Holds::hold`
 local function hold(term)
   if head then expire() end
   if open then
@@ -165,7 +169,7 @@ local function take(what, term)
   earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
   if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
   if what == KEEP then return keep() end
-  -- A debt that was written under another limit is converted whatever becomes of the question.
+  -- Converts a debt under another limit, for any result of the message.
   local code, _, retry = step(strategy == 1 and CHARGE or ASK, 0)
   if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0 end
   if what == GIVE_BACK then return give_back() end

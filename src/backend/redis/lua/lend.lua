@@ -1,4 +1,7 @@
--- Lists a member as this, where there is room for one more beside the `others`, who are `forgotten` at the latest then.
+-- Continues the loop of borrow.lua: applies one message to its counter and to its list.
+--
+-- Stores the replica's record `known`, unless the list is full. `others`
+-- is the number of other records, and `forgotten` their latest expiry.
 function put(key, member, others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
   if forgotten < kept_until then forgotten = kept_until end
@@ -19,7 +22,7 @@ end
 
     end
 
-    -- `step`: a debt that was written under another limit is converted whatever becomes of the message.
+    -- `step`: converts a debt under another limit, for any result of the message.
     if not is_plain then
       KEYS[1] = its_counter
       code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there or nil)
@@ -35,7 +38,7 @@ end
     end
     local had = now < its_till and its_held or 0
 
-    -- `repeat`, and `ask_then_step`: the answer to a message that was taken before.
+    -- `repeat`, and `ask_then_step`: the reply to a message that was applied before.
     if number == its_number then
       code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own, again)
       if its_passed == 1 then
@@ -71,7 +74,8 @@ end
       refund(its_mark, returned)
     end
 
-    -- `turn`: where nothing is put to a debt, what it came to still stands. What is, is written with the grant.
+    -- `turn`: without a charge the debt of the last step
+    -- is still valid. A change is written with the grant.
     if not is_plain then
       if not again or own ~= 0 or back ~= 0 then
         code, remaining, retry, reset = step(again and ASK or CHARGE, own, again)
@@ -128,7 +132,8 @@ end
       if again and unwritten then step(CHARGE, 0, again) end
     elseif unwritten then
       local ends, state = at + reset, pack('<Bddc20', 103, at, debt, under)
-      -- An end that stays where it is would save the store less than it costs to write both where it does not.
+      -- One SET writes the state and the expiry. Skipping an unchanged expiry
+      -- would save less than a second command costs for a changed one.
       ends = expiry_at((ends + -ends % tenth) * tick / 1000)
       if not call('SET', its_counter, state, 'PXAT', ends, lives_there and 'XX' or 'NX') then code = NOT_UNDERSTOOD end
     elseif not lives_there then
@@ -150,7 +155,7 @@ end
     if not is_plain then
       put(its_list, member, others, forgotten, kept_until, known)
     elseif place and not is_stale and kept_until <= lasts then
-      -- Behind the member, from 0; the first is mostly the only one.
+      -- The record's offset after the replica, from 0. The first record is usually the only one.
       call('SETRANGE', its_list, place == BEGUN + 1 and '17' or format('%d', place + 7), known)
     else
       if term ~= its_term then its_term, its_end = term, expiry(term + term) end

@@ -1,19 +1,23 @@
--- What the scripts of strict ceilings have in common: kernel/concurrency/permits.rs and
--- backend/memory/permits.rs, line for line, in microseconds.
+-- The common part of the scripts of strict concurrency limits: kernel/concurrency/permits.rs
+-- and backend/memory/permits.rs, line for line, in microseconds.
 --
--- KEYS[1]  the life of the place that the ceilings live in: 'permits1', packed the instant from which somebody
---          is admitted and the one at which it was last told, and the name of the store it began in
--- KEYS[n]  from 2 on: of one ceiling each, a sorted set of the permits that are held, by their deadlines
--- ARGV[1]  the instant in microseconds since the Unix epoch; '' takes the store's own
--- ARGV[2]  the name of the store; '' of who may not know it
--- ARGV[3]  packed: microseconds for which a life that begins admits nobody, and after how many without a telling
---          one begins
+-- KEYS[1]  the incarnation of the node: 'permits1', packed the instant at which acquires become
+--          possible and the instant of the last report, and the store's name when it began
+-- KEYS[n]  from 2, for one limit each: a sorted set of the permits in use, by deadline
+-- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the store's clock
+-- ARGV[2]  the name of the store; '' if the caller does not know it
+-- ARGV[3]  packed, in microseconds: how long a new incarnation rejects acquires, and the time
+--          without a report after which a new incarnation begins
 --
--- Exact: all numbers are integers below 2^53. A set expires with its last deadline, at most 2 ms late; the life
--- thirty days after it was last told of. What is no sorted set under a ceiling's key stays as it is, and its
--- ceiling is answered so; where the life is not understood the call is an error and nothing is changed.
--- Cost: O(log n) for each permit that is asked for, told, over, or found to have ended.
--- Commands: TIME, GET, SET, TYPE, ZADD, ZREM, ZCARD, ZSCORE, ZRANGEBYSCORE, ZREMRANGEBYSCORE, ZREVRANGE, PEXPIREAT.
+-- Exact: all numbers are integers below 2^53. A set expires with its last deadline,
+-- at most 2 ms late. The incarnation expires thirty days after the last report.
+--
+-- Another value under a limit's key stays, and the reply reports it for that
+-- limit. Another value under KEYS[1] is an error, and nothing is changed.
+--
+-- Cost: O(log n) for each permit that is acquired, reported, released or expired.
+-- Commands: TIME, GET, SET, TYPE, ZADD, ZREM, ZCARD, ZSCORE, ZRANGEBYSCORE, ZREMRANGEBYSCORE,
+--   ZREVRANGE, PEXPIREAT.
 
 local KEYS, ARGV, tonumber = KEYS, ARGV, tonumber
 local call = redis.call
@@ -28,7 +32,8 @@ local now = time[1] * 1000000 + time[2]
 local real_millis = floor(now / 1000) + 1
 if ARGV[1] ~= '' then
   now = tonumber(ARGV[1])
-  -- The clock that expires keys is not the one given, and must not end what that one has not ended.
+  -- The given instant may be behind the clock that expires keys. One
+  -- more day keeps keys alive until the given instant reaches their end.
   real_millis = real_millis + 86400000
 end
 local grace, silence = unpack('<dd', ARGV[3])
@@ -43,7 +48,7 @@ local function write_life()
   call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
 end
 
--- Nothing where it is not understood.
+-- Returns the microseconds until acquires are possible, or nil if the value is not understood.
 local function closed_for()
   local known = call('GET', KEYS[1])
   if known then
@@ -77,7 +82,7 @@ local function expire(key)
   call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
 end
 
--- The key goes with the last deadline.
+-- Lets the key expire with the last deadline.
 local function rest(key)
   local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
   if not last then return end

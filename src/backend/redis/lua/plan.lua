@@ -1,3 +1,4 @@
+-- Reads the plan of head.lua and begins the loop over its charges.
 if ARGV[2] == '' then
   alike = #KEYS
   if 1 < #KEYS and (strategy == 1 or strategy == 4) then held = call('MGET', _G.unpack(KEYS)) end
@@ -6,7 +7,7 @@ else
   for i = 1, #plan / 2 do plan[i] = plan[2 * i - 1] + 256 * plan[2 * i] end
   if 1 < plan[1] then held = call('MGET', _G.unpack(KEYS, 1, plan[1])) end
 
-  -- An answer.
+  -- Adds one charge's result to the reply.
   function say(code, remaining, retry, reset)
     if reset == its_reset then
       length, said = length + 1, said + 1
@@ -21,15 +22,15 @@ else
     end
   end
 
-  -- all_or_nothing, backend/memory.rs. The question in hand: its rule and its `count` charges, the i-th of
-  -- which is in hand; what was asked so far, and how many hits of each key; whether it is charged, as
-  -- soon as all was asked.
+  -- `all_or_nothing`, backend/memory.rs. The current check: its mode and
+  -- its `count` charges; charge i is current. Then the trial results so
+  -- far and the hits of each key. `charged` is nil until the last trial.
   local place, ends = 2, #ARGV[2] / 2
   local rule, count, i, asked, together, charged = 0, 0, 0, nil, nil, nil
-  -- Where a block left off.
+  -- The key and the records that a strategy's block has not reached.
   local left_key, left_from, left_last
 
-  -- combine, kernel/decision.rs.
+  -- `combine`, kernel/decision.rs.
   local function admitted()
     local quota, quota_denies = false, true
     for each = 1, count do
@@ -43,8 +44,8 @@ else
     return not quota or not quota_denies or 4 <= rule
   end
 
-  -- What is to be done next: the key, the first and the last of its records in the plan, what lives there
-  -- if that is known, and what only is to be asked: these hits, after those of the key before.
+  -- Returns the next task: the key, the first and the last of its records in the plan, and the
+  -- value of the key if it was read. In a trial it also returns the hits of earlier charges by key.
   function following()
     if left_key then
       local key = left_key
@@ -58,7 +59,7 @@ else
         if charged == nil then return key, at, at, nil, nil, together end
         local its = asked[i]
         if charged or its[5] then return key, at, at end
-        if not its[6] then return key, at, at, nil, 0 end -- spared
+        if not its[6] then return key, at, at, nil, 0 end -- skipped
         say(its[1], its[2], its[3], its[4])
       elseif asked and charged == nil then
         i, charged = 0, rule < 8 and admitted()
@@ -83,11 +84,11 @@ else
     end
   end
 
-  -- Keeps what was only asked; says the rest. `wanted` answers are said when the key is done with.
+  -- Keeps the result of a trial, or adds the result to the reply. A key ends with `wanted` results.
   function hear(wanted, key, last, through, code, remaining, retry, reset)
     if asked and charged == nil then
-      -- What cannot be read holds nobody back; how it is answered is not for this script to say. A refund is made
-      -- whatever its counter holds.
+      -- A value that is not understood denies nothing: the
+      -- caller decides its verdict. A refund is always made.
       local denies = its_act ~= REFUND and (code == NEVER or DENY <= code)
       local votes_no = denies and shadow == 0
       asked[i] = {code, remaining, retry, reset, its_act == REFUND, denies, group, votes_no}
@@ -100,14 +101,15 @@ else
   end
 end
 
--- What the record of a GCRA comes to, and which one: many keys have one limit. A `tenth` of a second in its ticks, or one.
+-- Values derived from a GCRA record, since many keys share
+-- one; `tenth` is a tenth of a second in ticks, or one tick.
 local worked_out, capacity, at, under, tenth
--- Of several steps to one counter, which are `step.lua`'s: none here.
+-- Used by step.lua to join several steps of one counter. Unused here.
 local AGAIN, debt, unwritten, lived
 
 while true do
-  -- Charges to one key: of the records at `from` to `last` in the plan, the first of which is in hand. A key that is
-  -- like others has one charge, and no place in the plan.
+  -- Charges one key by the records at `from` to `last` of the plan; the first is the
+  -- current one. Keys with equal records have one charge each, and no place in the plan.
   local key, from, last, value, spared, together
   local act, hits, ahead, changed, lives
   if plan and alike <= keys then
@@ -128,13 +130,13 @@ while true do
     if spared then
       act, hits = ASK, 0
     elseif together then
-      -- Beyond 2^53 a sum is more than any limit, however it is rounded.
+      -- Above 2^53 a sum exceeds every limit, rounded or not.
       hits = (together[key] or 0) + (act == REFUND and 0 or hits)
       act, together[key] = ASK, hits
     end
   end
   local wanted = from and said + 1 + last - from
-  -- Whoever leaves the block early has not understood what lives under the key, or has said so. A block
-  -- that did not get to the last says how far it got.
+  -- A block that breaks early has not understood the value under the key, or has
+  -- set another code. A block that stops before the last record sets `through`.
   local code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
   repeat

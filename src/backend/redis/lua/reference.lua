@@ -1,18 +1,20 @@
--- Counts, under the reference's keys, what must be decided in one step, and gives hits back. A script of its
--- own: what the reference does without a script goes to the store without one, and needs no clock.
+-- Charges and refunds counters under envoyproxy/ratelimit's keys where one atomic
+-- step is necessary. Other charges need no script. This one needs no clock.
 --
--- KEYS[i]           the counter of charge i, with the start of its window; several charges may name one
--- ARGV[1]           the rule: 'e' each, 'n' none, 'a' all or nothing, 's' stop when over; then, as in
---                   head.lua, 'q' and 'r'
--- ARGV[5i-3 … 5i+1] of charge i: 'c' to charge or 'r' to give back, the hits, the limit, the seconds to live,
---                   and its standing: '0' enforced, '1' quota or '2' aside, then '1' when a denial is only
---                   reported
--- Reply: two integers per charge, in order: code, and what the counter holds then, 2^53 for more. Codes are 0
---   charged, 1 not charged, 2 not charged and more than the limit by itself, with what it held then, 3 not understood: something
---   else lives under the key and stays, 4 given back.
+-- KEYS[i]           the counter of charge i, with the start of its window; several charges may name
+--                   the same
+-- ARGV[1]           the mode: 'e' each, 'n' none, 'a' all or nothing, 's' stop when over; then 'q'
+--                   if every limit is in the quota group, and 'r' if that group must not deny
+-- ARGV[5i-3 … 5i+1] of charge i: 'c' to charge or 'r' to refund, the hits, the limit, the seconds
+--                   to live, and its standing: '0' enforced, '1' quota or '2' aside, then '1' if
+--                   a denial is only reported
+-- Reply: two integers for each charge, in order: a code, and the hits in the counter, at most 2^53
+--   Codes: 0 charged, 1 not charged, 2 not charged and over the limit by itself, 3 not understood
+--   (another value is under the key and stays), 4 refunded
 --
--- Exact: hits go to INCRBY as text. What is compared is below 2^53, or more than any limit however it is
--- rounded.
+-- Exact: hits are passed to INCRBY as text. Numbers in comparisons
+-- are below 2^53, or exceed every limit however they are rounded.
+--
 -- Commands: GET, SET, EXISTS, INCRBY, DECRBY, EXPIRE.
 
 local KEYS, ARGV, type, tonumber, match = KEYS, ARGV, type, tonumber, string.match
@@ -25,7 +27,7 @@ local function charge(i)
   return ARGV[n], ARGV[n + 1], tonumber(ARGV[n + 2]), ARGV[n + 3], ARGV[n + 4]
 end
 
--- What is under the key is not a counter; any other failure is the script's.
+-- Returns the code for a key whose value is no counter. Any other error ends the script.
 local function not_understood(failed)
   if match(failed.err, 'WRONGTYPE') or match(failed.err, 'not an integer') then
     return NOT_UNDERSTOOD, 0
@@ -33,7 +35,7 @@ local function not_understood(failed)
   error(failed.err)
 end
 
--- What the counter holds; nothing where it is none.
+-- Returns the hits in the counter, or nil if the value is no counter.
 local function held(key)
   local value = try('GET', key)
   if not value then return 0 end
@@ -46,7 +48,7 @@ local function add(i, instead)
   local _, hits, _, seconds = charge(i)
   local sum = try('INCRBY', KEYS[i], instead or hits)
   if type(sum) ~= 'number' then
-    -- More than the counter can hold is more than any limit, and is not counted.
+    -- A sum beyond the counter's range is over every limit, and Redis does not add it.
     if not match(sum.err, 'overflow') then return not_understood(sum) end
     sum = EXACT
   end
@@ -61,7 +63,7 @@ local function give_back(i)
   local sum = try('DECRBY', key, hits)
   if type(sum) ~= 'number' then return not_understood(sum) end
   if sum < 0 then
-    -- The reference does not understand less than nothing.
+    -- envoyproxy/ratelimit does not understand a negative counter.
     call('SET', key, '0', 'KEEPTTL')
     sum = 0
   end
@@ -80,23 +82,24 @@ if rule == 'e' then
   return reply
 end
 
--- The hits of each key that were asked so far.
+-- The hits of each key in trials so far.
 local together = {}
 
--- What charge i would come to; but for 's', if all before it were charged.
+-- Computes the result of charge i without charging it. Except
+-- in mode 's', earlier charges to the key are included.
 local function ask(i)
   local act, hits, limit, _, standing = charge(i)
   local count = held(KEYS[i])
   local sum = (act == 'r' and 0 or tonumber(hits)) + (rule ~= 's' and together[KEYS[i]] or 0)
   together[KEYS[i]] = sum
   sum = sum + (count or 0)
-  -- What cannot be read holds nobody back, and a refund is made whatever its counter holds.
+  -- A value that is not understood denies nothing, and a refund is always made.
   local denies = act ~= 'r' and count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
   return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
 end
 
--- combine, kernel/decision.rs.
+-- `combine`, kernel/decision.rs.
 local function admitted(asked)
   local quota_for_all = match(ARGV[1], 'q')
   local quota, quota_denies = false, true
@@ -111,14 +114,14 @@ local function admitted(asked)
   return not quota or not quota_denies or match(ARGV[1], 'r') ~= nil
 end
 
--- A charge of a question that is denied.
+-- Returns the result of a charge of a denied check.
 local function spare(i, its)
   if rule == 's' then
     if its.denies then return add(i) end
     local code, count = add(i, '0')
     return code == CHARGED and SPARED or code, count
   end
-  -- Its own denial is that of the moment when it was asked, whatever was given back since.
+  -- A denial is that of the trial, even if hits were refunded since.
   if its.denies then return OVER, its.count end
   local count = held(KEYS[i])
   if not count then return NOT_UNDERSTOOD, 0 end

@@ -1,17 +1,19 @@
-    -- kernel/rate/sliding_log.rs.
+    -- Sliding logs, a block in the charge loop: kernel/rate/sliding_log.rs.
     --
-    -- State: a list of runs, oldest first: at, total, hits: when they arrived in microseconds, all hits up to and
-    -- including them, modulo 2^52, and their own. The totals make what is held a difference and every
-    -- walk a search, so a step reads the two ends and a few runs between: O(log N) calls, whatever N.
-    -- 20 bytes a run and 2 around it, at most N runs. A list and not one string: a string is copied
-    -- in and out at every step, which at 10,000 runs takes the store half a millisecond.
+    -- State: a list of at most N runs, the oldest first. A run is at, total, hits:
+    -- its arrival in microseconds, all hits up to and including it, modulo 2^52, and
+    -- its own hits. With totals, the hits in the log are a difference, and every walk
+    -- is a search. A step reads the two ends and a few runs between: O(log N) calls.
+    --
+    -- A run takes 20 bytes and 2 bytes around it. The state is a list because each step
+    -- would copy a string in and out, which takes half a millisecond for 10,000 runs.
     if strategy == 5 then
       local TOTALS = 4503599627370496
       local size = try('LLEN', key)
       if type(size) ~= 'number' then break end
       local origin, understood = 0, true
 
-      -- At, total since `origin`, hits.
+      -- Returns the arrival, the total since `origin`, and the hits of a run.
       local function run(index)
         local value = call('LINDEX', key, index)
         if value and #value == 20 then
@@ -24,7 +26,7 @@
         return 0, 0, 0
       end
 
-      -- The first run from `low` on whose instant is after `at`, or whose total is above `total`.
+      -- Returns the first run from `low` that arrived after `at`, or whose total is above `total`.
       local function first(low, at, total)
         local high, stride = low, 1
         while high < size do
@@ -45,7 +47,8 @@
         return low
       end
 
-      -- Runs low to size - 1 hold what is above `base`, up to `total`; the newest came at `newest`.
+      -- Runs `low` to size - 1 contain the hits above `base`,
+      -- up to `total`; the newest arrived at `newest`.
       local low, base, total, newest = 0, 0, 0, 0
       local past = now - period
       if 0 < size then
@@ -53,7 +56,8 @@
         oldest, total, own = run(0)
         origin = total - own
         newest, total = run(-1)
-        -- settle: drop_oldest, then what is gone. Written below, unless this only asks.
+        -- `settle`: `drop_oldest`, then the expired runs.
+        -- Written below, unless this step is a trial.
         local surplus = total - (limit < 1 and 1 or limit)
         if 0 < surplus then
           low, base = first(0, nil, surplus), surplus
@@ -72,7 +76,7 @@
       local stays = 0
       if held ~= 0 then stays = (newest < now and newest or now) - past end
 
-      -- decide; and what arrives at once under one limit is one run.
+      -- `decide`; simultaneous charges under one limit become one run.
       local pushed, answers, integers = 0, said, length
       local function unsay()
         while integers < length do
@@ -113,15 +117,16 @@
       if not understood then unsay() break end
       if act == ASK then break end
       if low == 0 and base == 0 and pushed == 0 and newest <= now then
-        -- Not left as it was: a longer period may have come with this limit.
+        -- The expiry may change, because this limit may have a longer period.
         if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
         break
       end
 
-      -- What stays is low to keep - 1, and after it perhaps one run: at, up to total, since `before`.
+      -- The runs `low` to keep - 1 stay, perhaps followed
+      -- by one run: at, up to total, since `before`.
       local keep, at, before = size, nil, nil
       if held ~= 0 and now < newest then
-        -- Hits of the future have arrived now.
+        -- Hits of the future count as arrived now.
         keep, at = first(low, now), now
       elseif 0 < pushed then
         at = now

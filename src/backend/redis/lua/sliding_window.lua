@@ -1,6 +1,7 @@
-    -- kernel/rate/sliding_window.rs.
+    -- Sliding windows, a block in the charge loop: kernel/rate/sliding_window.rs.
     --
-    -- State: 's', start, prev, cur: two counts, and in microseconds when the later began. 17 bytes.
+    -- State, 17 bytes: 's', start, prev, cur: two counts,
+    -- and the start of the later window in microseconds.
     if strategy == 4 then
       local began, prev, cur, changed = 0, 0, 0, false
       value = value or try('GET', key)
@@ -12,7 +13,7 @@
       end
 
       while true do
-        -- seen
+        -- `seen`
         local held_prev, held_cur = prev, cur
         local since = (began - began % tick) / tick
         local at_now = (now - now % tick) / tick
@@ -24,7 +25,7 @@
           if start - since <= period then prev, cur = cur, 0 else prev, cur = 0, 0 end
           since = start
         end
-        -- Counted from now, as all that follows: an instant two periods on may lie beyond 2^53.
+        -- Relative to now, as all times below: an instant two periods ahead may exceed 2^53.
         local finish = start - at_now + period
 
         local faded = ceil(prev * left / period)
@@ -51,7 +52,7 @@
         reset = 0
         if cur ~= 0 then reset = finish + period elseif prev ~= 0 then reset = finish end
         if reset == 0 then
-          -- Rested is as never seen.
+          -- An empty counter is stored as a new one.
           began, prev, cur, changed = 0, 0, 0, true
         elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
           began, changed = since * tick, true

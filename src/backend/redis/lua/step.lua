@@ -1,8 +1,9 @@
--- What is done to one counter, KEYS[1], by the record ARGV[3]: the strategies as one function, for the scripts
--- that do more to a counter than charge it.
+-- The strategies as one function, for scripts that do more than charge
+-- a counter. It works on the counter KEYS[1] under the record ARGV[3].
 
--- Puts `hits` to the counter: code, remaining, retry after, reset after. With AGAIN for its value a GCRA is taken up where the
--- step before left it, what was only asked among it: so that several are one step to the store, which the last writes.
+-- Charges `hits` and returns code, remaining, retry after and reset
+-- after. With AGAIN as value, a GCRA continues from the step before,
+-- even from a trial. Several steps then cost one write, by the last.
 function step(act, hits, value)
   local key, from, last = KEYS[1], 1, 1
   local ahead, changed, lives

@@ -1,10 +1,11 @@
--- Hears which permits of some ceilings are held still, and which are over: `Permits::tell` for each.
+-- Reports the permits in use and the released permits of some strict concurrency limits, as
+-- `Permits::tell` for each. Follows permits.lua, which documents the other keys and arguments.
 --
--- ARGV[n]  from 4 on, for the ceiling KEYS[n - 2], packed: how many are held; each, 16 bytes, with the
---          microseconds for which it still is; then each that is over, 16 bytes
--- Reply: for how many microseconds nobody is admitted; then for each ceiling a code, how many held ones were not
---   known, how many over were, and how many are held now. Codes: 0 heard, 1 not understood (something else lives
---   under the key), and the rest is 0.
+-- ARGV[n]  from 4, for the limit KEYS[n - 2], packed: the number of permits in use; each of them,
+--          16 bytes, with the microseconds until its deadline; then each released permit, 16 bytes
+-- Reply: the microseconds until acquires are possible; then for each limit a code, the permits in
+--   use that were unknown, the released permits that were known, and the permits in use now.
+--   Codes: 0 applied, 1 not understood (another value is under the key), and the rest is 0
 
 local HEARD, NOT_UNDERSTOOD = 0, 1
 

@@ -1,11 +1,15 @@
-//! The counters that are known to be over a limit, so that nobody has to be asked.
+//! The deny cache of counters under envoyproxy/ratelimit's keys, which saves store calls.
 //!
-//! Guarantees: at most so many bytes, and 4 KiB beside them; a key is known until its window ends, which
-//! its own text names, until it was said to be at the longest, or until hits are given back to it here: what was asked before that and is answered
-//! after it is not remembered. It is known to be over the limit that it was found over and all smaller ones. Who forgets errs
-//! on the side of asking.
-//! Leaves out: taking part when the store was not asked; a changed limit, which the reference does
-//! not heed here either.
+//! Guarantees:
+//! - The cache uses at most the given bytes and 4 KiB more.
+//! - An entry lasts until its window ends, it expires, or this process refunds hits.
+//! - A result that was requested before a refund is never cached after it.
+//! - A key over a limit is also over every smaller limit.
+//! - A missing entry only costs a store call.
+//!
+//! Not covered:
+//! - Charges that the store did not decide: they add no entry.
+//! - A changed limit, which envoyproxy/ratelimit's cache ignores as well.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,72 +19,67 @@ use parking_lot::Mutex;
 use crate::backend::inside::Remembered;
 use crate::kernel::units::Nanos;
 
-/// Shards, so that two cores seldom meet.
+/// The number of shards, so that two cores rarely contend.
 const SHARDS: usize = 16;
 
-/// Counts of each shard, which tell whether hits were given back meanwhile: so many that of two keys one
-/// seldom stands in for the other.
+/// The number of refund counts in each shard. Keys share the
+/// counts: with so many, two keys in use rarely share one.
 const COUNTS: usize = 32;
 
-/// What a key costs beside its own bytes, which are held twice: two boxes and places in two
-/// tables that may be half empty.
+/// The cost of a key in addition to its own bytes, which are stored twice.
+/// It covers two boxes and the slots in two tables that may be half empty.
 const OVERHEAD: usize = 160;
 
-/// Keys that are over.
 #[derive(Debug)]
 pub(super) struct Denied {
     shards: [Mutex<Shard>; SHARDS],
     random: RandomState,
-    /// Bytes per shard.
     most: usize,
 }
 
-/// Until when a key is over which limit.
+/// A denial of a key: the limit, and the instant until which the key is over it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Over {
     pub(super) limit: u32,
     pub(super) end: Nanos,
 }
 
-/// A key that is over.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// When its window ends.
+    /// The instant at which the entry expires.
     end: Nanos,
-    /// The limit that it is over, and all smaller ones.
+    /// The largest limit that the key is over.
     limit: u32,
-    /// When it was last put or found, in seconds. In so few bits that it costs no room.
+    /// The instant of the last insert or hit, in seconds since 1970. 32 bits fit into the padding.
     found_at: u32,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     known: HashMap<Box<[u8]>, Known>,
-    /// The oldest first. A key that was forgotten may still stand here.
+    /// Keys by insertion, the oldest first. Forgotten keys stay until they are the oldest.
     order: VecDeque<Box<[u8]>>,
     bytes: usize,
-    /// How often hits were given back to the keys of each count.
+    /// The number of refunds to the keys of each count.
     given_back: Box<[u64; COUNTS]>,
-    /// Its keys apart, which are counted by the table.
+    /// The statistics without the number of keys.
     counted: Remembered,
 }
 
-/// What is known of a key that is about to be asked for.
+/// The result of a lookup before the store call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Look {
-    /// Whether it is over.
     pub(super) is_over: bool,
-    /// How often hits had been given back to it and to those that are counted with it.
+    /// The refund count of the key at the lookup.
     given_back: u64,
 }
 
 impl Denied {
-    /// For at most `bytes` in all; 0 remembers nothing.
+    /// Creates a cache of at most `bytes` in all; 0 disables it.
     pub(super) fn new(bytes: usize) -> Self {
         Self { shards: Default::default(), random: RandomState::new(), most: bytes / SHARDS }
     }
 
-    /// What is known of `key` at `now`, which is asked for under `limit`.
     pub(super) fn look(&self, key: &[u8], limit: u32, now: Nanos) -> Look {
         if self.most == 0 {
             return Look::default();
@@ -90,8 +89,8 @@ impl Denied {
         Look { is_over: shard.holds(key, limit, now), given_back: shard.given_back[count] }
     }
 
-    /// Remembers at `now` what `key` is over, at the cost of the oldest ones where there is no room;
-    /// `before` is the look at it before it was asked for.
+    /// Caches the denial `over` of `key` and evicts the oldest keys if
+    /// necessary. Does nothing if hits were refunded since the lookup `before`.
     pub(super) fn remember(&self, key: &[u8], over: Over, now: Nanos, before: Look) {
         let Over { limit, end } = over;
         if self.most < cost(key) {
@@ -125,7 +124,7 @@ impl Denied {
         }
     }
 
-    /// Forgets `key`, and what those will be told who ask for it now: hits were given back to it.
+    /// Drops the denial of `key` after a refund, and invalidates the lookups of calls in flight.
     pub(super) fn forget(&self, key: &[u8]) {
         if self.most == 0 {
             return;
@@ -133,13 +132,12 @@ impl Denied {
         let (shard, count) = self.place(key);
         let mut shard = shard.lock();
         shard.given_back[count] += 1;
-        // Its place in the order stays and is paid for until it is the oldest.
+        // The key stays in `order`, and counts toward the size, until it is the oldest.
         if let Some(known) = shard.known.get_mut(key) {
             known.end = Nanos(0);
         }
     }
 
-    /// What it came to so far.
     pub(super) fn seen(&self) -> Remembered {
         let of = |shard: &Mutex<Shard>| {
             let shard = shard.lock();
@@ -149,7 +147,7 @@ impl Denied {
         self.shards.iter().map(of).fold(Remembered::default(), std::ops::Add::add)
     }
 
-    /// The shard of `key`, and its count there.
+    /// Returns the shard of `key` and the index of its refund count.
     fn place(&self, key: &[u8]) -> (&Mutex<Shard>, usize) {
         let hash = self.random.hash_one(key) % (SHARDS * COUNTS) as u64;
         let place = usize::try_from(hash).unwrap_or(0);
@@ -174,7 +172,8 @@ impl Shard {
 }
 
 impl Known {
-    /// It is found or put at `now`; how many seconds later than before. A clock that was set back adds none.
+    /// Sets the last access to `now` and returns the seconds
+    /// since the one before. Returns 0 if the clock was set back.
     fn again(&mut self, now: Nanos) -> u64 {
         let later = seconds(now).saturating_sub(self.found_at);
         self.found_at += later;
@@ -206,7 +205,7 @@ mod tests {
             self.look(key, limit, now).is_over
         }
 
-        /// Remembers what nobody gave hits back to meanwhile.
+        /// Caches a denial without a refund in between.
         fn put(&self, key: &[u8], end: Nanos, now: Nanos) {
             self.put_over(Over { limit: 0, end }, key, now);
         }
@@ -300,7 +299,8 @@ mod tests {
         assert!(0 < seen.evicted && seen.keys + seen.evicted == 100, "{seen:?}");
     }
 
-    /// As freecache, the reference's cache, says it: the mean of the seconds since 1970 of each key's last access.
+    /// freecache, the cache of envoyproxy/ratelimit, reports the same
+    /// number: the mean of each key's last access in seconds since 1970.
     #[test]
     fn when_keys_were_last_put_or_found_is_averaged_over_those_that_are_there() {
         let (denied, at) = (Denied::new(1_000_000), Nanos::from_secs);

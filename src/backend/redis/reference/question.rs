@@ -1,8 +1,11 @@
-//! What of a question is put to the store, how, and what its answers mean.
+//! The calls of one check to one store, and the outcomes of their replies.
 //!
-//! Guarantees: a counter that is known to be over is not asked; the places of one slot are put
-//! together, and slots at one time.
-//! Leaves out: putting it ([`super::send`]).
+//! Guarantees:
+//! - A counter in the deny cache causes no store call.
+//! - Charges of one slot share a call; calls to several slots run concurrently.
+//!
+//! Not covered:
+//! - The transport ([`super::send`]).
 
 use std::time::Duration;
 
@@ -18,7 +21,6 @@ use crate::kernel::decision::{Group, Verdict, combine};
 use crate::kernel::rate::Step;
 use crate::kernel::units::{Hits, Nanos};
 
-/// One question to one store.
 pub(super) struct Question<'q> {
     pub(super) reference: &'q Reference,
     pub(super) redis: &'q Redis,
@@ -29,25 +31,22 @@ pub(super) struct Question<'q> {
     pub(super) patience: Duration,
 }
 
-/// Places of charges in the question.
+/// Indices of charges in the check.
 pub(super) type Places = SmallVec<[usize; 2]>;
 
-/// One for each place.
 pub(super) type Replies = SmallVec<[Reply; 2]>;
 
-/// What was known of each counter before it was asked for.
 type Looks = SmallVec<[Look; 2]>;
 
-/// How a question is put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Charged in a pipeline, as the reference does.
+    /// Charge in a pipeline, as envoyproxy/ratelimit does.
     Each,
-    /// The same with no hits: something that is known to be over denies the question.
+    /// The same with zero hits: the deny cache already denies the check.
     Stopped,
-    /// Looked at in a pipeline.
+    /// Read in a pipeline.
     Ask,
-    /// Decided by the script, under a rule that it knows.
+    /// Decide in the script, in this mode.
     Together(&'static str),
 }
 
@@ -72,7 +71,7 @@ impl Question<'_> {
         outcomes
     }
 
-    /// The places of each slot's keys; outside a Cluster all are of one.
+    /// Groups indices by the slot of their keys. Outside a Cluster there is one group.
     fn by_slot(&self, places: &[usize]) -> SmallVec<[(u16, Places); 1]> {
         let mut parts: SmallVec<[(u16, Places); 1]> = SmallVec::new();
         for &place in places {
@@ -92,14 +91,13 @@ impl Question<'_> {
         self.reference.denied.look(&counter.key, self.reference.known_for(counter), self.now)
     }
 
-    /// Forgets which of the counters that hits are given back to are over.
     fn forget(&self) {
         for counter in self.counters.iter().filter(|counter| counter.is_refund) {
             self.reference.denied.forget(&counter.key);
         }
     }
 
-    /// How what is not known is asked for.
+    /// Chooses how to send the charges that the deny cache does not decide.
     fn way(&self, known: &[bool]) -> Way {
         let stops = self.reference.options.stop_when_over;
         let is_denied = known.contains(&true) && self.is_denied_by(known);
@@ -107,14 +105,13 @@ impl Question<'_> {
             Rule::Ask => Way::Ask,
             Rule::Each if !stops || self.decided == Decided::Before => Way::Each,
             Rule::Each if is_denied => Way::Stopped,
-            // There is nobody to be spared.
+            // A single charge has no others to skip.
             Rule::Each if self.charges.list.len() == 1 => Way::Each,
             Rule::AllOrNothing { .. } if is_denied => Way::Ask,
             Rule::Each | Rule::AllOrNothing { .. } => Way::Together(self.letters(known)),
         }
     }
 
-    /// Whether what is known denies the question, whatever the rest is.
     fn is_denied_by(&self, known: &[bool]) -> bool {
         let votes = self
             .charges
@@ -127,7 +124,6 @@ impl Question<'_> {
         combine(votes.chain(passed), quota_for_all) == Verdict::Deny
     }
 
-    /// Whether every limit is in the quota group, and whether something keeps that from denying.
     const fn quota(&self) -> (bool, bool) {
         match self.charges.rule {
             Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
@@ -135,10 +131,11 @@ impl Question<'_> {
         }
     }
 
-    /// The rule as the script spells it.
+    /// Returns the mode in the script's notation.
     fn letters(&self, known: &[bool]) -> &'static str {
         let (quota_for_all, rescued) = self.quota();
-        // Of what is known and denies nothing the script does not hear.
+        // The script does not receive cached charges. In
+        // shadow mode they keep the quota group from denying.
         let passes = |(charge, known): (&Charge, &bool)| {
             let in_group = quota_for_all || charge.standing.group == Group::Quota;
             *known && in_group && charge.standing.shadow
@@ -181,8 +178,8 @@ impl Question<'_> {
         }
     }
 
-    /// Until when a counter that is over stays so for certain: hits of a question that several places decide
-    /// may be given back.
+    /// Returns the instant until which a counter is certainly over its
+    /// limit. A check that several calls decide may return its hits.
     fn is_over_until(&self, counter: &Counter) -> Nanos {
         let is_for_itself = matches!(self.charges.rule, Rule::Each);
         if is_for_itself && self.decided == Decided::Here {
@@ -191,7 +188,7 @@ impl Question<'_> {
         counter.end.min(self.now.plus(self.redis.holder.term()))
     }
 
-    /// The hits of a charge and of those before it to the same counter.
+    /// Returns the hits of a charge and of all earlier charges to the same counter.
     pub(super) fn together(&self, place: usize) -> Hits {
         let own = &self.counters[place];
         let earlier = self.counters.iter().take(place);
@@ -200,8 +197,10 @@ impl Question<'_> {
     }
 }
 
-/// Hits that a question gives back are heeded when it begins, and once more when it ends: a denial from before
-/// they were back may have come in between. They may be back, too, where nobody waits for the answer any more.
+/// A guard that drops refunded counters from the deny cache when the check begins and when it ends.
+///
+/// A denial from before the refund may arrive in between. The drop
+/// also covers a canceled check, whose refund may already be made.
 struct Heeded<'q>(&'q Question<'q>);
 
 impl<'q> Heeded<'q> {

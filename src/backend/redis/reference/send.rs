@@ -1,8 +1,11 @@
-//! Putting charges under the reference's keys to a store: commands in a pipeline, or the script.
+//! The transport of charges under envoyproxy/ratelimit's keys: a pipeline or the script.
 //!
-//! Guarantees: what is put together has keys of one slot; it is put once, and sent on only where a node of
-//! a Cluster said that it did not run it.
-//! Leaves out: what is put, and how ([`super::question`]).
+//! Guarantees:
+//! - All keys of one call are in one slot.
+//! - A command is sent again only if a Cluster node redirected it without running it.
+//!
+//! Not covered:
+//! - The choice of charges and modes ([`super::question`]).
 
 use std::sync::Arc;
 
@@ -26,36 +29,35 @@ use crate::kernel::decision::Group;
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::Hits;
 
-/// The script for what must be decided in one step; its protocol stands at its top.
+/// The script for charges that need one atomic step. Its protocol is at the top of the file.
 const SCRIPT: &str = include_str!("../lua/reference.lua");
 
-/// To one command.
 type Answer = Result<Value, Error>;
 
-/// To the commands of one charge: what it counts, and then perhaps when that expires.
+/// The replies to the commands of one charge: the count, and `EXPIRE` if it was sent.
 struct Piped {
     counted: Answer,
     expires: Option<Answer>,
 }
 
-/// What the store says of one charge.
+/// The store's reply to one charge, with the hits in the counter.
 #[derive(Clone, Copy)]
 pub(super) enum Reply {
-    /// Charged; it holds this then.
+    /// Charged.
     Charged(u64),
-    /// Not charged; it holds this.
+    /// Not charged.
     Spared(u64),
-    /// Not charged, and more than the limit by itself; it holds this.
+    /// Not charged: this charge alone is over the limit.
     Over(u64),
-    /// Given back; it holds this then.
+    /// Refunded.
     GivenBack(u64),
-    /// It did not say.
+    /// No usable reply.
     Failed(Cause),
 }
 
-/// Putting it.
 impl Question<'_> {
-    /// Puts what is at `places`, keys of one slot, within its patience.
+    /// Sends the charges at `places`, whose keys are in one slot.
+    /// Waits for at most `patience`.
     pub(super) async fn put(&self, slot: u16, places: &[usize], way: Way) -> Replies {
         let replies = match self.redis.route.live(slot) {
             Ok(live) => {
@@ -78,7 +80,7 @@ impl Question<'_> {
         match way {
             Way::Together(rule) => self.script(live, rule, places, way).await,
             _ if !gives_back => self.pipeline(live, slot, places, way).await,
-            // In order, and never below nothing.
+            // Only the script refunds in order and never below zero.
             Way::Ask => self.script(live, "n", places, way).await,
             Way::Each | Way::Stopped => self.script(live, "e", places, way).await,
         }
@@ -94,11 +96,12 @@ impl Question<'_> {
         let (mut answers, mut other) =
             (self.pipe(live, places, way, false).await?, None::<Arc<Live>>);
         for _ in 0..MOST_REDIRECTS {
-            // All that are still sent on were put to the last one.
+            // The last node received every command that is still redirected.
             let at = other.as_deref().unwrap_or(live);
             let next = |piped: &Piped| at.next(piped.counted.as_ref().err()?);
             let Some(Next { live, asks }) = answers.iter().find_map(next) else { break };
-            // These were not run; a slot that moves while they come may have taken the others.
+            // Redirected commands were not run. A slot that
+            // moves meanwhile may redirect only some of them.
             let is_sent_on = |piped: &Piped| piped.counted.as_ref().is_err_and(is_redirect);
             let left: Places = (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
             let again: Places = left.iter().map(|&n| places[n]).collect();
@@ -114,7 +117,7 @@ impl Question<'_> {
         let replies =
             replies.map(|(&place, piped)| self.piped(at, place, piped.counted, way)).collect();
         self.learn(at, slot, way, &replies)?;
-        // After what was counted was told of: it serves, but for this.
+        // The counts succeeded, so a refused expiry is reported apart from them.
         match kept {
             Some(error) => at.keeps_all(&error),
             None if lets_go => at.lets_go(),
@@ -123,8 +126,9 @@ impl Question<'_> {
         Ok(replies)
     }
 
-    /// Sends on what was to expire counters that left between the two commands of a charge: they must
-    /// not stay for ever. Nobody waits for it, and who does not wait any more does not end it.
+    /// Sends `EXPIRE` again for counters whose slot moved between the two commands
+    /// of a charge. Without it they would stay forever. It runs in a separate
+    /// task: no check waits for it, and a canceled check does not stop it.
     fn expire_after_all<'p>(
         &self,
         live: &Live,
@@ -149,7 +153,6 @@ impl Question<'_> {
         }
     }
 
-    /// The answers for each of `places`.
     async fn pipe(
         &self,
         live: &Live,
@@ -179,17 +182,16 @@ impl Question<'_> {
         Ok(piped)
     }
 
-    /// What the answer to one command of a pipeline says.
     fn piped(&self, live: &Live, place: usize, answer: Answer, way: Way) -> Reply {
         let held = match answer.map(natural) {
             Ok(Some(held)) => held,
             Ok(None) => return Reply::Failed(Cause::WrongType),
-            // More than the counter can hold is more than any limit, and is not counted.
+            // A sum beyond the counter's range is over every limit, and Redis does not add it.
             Err(error) if error.details().contains("overflow") => EXACT,
             Err(error) if error.details().contains("not an integer") => {
                 return Reply::Failed(Cause::WrongType);
             }
-            // What a key can be to blame for was said above, but for its type, which has a name.
+            // WRONGTYPE is the only other error of a single key, and it has its own code.
             Err(error) => return Reply::Failed(live.failed(&error, true)),
         };
         let limit = Hits(u64::from(self.counters[place].window.limit()));
@@ -200,7 +202,9 @@ impl Question<'_> {
         }
     }
 
-    /// Where no command failed for more than its own key, the connection is as it should be.
+    /// Updates the health of the connection. Errors of a single key do not count.
+    ///
+    /// Returns an error if every charge failed for a reason other than its own key.
     fn learn(&self, live: &Live, slot: u16, way: Way, replies: &Replies) -> Result<(), Cause> {
         let failed = |reply: &Reply| match reply {
             Reply::Failed(Cause::WrongType) => None,
@@ -208,7 +212,7 @@ impl Question<'_> {
             _ => None,
         };
         let Some(cause) = replies.iter().find_map(failed) else {
-            // One that may not write can be looked at all the same.
+            // A read proves nothing about writes: a read-only node answers it as well.
             if way != Way::Ask {
                 live.saw(None);
             }
@@ -236,7 +240,7 @@ impl Question<'_> {
         let answer = live.script(script, keys, args).await?;
         let mut replies = scripted(answer, places.len())?;
         for reply in &mut replies {
-            // No hits were put to it.
+            // The script charged zero hits.
             if let (Way::Stopped, Reply::Charged(held)) = (way, *reply) {
                 *reply = Reply::Spared(held);
             }
@@ -244,7 +248,6 @@ impl Question<'_> {
         Ok(replies)
     }
 
-    /// A charge as the script reads it.
     fn record(&self, place: usize, way: Way) -> [String; 5] {
         let (counter, standing) = (&self.counters[place], self.charges.list[place].standing);
         let group = match standing.group {
@@ -263,25 +266,23 @@ impl Question<'_> {
 }
 
 impl Piped {
-    /// Why its counter stays for ever, if it does.
+    /// Returns the error if Redis refused the expiry, so that the counter stays forever.
     fn kept(&self) -> Option<&Error> {
         let expires = self.expires.as_ref()?.as_ref();
         expires.err().filter(|error| self.counted.is_ok() && is_refused(error))
     }
 
-    /// Whether its counter will go in time.
     fn lets_go(&self) -> bool {
         matches!(self.expires, Some(Ok(_)))
     }
 
-    /// Whether its counter went elsewhere before it was told when to expire.
+    /// Returns true if the slot of the counter moved after the count and before `EXPIRE`.
     fn is_parted(&self) -> bool {
         let is_sent_on = |answer: &Answer| answer.as_ref().is_err_and(is_redirect);
         self.counted.is_ok() && self.expires.as_ref().is_some_and(is_sent_on)
     }
 }
 
-/// Says when a counter expires.
 async fn expire(live: &Live, key: &Bytes, seconds: i64, asks: bool) -> Result<(), Error> {
     let pipeline = live.client().pipeline();
     if asks {
@@ -292,24 +293,23 @@ async fn expire(live: &Live, key: &Bytes, seconds: i64, asks: bool) -> Result<()
 }
 
 impl Reference {
-    /// What Redis calls the script.
+    /// Returns the digest of the script, and loads the script at first use.
     async fn digest(&self, live: &Live) -> Result<&str, Cause> {
         if self.digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
-            // One that may not write knows scripts all the same.
+            // A read-only node loads scripts as well, so an error is the store's.
             let digest = digest.map_err(|error| match live.failed(&error, true) {
-                // That loads a script, and charges nothing.
+                // A lost `SCRIPT LOAD` charges nothing.
                 Cause::Cut => Cause::Unreachable,
                 cause => cause,
             })?;
-            // Whoever was first: all of them are told the same.
+            // A concurrent call may have set the digest; it is the same.
             drop(self.digest.set(digest));
         }
         Ok(self.digest.get().map(String::as_str).unwrap_or_default())
     }
 }
 
-/// How many commands a charge is.
 fn commands(way: Way, asks: bool) -> usize {
     let own = if way == Way::Ask { 1 } else { 2 };
     if asks { 2 * own } else { own }
@@ -339,11 +339,11 @@ fn addend(counter: &Counter, way: Way) -> i64 {
 }
 
 fn is_redirect(error: &Error) -> bool {
-    // Whether, and not where to.
+    // The address does not matter here.
     Redirect::of(error, "").is_some()
 }
 
-/// A count, or nothing at all for one that is not there yet.
+/// Returns a count, 0 for a missing counter, or `None` for any other value.
 fn natural(value: Value) -> Option<u64> {
     match value {
         Value::Null => Some(0),
@@ -354,7 +354,6 @@ fn natural(value: Value) -> Option<u64> {
     }
 }
 
-/// What the script says of so many charges.
 fn scripted(answer: Value, charges: usize) -> Result<Replies, Cause> {
     let numbers: Vec<u64> = match answer {
         Value::Array(values) => values.into_iter().filter_map(natural).collect(),

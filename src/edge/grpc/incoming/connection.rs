@@ -1,11 +1,18 @@
-//! A connection of the gRPC port, which ends when its time is over or nothing comes any more.
+//! A connection of the gRPC port that closes at the
+//! end of its lifetime or when the client is silent.
 //!
-//! Guarantees: whoever sends nothing for [`SILENCE`] is let go where something ends with the connection ([`Held`]), and
-//! after [`PONG_AT_LAST`] where nothing does, whether or not something waits to be written. What comes
-//! counts, whatever it is: a proxy that is too busy to answer a ping keeps its connection. Where this process slept for
-//! half a second or more, the time of those who have sent the preface begins anew.
-//! Leaves out: what makes a client that lives say something meanwhile, the server's pings; and those who send
-//! and do not take what is written, of whom nothing more is read: they are let go as the silent are.
+//! Guarantees:
+//! - With a [`Held`] guard, a silent client is disconnected after [`SILENCE`].
+//! - Otherwise, a silent client is disconnected after [`PONG_AT_LAST`].
+//! - Any received byte counts, so a proxy too busy for pings stays connected.
+//! - Pending writes do not extend the time.
+//! - The time restarts if this process was suspended for 500 ms or longer.
+//!
+//! Not covered:
+//! - Pings to idle clients, which the HTTP/2 server sends.
+//!
+//! If a client sends but never reads its replies, the server soon stops
+//! reading from it. The client is then disconnected like a silent one.
 
 use std::io;
 use std::pin::Pin;
@@ -24,50 +31,50 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 use super::super::{PING_AFTER, PONG_AT_LAST, PONG_WITHIN};
 use super::HANDSHAKE;
 
-/// Length of what every client of HTTP/2 sends first, in bytes (RFC 9113, 3.4).
+/// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE: usize = 24;
-/// How long nothing may come of a client that has sent the [`PREFACE`] and holds something. In TLS, nothing that can be
-/// read.
+/// The idle timeout of a client that has sent the [`PREFACE`] and
+/// has a [`Held`] guard. With TLS, only decrypted bytes count.
 const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
-/// How often that is looked over: who comes so much too late slept, and did not hear what there was to hear.
+/// The interval of idle checks. A check that is late by this
+/// much shows that the process was suspended and could not read.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// TCP or a Unix socket.
 pub(super) type Raw = Either<TcpStream, UnixStream>;
-/// In plain text or TLS.
 pub(super) type Io = Either<Raw, Box<TlsStream<Raw>>>;
 
-/// What keeps others waiting for as long as its connection lasts: places of requests in flight, or a shutdown. Those who
-/// vanish while there is any are let go soon. For all others haste would only end the calls of who stood still.
+/// A guard that shortens the idle timeout of its connection to [`SILENCE`].
+///
+/// Permit streams and connections under shutdown have one, because
+/// they make others wait. Other connections have the longer timeout:
+/// closing them early would only fail the calls of a paused client.
 #[derive(Debug)]
 pub struct Held(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
 
-/// Makes what is [`Held`] of one connection.
+/// Creates [`Held`] guards for one connection.
 #[derive(Clone, Debug)]
 pub struct Holding(Weak<()>);
 
 impl Holding {
-    /// One more; none of a connection that is gone.
+    /// Creates a guard; `None` if the connection is closed.
     pub fn hold(&self) -> Option<Held> {
         self.0.upgrade().map(Held)
     }
 }
 
-/// One connection.
+/// An accepted connection.
 #[derive(Debug)]
 pub struct Connection {
     io: Io,
     life: Option<Pin<Box<Sleep>>>,
     silence: Silence,
     held: Arc<()>,
-    /// Another connection's, once this one is gone.
+    /// Frees the slot for another connection on drop.
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-/// Since when nothing came, and when that is looked over.
 #[derive(Debug)]
 struct Silence {
-    /// What has not come of the preface.
     missing: usize,
     since: Instant,
     look: Pin<Box<Sleep>>,
@@ -78,7 +85,6 @@ impl Silence {
         Self { missing: PREFACE, since: Instant::now(), look: Box::pin(sleep(HANDSHAKE)) }
     }
 
-    /// Takes it that the client sent `more` bytes.
     fn hears(&mut self, more: usize) {
         self.since = Instant::now();
         if self.missing == 0 {
@@ -90,7 +96,8 @@ impl Silence {
         }
     }
 
-    /// Whether it is too long; whoever asks is woken when that may be so.
+    /// Returns true if the client was silent for too
+    /// long. Otherwise wakes the task for the next check.
     fn is_over(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
         while self.look.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -117,12 +124,12 @@ impl Connection {
         Self { io, life, silence: Silence::new(), held: Arc::default(), _slot: slot }
     }
 
-    /// For what ends with this connection.
+    /// Returns a handle that creates guards for this connection.
     pub fn holding(&self) -> Holding {
         Holding(Arc::downgrade(&self.held))
     }
 
-    /// What became of reading or writing, or that there was nothing to wait for.
+    /// Returns `done`, or a timeout error if the connection's lifetime or idle time is over.
     fn unless_over<T>(
         &mut self,
         done: Poll<io::Result<T>>,

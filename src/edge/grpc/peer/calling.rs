@@ -1,7 +1,9 @@
-//! A connection to another replica, in plain text or TLS.
+//! Connects to another replica, in plain text or TLS.
 //!
-//! Guarantees: made when it is first needed and again after it broke; a replica that vanished is noticed. Files are read
-//! anew for each connection.
+//! Guarantees:
+//! - It connects at first use, and reconnects after a failure.
+//! - A vanished replica is detected by pings.
+//! - TLS files are read again for each connection.
 
 use std::future::Future;
 use std::io;
@@ -24,10 +26,9 @@ use tonic::transport::{Channel, Endpoint};
 use super::super::{PING_AFTER, PONG_WITHIN};
 use super::trust::{Certificates, Trust};
 
-/// How long a connection may take, its handshake with it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Calls whoever listens at `address`, as soon as something is sent.
+/// Returns a channel to the replica at `address`, which connects at first use.
 pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
     let scheme = if trust.certificates.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{address}").parse::<Uri>().unwrap_or_default();
@@ -35,7 +36,8 @@ pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
         .origin(origin)
         .connect_timeout(PATIENCE)
         .http2_keep_alive_interval(PING_AFTER)
-        // For the answer alone, whatever else comes: what goes down with a busy replica's connection is sent again.
+        // Only the ping's reply counts here, not other bytes. A
+        // closed connection loses nothing: batches are sent again.
         .keep_alive_timeout(PONG_WITHIN)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(Connector { address, trust })
@@ -46,7 +48,6 @@ struct Connector {
     trust: Arc<Trust>,
 }
 
-/// A stream of bytes.
 trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}

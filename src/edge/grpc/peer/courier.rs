@@ -1,10 +1,15 @@
-//! Brings ends of requests to the replicas that hold their permits.
+//! Forwards releases and renewals to the replicas that own the permits.
 //!
-//! Guarantees: what names its owner goes to that one; what names nobody is asked of all replicas that live, at most
-//! [`SEARCH`] long, and where none of them knows it all are told to remember it. An owner that is not seen yet is waited for
-//! a little; searches and those that wait are bounded. Only addresses of `peer_networks` are called, and without trust only
-//! this machine's.
-//! Leaves out: how letters travel, which is [`super::route`]'s.
+//! Guarantees:
+//! - A message with an owner is sent to that replica only.
+//! - A message without an owner is sent to all live replicas, for at most [`SEARCH`].
+//! - If none of them knows the id, all of them remember the early release.
+//! - Messages to an unknown owner wait briefly for the owner to appear.
+//! - Searches and waiting messages are bounded.
+//! - It connects only to addresses in `peer_networks`, and without trust only to loopback.
+//!
+//! Not covered:
+//! - Transport (see [`super::route`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,41 +30,37 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
 use crate::telemetry::letters::LetterEvent;
 
-/// How long a letter to an owner is tried: two beats of the fleet and a pause. After it the permit's own deadline frees it.
+/// The time that a message to an owner is tried: two heartbeats
+/// and a pause. Afterwards the permit's own deadline frees it.
 const KEEP: Nanos = Nanos::from_secs(3);
 
-/// Searches at one time, and letters to owners that are not seen yet.
+/// The largest number of concurrent searches, and of messages to owners that are not live yet.
 const MOST: usize = 10_000;
 
-/// How often it is looked whether an owner is seen by now.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often an address that may not be called is told of.
 const TELL: Nanos = Nanos::from_secs(60);
 
-/// A search that is over, and what was found.
 type Searched = (Post, Found);
 
-/// Whoever brings them.
+/// The task that forwards messages.
 pub struct Courier {
     from: Sender,
     networks: Networks,
     posted: mpsc::Receiver<Post>,
-    /// By the owner's name.
     routes: HashMap<Box<str>, Route>,
-    /// Owners that may not be called, by name.
+    /// The replicas at addresses that are not allowed, by name.
     foreign: HashMap<Box<str>, Peer>,
-    /// The fleet that these are of.
+    /// The snapshot of the fleet that `routes` and `foreign` are built from.
     seen: Option<Arc<Seen>>,
     searches: FuturesUnordered<BoxFuture<'static, Searched>>,
-    /// For owners that are not seen, each with the end of its time.
+    /// Messages to owners that are not live yet, each with its deadline.
     waiting: VecDeque<(Nanos, Post)>,
-    /// When it was last told that somebody may not be called.
     told_at: Option<Nanos>,
 }
 
 impl Courier {
-    /// Brings what is `posted` at `engine` to replicas in `networks` that `trust` reaches.
+    /// Forwards the messages in `posted` to replicas in `networks`, authenticated by `trust`.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -80,7 +81,7 @@ impl Courier {
         }
     }
 
-    /// Brings them for ever.
+    /// Forwards messages; never returns.
     pub async fn run(mut self) {
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,7 +108,7 @@ impl Courier {
         }
     }
 
-    /// Sends `post` to its owner; gives it back where that is not seen.
+    /// Sends `post` to its owner; returns it if the owner is not live yet.
     fn hand_in(&mut self, until: Nanos, post: Post) -> Option<Post> {
         let owner = post.owner.as_deref()?;
         if let Some(peer) = self.foreign.get(owner) {
@@ -121,7 +122,6 @@ impl Courier {
         None
     }
 
-    /// Tries those whose owners were not seen.
     fn look_again(&mut self) {
         self.follow();
         let now = self.from.engine.clock().steady();
@@ -134,7 +134,7 @@ impl Courier {
         }
     }
 
-    /// Asks all replicas for whoever holds something of it.
+    /// Sends `post` to all replicas and waits for the first that knows the id.
     fn search(&mut self, post: Post) {
         if MOST <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
@@ -156,12 +156,12 @@ impl Courier {
         self.searches.push(search.boxed());
     }
 
-    /// Ends a search: what nobody knows is remembered everywhere.
+    /// Ends a search. If the id is unknown, all replicas remember the early release.
     fn settle(&mut self, (post, mut found): Searched) {
         let Post { told, answer, way, .. } = post;
         if found == Found::Unknown {
             let told = told.unknown_everywhere();
-            // Its acquire may have come while others were asked.
+            // Its acquire may have arrived at this replica during the search.
             found = self.from.engine.hear(&told);
             if found == Found::Unknown {
                 LetterEvent::KnownNowhere.emit();
@@ -174,12 +174,12 @@ impl Courier {
             }
         }
         if let Some(answer) = answer {
-            // Whoever does not wait any more need not hear it.
+            // The caller may have stopped waiting.
             answer.send(found == Found::Held).ok();
         }
     }
 
-    /// Has a route to each replica that lives and may be called, and to no other.
+    /// Updates the routes: one for each live replica at an allowed address.
     fn follow(&mut self) {
         let seen = self.from.engine.membership().and_then(Membership::seen);
         let is_same = match (&seen, &self.seen) {
@@ -210,7 +210,6 @@ impl Courier {
     }
 }
 
-/// Says once a minute whom nobody calls.
 fn tell_foreign(told_at: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
     if told_at.is_some_and(|told| now.since(told) < TELL) {
         return;
@@ -224,7 +223,6 @@ fn tell_foreign(told_at: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
     );
 }
 
-/// Sends what is told to `route`, and waits for what is found there.
 fn ask(route: &Route, post: &Post, until: Nanos) -> impl Future<Output = Found> + Send + use<> {
     let (search, found) = oneshot::channel();
     let (told, way) = (post.told.clone(), Arc::clone(&post.way));
@@ -232,7 +230,6 @@ fn ask(route: &Route, post: &Post, until: Nanos) -> impl Future<Output = Found> 
     async move { found.await.unwrap_or(Found::Unknown) }
 }
 
-/// What the first replica that knows anything of it found.
 async fn first_known(mut asked: FuturesUnordered<impl Future<Output = Found>>) -> Found {
     while let Some(found) = asked.next().await {
         if found != Found::Unknown {

@@ -1,7 +1,11 @@
-//! The desk where parcels from other replicas arrive.
+//! Receives batches from other replicas.
 //!
-//! Guarantees: as [`super`]; nothing is done of a parcel that is refused.
-//! Leaves out: sending any.
+//! Guarantees:
+//! - As [`super`].
+//! - A refused batch has no effect.
+//!
+//! Not covered:
+//! - Sending (see [`super::route`]).
 
 use std::sync::Arc;
 
@@ -17,7 +21,7 @@ use crate::engine::Engine;
 use crate::engine::peers::Found;
 use crate::telemetry::letters::{LetterEvent, Letters as Counted};
 
-/// The desk.
+/// The service that receives batches.
 #[derive(Debug)]
 pub struct Desk {
     engine: Arc<Engine>,
@@ -25,19 +29,17 @@ pub struct Desk {
     came: Mutex<Windows>,
 }
 
-/// Why a parcel is refused, and how that is counted.
 type Refused = (LetterEvent, Status);
 
 impl Desk {
-    /// The desk of `engine`, which believes whom `trust` does.
+    /// Creates the service over `engine`, which accepts batches that `trust` authenticates.
     #[must_use]
     pub fn new(engine: Arc<Engine>, trust: Arc<Trust>) -> Self {
         Self { engine, trust, came: Mutex::default() }
     }
 
-    /// The letters of `parcel`.
     fn open(&self, parcel: &Parcel) -> Result<Letters, Refused> {
-        // Before anything is said, so that a stranger learns nothing.
+        // Checked first, so an unauthenticated caller learns nothing from later errors.
         if !self.trust.believes(parcel) {
             let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
             return Err((LetterEvent::Refused, Status::permission_denied(why)));

@@ -1,6 +1,8 @@
-//! Letters: what is told of a request, as replicas write it to each other. Pure.
+//! Converts forwarded messages between the engine's types and the wire, without I/O.
 //!
-//! Guarantees: what is written is read as it was meant; what cannot be read is none.
+//! Guarantees:
+//! - A converted message reads back as the same message.
+//! - An invalid message is refused.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -11,7 +13,6 @@ use crate::engine::peers::{About, Found, Told};
 use crate::kernel::concurrency::Outcome;
 use crate::kernel::units::Nanos;
 
-/// `told`, written.
 pub(super) fn written(told: &Told<'_>) -> Letter {
     let (about, how, rtt) = match told.about {
         About::Ended(how, rtt) => (api::About::Ended, Some(how), rtt),
@@ -38,7 +39,6 @@ pub(super) fn written(told: &Told<'_>) -> Letter {
     }
 }
 
-/// What `letter` tells.
 pub(super) fn read(letter: &Letter) -> Option<Told<'_>> {
     check_id(&letter.id).ok()?;
     let rtt = letter.rtt_ns.map(Nanos);
@@ -57,7 +57,7 @@ pub(super) fn read(letter: &Letter) -> Option<Told<'_>> {
     Some(Told { id: Cow::Borrowed(&letter.id), about, source: source(&letter.source)? })
 }
 
-/// An address, or that there is none.
+/// Parses an optional address; the outer `None` means that the bytes are invalid.
 #[expect(clippy::option_option, reason = "none is an address that a letter may have")]
 fn source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     if bytes.is_empty() {
@@ -68,7 +68,6 @@ fn source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     address.ok().map(Some)
 }
 
-/// What was found, as a receipt says it.
 pub(super) const fn answer(found: Found) -> api::Answer {
     match found {
         Found::Held => api::Answer::Held,
@@ -77,7 +76,7 @@ pub(super) const fn answer(found: Found) -> api::Answer {
     }
 }
 
-/// What a receipt says.
+/// Converts a wire value to a result; an unknown value is [`Found::Unknown`].
 pub(super) fn found(answer: i32) -> Found {
     match api::Answer::try_from(answer) {
         Ok(api::Answer::Held) => Found::Held,

@@ -1,9 +1,14 @@
-//! The route to one life of another replica: what is for it, in parcels.
+//! Sends messages to one incarnation of another replica, in batches.
 //!
-//! Guarantees: a letter waits at most [`GATHER`] for others to go with it, goes again until it is received or its time is
-//! over, and is counted either way; at most [`QUEUE`] wait. One parcel is under way at a time. A route whose sender is gone
-//! ends when the last letter has.
-//! Leaves out: whether a letter did anything, which its receipt says.
+//! Guarantees:
+//! - A message waits at most [`GATHER`] for others to join its batch.
+//! - A message is retried until it is received or expires; both are counted.
+//! - At most [`QUEUE`] messages wait.
+//! - One batch is in transit at a time.
+//! - After the [`Route`] is dropped, its task ends with the last message.
+//!
+//! Not covered:
+//! - The effect of a message, which the receipt contains.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,50 +31,44 @@ use crate::engine::peers::{Found, Told};
 use crate::kernel::units::Nanos;
 use crate::telemetry::letters::{LetterEvent, Letters as Counted};
 
-/// How long the first letter of a parcel waits for others. The runtime's timer turns it into a millisecond.
+/// The time that the first message of a batch waits for others. Tokio's timer rounds it up to 1 ms.
 const GATHER: Duration = Duration::from_micros(500);
 
-/// How long a parcel may take: longer than a pause of the other replica that is no fault, and a third of the time that
-/// anybody waits for an end.
+/// The timeout of one batch. It is longer than a normal pause of a replica.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The wait after a parcel that was not received, and the longest after several.
+/// The pause after the first failed batch, and the longest pause after several.
 const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// Letters that may wait for one replica: 8 parcels.
+/// The largest number of messages that wait for one replica: 8 batches.
 const QUEUE: usize = 8 * MOST;
 
-/// How often a replica that takes no parcels is told of.
 const TELL: Nanos = Nanos::from_secs(60);
 
-/// A letter on its way.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) told: Told<'static>,
-    /// After this it is of no use.
+    /// The deadline, on the steady clock.
     pub(super) until: Nanos,
-    /// Who waits to hear what was found.
     pub(super) answer: Answer,
-    /// Whether it is for all replicas, because nobody knows whose it is.
+    /// True if the message goes to all replicas because its owner is unknown.
     pub(super) is_for_all: bool,
-    /// Kept until it has arrived, or never will.
+    /// Dropped when the message is delivered or has expired; a drain waits for that.
     pub(super) way: Arc<()>,
 }
 
-/// Who waits to hear of a letter.
+/// The receiver of a message's result.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Nobody.
     Nobody,
-    /// Whoever told of it.
+    /// The caller of the release: receives true if permits were released.
     Asker(oneshot::Sender<bool>),
-    /// A search.
     Search(oneshot::Sender<Found>),
 }
 
 impl Answer {
     fn hear(self, found: Found) {
-        // Whoever does not wait any more need not hear it.
+        // The receiver may have stopped waiting.
         match self {
             Self::Nobody => {}
             Self::Asker(asker) => _ = asker.send(found == Found::Held).ok(),
@@ -78,32 +77,34 @@ impl Answer {
     }
 }
 
-/// This life of this replica.
+/// This replica as a sender of batches.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     pub(super) engine: Arc<Engine>,
     pub(super) trust: Arc<Trust>,
-    /// Of the last parcel to anybody. Not one for each route: a replica that was lost from sight for a while has a new
-    /// route then, and remembers the old one's sequences.
+    /// The sequence number of the last batch to any replica.
+    ///
+    /// It is shared by all routes. A route that is removed and created
+    /// again must not reuse its numbers: the receiver remembers them.
     pub(super) sequence: Arc<AtomicU64>,
 }
 
-/// Where letters for one replica are handed in.
+/// The queue of messages to one replica.
 #[derive(Debug)]
 pub(super) struct Route(mpsc::Sender<Item>);
 
 impl Route {
-    /// The route to `peer`.
     pub(super) fn to(peer: Peer, from: &Sender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE);
         let client = PeersClient::new(calling::channel(peer.address, Arc::clone(&from.trust)));
         let carrier = Carrier { from: from.clone(), peer, client, queue, told_at: None };
-        // It ends by itself, soon after the sender; one that broke is found by its closed queue.
+        // The task ends after the sender is dropped. A failed task is detected by its closed queue.
         drop(tokio::spawn(carrier.run()));
         Self(sender)
     }
 
-    /// Hands in `item`; counted where there is no room. Searches, which anybody can cause, leave half of it to others.
+    /// Queues `item`, or counts it as dropped if the queue is full. Any caller can
+    /// cause searches, so messages to all replicas may use only half of the queue.
     pub(super) fn send(&self, item: Item) {
         let is_full = item.is_for_all && self.0.capacity() < QUEUE / 2;
         if is_full || self.0.try_send(item).is_err() {
@@ -111,19 +112,17 @@ impl Route {
         }
     }
 
-    /// Whether nobody carries what is handed in.
     pub(super) fn is_broken(&self) -> bool {
         self.0.is_closed()
     }
 }
 
-/// Carries letters to one replica.
+/// The task that sends messages to one replica.
 struct Carrier {
     from: Sender,
     peer: Peer,
     client: PeersClient<Channel>,
     queue: mpsc::Receiver<Item>,
-    /// When it was last told that parcels are not received.
     told_at: Option<Nanos>,
 }
 
@@ -168,7 +167,7 @@ impl Carrier {
 
     async fn send(&mut self, waiting: &VecDeque<Item>) -> Result<Receipt, Status> {
         let letters = waiting.iter().map(|item| letters::written(&item.told)).collect();
-        // Each time another number: what is sent again is a parcel of its own.
+        // A retry gets a new number, because the receiver accepts each number once.
         let sequence = self.from.sequence.fetch_add(1, Relaxed).saturating_add(1);
         let from = self.from.engine.owner().unwrap_or_default().to_owned();
         let mut parcel = Parcel {
@@ -186,7 +185,6 @@ impl Carrier {
         Ok(sent.unwrap_or_else(|_| late())?.into_inner())
     }
 
-    /// Says once a minute that parcels are not received.
     fn tell(&mut self, error: &Status) {
         let now = self.from.engine.clock().steady();
         if self.told_at.is_some_and(|told| now.since(told) < TELL) {
@@ -202,7 +200,6 @@ impl Carrier {
     }
 }
 
-/// Hands out what the receipt says of each letter.
 fn settle(waiting: &mut VecDeque<Item>, receipt: &Receipt) {
     let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
     Counted { event: LetterEvent::PassedOn, letters }.emit();

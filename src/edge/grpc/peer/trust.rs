@@ -1,9 +1,14 @@
-//! Whom a replica believes.
+//! Authenticates batches between replicas.
 //!
-//! Guarantees: a seal is compared in constant time, and is of one parcel from one life of a replica to one life of another;
-//! while a secret is replaced, who knows the old one and who knows the new one alone hear who knows both; a sequence
-//! is good once, and never again after 64 later ones; the secret is never shown.
-//! Leaves out: privacy: with a secret and no certificates, ids can be read on the wire.
+//! Guarantees:
+//! - Signatures are compared in constant time.
+//! - A signature covers one batch, from one incarnation to one incarnation.
+//! - During a rotation, replicas accept the old and the new secret.
+//! - A sequence number is accepted once, and never after 64 later ones.
+//! - The secret is never printed.
+//!
+//! Not covered:
+//! - Confidentiality: with a secret but no certificates, ids are readable on the wire.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,13 +21,12 @@ use ring::hmac;
 use super::super::tls::{Files, Tls};
 use super::api::Parcel;
 
-/// What a seal begins with, so that the secret's seals of anything else are none of a parcel.
+/// The prefix of the signed bytes, which separates them from other uses of the secret.
 const PURPOSE: &[u8] = b"sluicegate.peer.v1\0";
 
-/// The length of one seal, in bytes.
 const SEAL: usize = 32;
 
-/// The secret that the replicas of a fleet share, and the one before while replicas learn the new one.
+/// The secret of the fleet, and the previous secret during a rotation.
 pub struct Seal(ArcSwap<Secrets>);
 
 struct Secrets {
@@ -35,13 +39,14 @@ fn key(secret: &str) -> hmac::Key {
 }
 
 impl Seal {
-    /// The seal made with `secret`.
+    /// Creates a signer with `secret`.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         Self(ArcSwap::from_pointee(Secrets { own: key(secret), before: None }))
     }
 
-    /// From now on the seal is made with `secret`, and with the one before as well; `false` where it is made with it already.
+    /// Starts a rotation to `secret`; the previous secret also
+    /// stays valid. Returns `false` if `secret` is already in use.
     pub fn renew(&self, secret: &str) -> bool {
         let (own, before) = (key(secret), self.0.load().own.clone());
         let is_known = hmac::verify(&own, PURPOSE, hmac::sign(&before, PURPOSE).as_ref()).is_ok();
@@ -51,19 +56,19 @@ impl Seal {
         !is_known
     }
 
-    /// The secret before is good no more.
+    /// Ends the rotation: the previous secret becomes invalid.
     pub fn settle(&self) {
         self.0.store(Arc::new(Secrets { own: self.0.load().own.clone(), before: None }));
     }
 
-    /// Puts the seal on `parcel`; made with two secrets, it is one behind the other.
+    /// Signs `parcel`. During a rotation it appends one signature per secret.
     pub fn put(&self, parcel: &mut Parcel) {
         let (secrets, of) = (self.0.load(), sealed(parcel));
         let seals = secrets.all().map(|key| hmac::sign(key, &of));
         parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
     }
 
-    /// Whether `parcel` has it, made with one of the secrets.
+    /// Returns true if `parcel` has a valid signature of one of the secrets.
     #[must_use]
     pub fn is_on(&self, parcel: &Parcel) -> bool {
         let (secrets, of) = (self.0.load(), sealed(parcel));
@@ -88,37 +93,35 @@ impl fmt::Debug for Seal {
     }
 }
 
-/// What a seal is of. Names are of one length, so that where each ends is clear.
+/// Returns the signed bytes. All names have the same length, so their boundaries are unambiguous.
 fn sealed(parcel: &Parcel) -> Vec<u8> {
     let sequence = parcel.sequence.to_be_bytes();
     [PURPOSE, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters].concat()
 }
 
-/// How replicas know each other.
+/// The authentication between replicas.
 #[derive(Debug, Default)]
 pub struct Trust {
-    /// By a secret.
+    /// A shared secret that signs batches.
     pub seal: Option<Seal>,
-    /// By certificates that one authority signed, made out to one name.
+    /// Certificates with the fleet's name, signed by the fleet's CA.
     pub certificates: Option<Certificates>,
 }
 
-/// The certificates of a fleet.
+/// The certificates of the fleet.
 #[derive(Debug)]
 pub struct Certificates {
-    /// What others shake hands with.
     tls: Arc<Tls>,
-    /// The files, for calling.
+    /// The files for outgoing connections.
     pub(super) files: Files,
-    /// Whom every replica's certificate is made out to.
     pub(super) name: String,
 }
 
 impl Trust {
-    /// The same, by certificates as well. `files` must name the authority, and whom certificates are made out to.
+    /// Adds certificates. `files` must contain the CA and the name in the certificates.
     ///
     /// # Errors
-    /// The files cannot be read, or do not fit together.
+    /// The files cannot be read or do not match.
     pub fn with_certificates(self, files: Files) -> Result<Self, super::super::tls::Error> {
         let tls = Arc::new(Tls::of_peers(files.clone())?);
         files.calling()?;
@@ -130,26 +133,26 @@ impl Trust {
         self.certificates.as_ref().map(|certificates| Arc::clone(&certificates.tls))
     }
 
-    /// Whether a replica at `address` can be told from a stranger.
+    /// Returns true if a replica at `address` can be authenticated, or is on this machine.
     pub(super) fn reaches(&self, address: IpAddr) -> bool {
         self.seal.is_some() || self.certificates.is_some() || address.is_loopback()
     }
 
-    /// Whether `parcel` has the seal that it needs.
+    /// Returns true if `parcel` has a valid signature, or no secret is configured.
     pub(super) fn believes(&self, parcel: &Parcel) -> bool {
         self.seal.as_ref().is_none_or(|seal| seal.is_on(parcel))
     }
 }
 
-/// Which sequences came, by the life that they came from.
+/// The received sequence numbers of each sending incarnation.
 #[derive(Debug, Default)]
 pub(super) struct Windows(HashMap<Box<str>, Window>);
 
-/// Lives that are remembered; those that are no more make room.
+/// The largest number of remembered senders. At the
+/// maximum, senders that are no longer live are forgotten.
 const MOST_LIVES: usize = 1_024;
 
 impl Windows {
-    /// Whether `sequence` comes from `life` for the first time.
     pub(super) fn is_first(
         &mut self,
         life: &str,
@@ -166,7 +169,7 @@ impl Windows {
     }
 }
 
-/// The last 64 sequences: bit `n` is that of `highest - n`. As in RFC 4303, section 3.4.3.
+/// The last 64 sequence numbers: bit `n` stands for `highest - n` (RFC 4303, section 3.4.3).
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     highest: u64,
@@ -181,7 +184,7 @@ impl Window {
             return true;
         }
         let before = u32::try_from(self.highest.saturating_sub(sequence)).ok();
-        // Zero was never sent.
+        // Sequence numbers start at 1.
         let Some(bit) = before.and_then(|n| 1_u64.checked_shl(n)).filter(|_| sequence != 0) else {
             return false;
         };

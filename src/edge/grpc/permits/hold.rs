@@ -1,9 +1,15 @@
-//! One stream of a program's questions: what is taken on it is given back at its end.
+//! One stream of a program's requests; its end releases the permits that were acquired on it.
 //!
-//! Guarantees: an acquire that waits keeps no later question waiting; every question is answered once; a release ends a
-//! wait; whatever ends the stream gives back all that is held; but where this process goes
-//! what is done under it goes on, and counts. Each acquire is a span, a child of the one that the stream's headers name.
-//! Leaves out: order among the answers.
+//! Guarantees:
+//! - A waiting acquire does not block later requests.
+//! - Every request gets one reply.
+//! - A release cancels a waiting acquire.
+//! - The stream's end releases all permits, unless this process is draining.
+//! - During a drain, permits of shared limits stay counted until `max_duration`.
+//! - Each acquire is a trace span, a child of the stream's span.
+//!
+//! Not covered:
+//! - The order of replies.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -30,24 +36,20 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
 use crate::telemetry::trace;
 
-/// Ids of one stream that may wait or hold at once.
+/// The largest number of ids on one stream that wait for permits or have them.
 pub const MOST: usize = 10_000;
 
-/// How long replies may go unread.
 const UNREAD: Duration = Duration::from_secs(10);
 
 type Replies = mpsc::Sender<Result<HoldResponse, Status>>;
 
-/// An acquire that has ended, or was given up.
 type Acquired = (String, Result<Result<Admitted, Unanswered>, Aborted>);
 
-/// Where an id of the stream stands.
 enum Place {
     Waits(AbortHandle),
     Holds(Permits),
 }
 
-/// What is taken, and waited for, on one stream.
 struct Stream<'s> {
     service: &'s Places,
     headers: &'s MetadataMap,
@@ -55,7 +57,6 @@ struct Stream<'s> {
     asking: FuturesUnordered<BoxFuture<'s, Acquired>>,
 }
 
-/// One stream, from its first question to its end.
 pub(super) async fn run(
     (service, headers): (&Places, &MetadataMap),
     mut messages: Streaming<HoldRequest>,
@@ -72,7 +73,7 @@ pub(super) async fn run(
                 Ok(Some(HoldRequest { ask })) => stream.take(ask),
                 Ok(None) => return,
                 Err(status) => {
-                    // Unsaid where nobody reads the answers before it.
+                    // The error is dropped if the client does not read earlier replies.
                     let _told = replies.try_send(Err(unread(&status, Protocol::Permits)));
                     return;
                 }
@@ -91,7 +92,7 @@ pub(super) async fn run(
 }
 
 impl Stream<'_> {
-    /// The process goes, and what is done under the places does not, but what has been released by now.
+    /// Applies the releases that have arrived, then leaves the other permits to their deadlines.
     fn go_on(mut self, messages: &mut Streaming<HoldRequest>) {
         for _ in 0..MOST {
             match messages.message().now_or_never() {
@@ -109,7 +110,7 @@ impl Stream<'_> {
         }
     }
 
-    /// The answer to `ask`, unless it comes later.
+    /// Applies a request and returns its reply; the reply to an acquire comes later.
     fn take(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
         let (id, said) = match ask {
             None => {
@@ -140,7 +141,7 @@ impl Stream<'_> {
 
     fn begin(&mut self, asked: AcquireRequest) -> Result<(), Status> {
         check_id(&asked.id).map_err(Status::invalid_argument)?;
-        // What deadlines left of it is given back.
+        // Permits of this id that partly expired are released.
         let is_over = |place: &Place| matches!(place, Place::Holds(permits) if !permits.is_held());
         if self.places.get(&asked.id).is_some_and(is_over) {
             self.places.remove(&asked.id);
@@ -162,10 +163,9 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// An acquire has its answer.
     fn settle(&mut self, (id, acquired): Acquired) -> HoldResponse {
         let Ok(admitted) = acquired else {
-            // Its id is taken out already, and may have been asked with again.
+            // Its id is already removed, and may be in use again.
             return reply(id, Err(Status::cancelled("released while it waited")));
         };
         self.places.remove(&id);
@@ -200,7 +200,8 @@ impl Stream<'_> {
     }
 }
 
-/// Before it waits for its turn to be asked: decoded, what has too many parts takes many times the bytes that came.
+/// Checks the size before the acquire is queued: many
+/// small parts take many times their encoded bytes.
 fn check_counts(asked: &AcquireRequest) -> Result<(), Status> {
     let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     convert::check_counts(asked.descriptors.len(), entries).map_err(|why| {

@@ -1,8 +1,13 @@
-//! `/counter`, `/grant`, `/reset`: what a counter holds, and hits given back to it.
+//! Serves `/counter`, `/grant` and `/reset`: reads counters and returns hits to them.
 //!
-//! Guarantees: looking charges nothing; every change is one line of the log, which names the counter; what limits do not meet is said in words;
-//! a change is said to be made, and is logged, only where the store answered.
-//! Leaves out: balances that replicas hold of leased limits, and denials that they remember: those end by themselves.
+//! Guarantees:
+//! - Reading a counter charges no hits.
+//! - Every change is logged with the counter's name.
+//! - A change is reported and logged only if the store confirmed it.
+//! - A descriptor without a limit gets an error that explains this.
+//!
+//! Not covered:
+//! - Lease balances and deny caches of replicas: they expire on their own.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -15,12 +20,9 @@ use crate::kernel::decision::{Cause, Cost, Descriptor, Question, Reason};
 use crate::kernel::rate::limit::EXACT;
 use crate::kernel::units::Hits;
 
-/// What is done to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Nothing.
     Look,
-    /// The asked hits are given back to it.
     Grant,
 }
 
@@ -33,19 +35,16 @@ impl Act {
     }
 }
 
-/// Why nothing was shown or done.
+/// The reasons for which an action fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Wrong {
-    /// One counter at a time.
     #[error("one descriptor is needed, and {0} are named")]
     NotOne(usize),
-    /// It meets no counter.
     #[error("no limit counts this descriptor ({0}); /explain says what it meets")]
     NoCounter(&'static str),
-    /// It cannot be asked or was not answered.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// `on_backend_failure` answered, which changes no counter of the store's.
+    /// The fallback decided, so the store's counter did not change.
     #[error(
         "the store of counters does not answer ({}), and no change is known of; ask again once it \
          does",
@@ -55,7 +54,7 @@ pub(super) enum Wrong {
 }
 
 impl Wrong {
-    /// The status that says whose fault it is.
+    /// Returns the HTTP status: 503 for store failures, 400 for errors in the query.
     pub(super) const fn status(&self) -> StatusCode {
         match self {
             Self::Away(_) | Self::Refused(Refusal::BackendDown(_)) => {
@@ -66,10 +65,10 @@ impl Wrong {
     }
 }
 
-/// Looks at the counter of one descriptor, or gives hits back to it; what it holds then, as JSON.
+/// Reads one counter or returns hits to it. Returns its new state as JSON.
 ///
 /// # Errors
-/// In words, for the person who asked.
+/// [`Wrong`], with a message for the operator.
 pub(super) async fn counter(engine: &Engine, asked: &Explain, act: Act) -> Result<Value, Wrong> {
     let [entries] = &*asked.descriptors else { return Err(Wrong::NotOne(asked.descriptors.len())) };
     let descriptor = descriptor(entries, act.cost(Hits(asked.hits)));
@@ -83,21 +82,21 @@ pub(super) async fn counter(engine: &Engine, asked: &Explain, act: Act) -> Resul
     Ok(shown)
 }
 
-/// Gives back all hits that the counters of these descriptors hold; how many counters that are.
+/// Empties the counters of these descriptors. Returns the number of counters.
 ///
 /// # Errors
-/// In words, for the person who asked.
+/// [`Wrong`], with a message for the operator.
 pub(super) async fn empty(engine: &Engine, asked: &Explain) -> Result<usize, Wrong> {
     let all = Cost::Refund(Hits(EXACT));
     let descriptors = asked.descriptors.iter().map(|entries| descriptor(entries, all));
     let question = Question { domain: &asked.domain, descriptors: descriptors.collect() };
     let answer = engine.decide(&question).await?;
-    // Logged also where the store answered for some of them alone: those are empty.
+    // Log also a partial success: some counters are empty.
     if answer.statuses.iter().any(|status| status.finding.reason == Reason::Refunded) {
         changed("reset", asked);
     }
     by_the_store(engine, &answer)?;
-    // An uncounted one among others is told by the number.
+    // The number shows that a descriptor among others has no limit.
     match answer.statuses.iter().filter(|status| status.finding.limit.is_some()).count() {
         0 => show(&answer).map(|_| 0),
         some => Ok(some),
@@ -109,21 +108,20 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
     Descriptor { entries, cost, limit: None }
 }
 
-/// Whether the store gave all of `answer`.
+/// Returns an error if a fallback decided any part of `answer`.
 fn by_the_store(engine: &Engine, answer: &Answer) -> Result<(), Wrong> {
     if answer.statuses.iter().any(|status| status.finding.reason.is_degraded()) {
-        // Without trouble now it was one answer that was late.
+        // Without a lasting failure, a single reply timed out.
         return Err(Wrong::Away(engine.trouble().unwrap_or(Cause::Late)));
     }
     Ok(())
 }
 
-/// The line of the log for who asks later what became of a counter.
 fn changed(act: &str, asked: &Explain) {
     let named = |entries: &Vec<(String, String)>| written(borrowed(entries));
     let descriptors = asked.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*asked.domain, asked.hits);
-    // As a warning, so that no usual level of the log leaves it out.
+    // A warning, so that common log levels include it.
     tracing::warn!(act, domain, descriptors, hits, "admin changed a counter");
 }
 

@@ -1,8 +1,12 @@
-//! `/explain`: the explanation of [`crate::config::explain`], asked by a query.
+//! Serves `/explain`: the explanation of [`crate::config::explain`] for a query.
 //!
-//! Guarantees: no counter is looked at or moved; of a ceiling it is told who is in flight, of a limit that an operator holds
-//! at what and until when.
-//! Leaves out: what the counters hold, so whether it would pass now.
+//! Guarantees:
+//! - No counter is read or changed.
+//! - A concurrency limit is shown with its requests in flight.
+//! - A forced decision is shown with its verdict and its end.
+//!
+//! Not covered:
+//! - The counters, and therefore the current decision.
 
 use super::permits::ratio;
 use crate::config::explain::{Explained, Explanation, Fresh, Now};
@@ -15,22 +19,22 @@ use crate::engine::freezer::word;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
-/// What `/explain` is asked.
+/// The query of `/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explain {
     /// The domain.
     pub domain: String,
-    /// The descriptors, each a list of keys and values.
+    /// The descriptors. Each is a list of keys and values.
     pub descriptors: Vec<Vec<(String, String)>>,
-    /// What the question would cost.
+    /// The hits of the check.
     pub hits: u64,
 }
 
 impl Explain {
-    /// Reads the query's pairs.
+    /// Parses the pairs of the query.
     ///
     /// # Errors
-    /// A sentence for the person who asked.
+    /// A message for the operator.
     pub fn read(query: Vec<(String, String)>) -> Result<Self, String> {
         let mut asked = Self { hits: 1, ..Self::default() };
         for (name, value) in query {
@@ -42,7 +46,7 @@ impl Explain {
             }
         }
         if asked.domain.is_empty() || asked.descriptors.is_empty() {
-            // Several paths are asked so.
+            // Other paths use the same query.
             return Err("a domain and at least one descriptor are needed after the path: \
                         ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
@@ -55,7 +59,7 @@ fn hits(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
 }
 
-/// What `asked` would meet in `config` at `now`.
+/// Explains the check `asked` under `config` at `now`.
 #[must_use]
 pub fn explain(config: &Config, asked: &Explain, now: Nanos) -> Explanation {
     let descriptors: Vec<Vec<(&str, &str)>> =
@@ -63,7 +67,7 @@ pub fn explain(config: &Config, asked: &Explain, now: Nanos) -> Explanation {
     config::explain::explain(config, &asked.domain, &descriptors, Hits(asked.hits), now)
 }
 
-/// Adds what no file says: who is in flight under each ceiling, and which limits are held.
+/// Adds the live state: the requests in flight of each concurrency limit, and forced decisions.
 pub(super) fn look(explained: &mut Explanation, asked: &Explain, engine: &Engine) {
     let frozen = engine.frozen();
     for (one, entries) in explained.descriptors.iter_mut().zip(&asked.descriptors) {
@@ -76,13 +80,14 @@ pub(super) fn look(explained: &mut Explanation, asked: &Explain, engine: &Engine
     }
 }
 
-/// Whether it is this one's limit that is held; what is unlimited is not.
+/// Returns `true` if `held` applies to the rule of `one`. An unlimited rule cannot be forced.
 fn is_held(held: &Held, domain: &str, one: &Explained) -> bool {
     let met = one.rule.as_ref().filter(|met| met.counter.is_some());
     *held.domain == *domain && met.is_some_and(|met| *held.path == *met.path)
 }
 
-/// Says at what it is held and until when. Nothing is counted meanwhile, so that there is nothing left to tell of.
+/// Shows the forced verdict and its end. Hits are not
+/// counted meanwhile, so the remaining hits are unknown.
 fn hold(one: &mut Explained, frozen: Frozen) {
     let verdict = match frozen.verdict {
         Verdict::Admit => "admitted",
@@ -96,7 +101,7 @@ fn hold(one: &mut Explained, frozen: Frozen) {
     one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);
 }
 
-/// RFC 3339, in UTC: the first whole second that is not before it.
+/// Formats `at` per RFC 3339 in UTC, rounded up to a whole second.
 fn instant(at: Nanos) -> String {
     let seconds = i64::try_from(at.as_secs_ceil()).ok();
     let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());

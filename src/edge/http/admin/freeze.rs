@@ -1,8 +1,13 @@
-//! `/freeze`, `/thaw`, `/frozen`: a limit held at one answer for a while.
+//! Serves `/freeze`, `/thaw` and `/frozen`: forced decisions of an operator.
 //!
-//! Guarantees: every change is one line of the log, which names the limit; what is not understood is said in words; an answer says
-//! how many replicas hear of it within two seconds, and where none does because the store is away, why that is.
-//! Leaves out: telling them ([`crate::engine::freezer`]).
+//! Guarantees:
+//! - Every change is logged with the limit's name.
+//! - A reply reports the number of replicas that apply the change within two seconds.
+//! - If the store is unavailable, the reply contains the reason.
+//! - An invalid query gets a message that explains the error.
+//!
+//! Not covered:
+//! - Sending the change to other replicas (see [`crate::engine::freezer`]).
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -18,10 +23,9 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{Cause, Verdict};
 use crate::kernel::units::Nanos;
 
-/// Whom the store has not answered for so long the others do not count among the living either.
+/// The age after which the last membership list does not count any more.
 const SILENT: Nanos = Nanos::from_secs(5);
 
-/// How a limit is to be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hold {
     verdict: Verdict,
@@ -83,14 +87,13 @@ fn hold(query: &[(String, String)]) -> Result<Hold, String> {
     let long = text("for")?;
     let long = match duration::parse(long) {
         Ok(long) => long,
-        // As every length above a day.
+        // The engine rejects it, like every duration above a day.
         Err(Wrong::TooLong) => Nanos(u64::MAX),
         Err(Wrong::Text) => return Err(format!("for `{long}` is no duration, as 10m is")),
     };
     Ok(Hold { verdict, long })
 }
 
-/// The one descriptor that is asked about.
 struct One {
     domain: String,
     entries: Pairs,
@@ -110,7 +113,7 @@ fn one(query: Pairs) -> Result<One, String> {
     }
 }
 
-/// The same, and how many replicas do so within two seconds, this one among them.
+/// Adds the number of replicas, including this one, that apply the change within two seconds.
 fn with_replicas(admin: &Admin, mut said: Value) -> Value {
     let seen = admin.engine.membership().and_then(Membership::seen);
     let away = away(&admin.engine);
@@ -125,7 +128,8 @@ fn with_replicas(admin: &Admin, mut said: Value) -> Value {
     said
 }
 
-/// Why other replicas hear of nothing just now, if there may be any and they do not. That they were seen once proves nothing.
+/// Returns the reason if a change cannot reach other replicas now.
+/// An old membership list does not prove that they are reachable.
 fn away(engine: &Engine) -> Option<Cause> {
     let membership = engine.membership()?;
     let seen = membership.seen();
@@ -142,9 +146,7 @@ fn shown(held: &Held) -> Value {
     })
 }
 
-/// The line of the log for who asks later why a limit did not count.
 fn told(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
     let held = verdict.map(word);
-    // As a warning, as all that admin changes.
     tracing::warn!(act, domain, limit, held, "admin changed how a limit answers");
 }

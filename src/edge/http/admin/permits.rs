@@ -1,7 +1,10 @@
-//! `/permits`: who is in flight, the oldest first, and under which ceilings.
+//! Serves `/permits`: the oldest permits in flight and the busiest buckets.
 //!
-//! Guarantees: bounded by [`MOST`] of each; what is left out is counted.
-//! Leaves out: the ids that hold permits, with which anybody could give them back.
+//! Guarantees:
+//! - Each list has at most [`MOST`] rows; the totals include the rest.
+//!
+//! Not covered:
+//! - The ids of permits: with an id, anybody could release its permit.
 
 use serde_json::{Value, json};
 
@@ -10,10 +13,9 @@ use crate::engine::admit::{Admission, Look, Name};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
-/// Permits, and buckets, that are shown at most.
 const MOST: usize = 1_000;
 
-/// The permits that have been out for longest, and the buckets with most in flight.
+/// Returns the oldest permits, and the buckets with the most requests in flight.
 #[must_use]
 pub fn permits(ceilings: &Admission) -> Value {
     let total = ceilings.total();
@@ -49,12 +51,12 @@ fn bucket((name, look): &(Name, Look)) -> Value {
     })
 }
 
-/// Of millionths; one that latencies cannot have is as large as can be said.
+/// Converts millionths to a ratio. Saturates at `u32::MAX`
+/// millionths, which real latencies cannot reach.
 pub(super) fn ratio(millionths: u64) -> f64 {
     f64::from(u32::try_from(millionths).unwrap_or(u32::MAX)) / 1e6
 }
 
-/// The domain and the descriptor, as a person writes it.
 fn named(name: &Name) -> (&str, String) {
     let Some((domain, entries)) = CounterKey::read_ceiling(name) else {
         return ("", String::new());

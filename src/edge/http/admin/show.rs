@@ -1,8 +1,12 @@
-//! What is loaded, as JSON and as the reference's lines.
+//! Renders the state of the process as JSON, and rules as envoyproxy/ratelimit's lines.
 //!
-//! Guarantees: `/config` has every diagnostic of the last refused load that `check` would show, and the count of the others;
-//! `/rlconfig` has one line per rule, in the reference's form.
-//! Leaves out: how loads are made, which is for [`crate::source`].
+//! Guarantees:
+//! - `/config` shows the diagnostics of the last failed load, like the command `check`.
+//! - `/config` counts the diagnostics that it leaves out.
+//! - `/rlconfig` has one line for each rule, in the format of envoyproxy/ratelimit.
+//!
+//! Not covered:
+//! - Loading the configuration (see [`crate::source`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,37 +22,37 @@ use crate::engine::membership::{Member, Membership, read};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
-/// How loads went.
+/// The results of the configuration loads.
 #[derive(Clone, Debug, Default)]
 pub struct Loads {
-    /// Loads that were accepted.
+    /// The number of successful loads.
     pub loads: u64,
-    /// Loads that were refused.
+    /// The number of failed loads.
     pub refused: u64,
-    /// When the configuration in force was loaded, since the Unix epoch.
+    /// The time of the last successful load, since the Unix epoch.
     pub loaded_at: Option<Nanos>,
-    /// The files in force.
+    /// The names of the loaded files.
     pub files: Vec<Arc<str>>,
-    /// What is probably not as it was meant, as diagnostics.
+    /// The warnings of the loaded files, as diagnostics.
     pub warnings: Vec<Value>,
-    /// How many warnings there are beside them.
+    /// The number of further warnings.
     pub more_warnings: usize,
-    /// The last load, when it was refused.
+    /// The last load, if it failed.
     pub last_error: Option<LastError>,
 }
 
-/// A refused load.
+/// A failed load.
 #[derive(Clone, Debug)]
 pub struct LastError {
-    /// When, since the Unix epoch.
+    /// The time of the load, since the Unix epoch.
     pub at: Nanos,
-    /// Why: diagnostics, or one sentence where the texts could not be had.
+    /// The diagnostics, or one sentence if the files could not be read.
     pub diagnostics: Vec<Value>,
-    /// How many diagnostics there are beside them.
+    /// The number of further diagnostics.
     pub more: Counts,
 }
 
-/// `/config`: what is in force, how it got there, and what was refused.
+/// Returns the page `/config`: the loaded configuration, and the error of the last load.
 #[must_use]
 pub fn config(loads: &Loads, config: Option<&Config>) -> Value {
     let last_error = loads.last_error.as_ref();
@@ -76,8 +80,7 @@ fn domains(config: &Config) -> Map<String, Value> {
         .collect()
 }
 
-/// `/fleet`: the replicas that share the store, as this one last saw them; null with counters in
-/// memory.
+/// Returns the page `/fleet`: the replicas in the last membership list. Null for the memory store.
 #[must_use]
 pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
     let Some(membership) = membership else { return Value::Null };
@@ -100,7 +103,7 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     })
 }
 
-/// The ceilings that are shared, as this replica has them; at most [`MOST_SHOWN`].
+/// Returns this replica's shares of fleet-wide concurrency limits. At most [`MOST_SHOWN`].
 #[must_use]
 pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
     let Some(fleet) = fleet else { return Value::Null };
@@ -131,7 +134,7 @@ pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
         "ceilings": ceilings, "strict": strict})
 }
 
-/// A ceiling that the store counts.
+/// Renders a limit in strict mode, which the store counts.
 fn strict((name, seen): (Name, Seen)) -> Value {
     json!({
         "ceiling": CounterKey::words(&name),
@@ -144,16 +147,14 @@ fn strict((name, seen): (Name, Seen)) -> Value {
     })
 }
 
-/// One screen, or ten.
 const MOST_SHOWN: usize = 200;
 
-/// RFC 3339, in UTC.
 fn instant(at: Nanos) -> Option<String> {
     let at = jiff::Timestamp::from_nanosecond(at.0.into()).ok()?;
     Some(at.to_string())
 }
 
-/// `/rlconfig`: a line per rule, sorted, so that two dumps can be compared.
+/// Returns the page `/rlconfig`: one line for each rule, sorted, so that two dumps can be compared.
 #[must_use]
 pub fn rlconfig(config: &Config) -> String {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
@@ -162,7 +163,7 @@ pub fn rlconfig(config: &Config) -> String {
     lines.concat()
 }
 
-/// A rule as the reference shows it. A period that is none of the units is shown in its place.
+/// A rule as a line of envoyproxy/ratelimit. A period without a unit is shown as a duration.
 struct Line<'r>(&'r Rule);
 
 impl fmt::Display for Line<'_> {
@@ -179,7 +180,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// A unit's name in capitals, as the protocol spells it.
+/// Returns the unit's name in capitals, as in the protocol.
 pub(super) const fn name(unit: Unit) -> &'static str {
     match unit {
         Unit::Second => "SECOND",

@@ -1,10 +1,15 @@
-//! Proto3 JSON to Envoy's request, as strictly as the reference reads it.
+//! Parses proto3 JSON into Envoy's request, as strictly as envoyproxy/ratelimit.
 //!
-//! Guarantees: names in either spelling and each once; null is absent for a field and refused in a
-//! list; integers as numbers or text, also written `1.0` or `2e0`, and exact; units by number or
-//! by the request's own names; nothing unknown, nothing after the end; nothing is made of a body with more
-//! objects than a question may hold: four megabytes of `{},{},{}` would become a hundred.
-//! Leaves out: what the request means, which is for [`crate::edge::grpc::convert`].
+//! Guarantees:
+//! - Field names may have either spelling, each at most once.
+//! - Null means an absent field, but is an error in a list.
+//! - Integers are exact: numbers or strings, such as `1.0` or `2e0`.
+//! - Units are numbers or names from the request's enumeration.
+//! - Unknown fields and trailing data are errors.
+//! - Objects are counted first, because 4 MB of `{},{},{}` would use 100 MB of memory.
+//!
+//! Not covered:
+//! - The meaning of the request (see [`crate::edge::grpc::convert`]).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,26 +27,27 @@ use serde_json::value::RawValue;
 
 use crate::edge::grpc::convert::{MAX_DESCRIPTORS, MAX_ENTRIES};
 
-/// Most objects in a body: the request, its descriptors with a limit each, and their entries.
+/// The maximum number of objects in a body: the request,
+/// its descriptors with one limit each, and their entries.
 const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
 
-/// Why a body is no request.
+/// The reasons to reject a body.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// It is anything but one JSON object of the request's fields.
+    /// The body is not a JSON object with the request's fields.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
-    /// It could not be answered, whatever the objects in it are.
+    /// The body has more objects than the largest valid check.
     #[error(
         "{0} objects in one question; at most {MOST_OBJECTS} can be meant: ask the rest in another"
     )]
     TooManyObjects(usize),
 }
 
-/// The request that `body` holds.
+/// Parses `body`.
 ///
 /// # Errors
-/// When it holds none, or too much.
+/// [`Unreadable`] if the body is not a request or is too large.
 pub fn request(body: &[u8]) -> Result<RateLimitRequest, Unreadable> {
     let objects = objects(body);
     if MOST_OBJECTS < objects {
@@ -50,7 +56,7 @@ pub fn request(body: &[u8]) -> Result<RateLimitRequest, Unreadable> {
     Ok(serde_json::from_slice::<Read<RateLimitRequest>>(body)?.0)
 }
 
-/// How many objects open in `body`. What is in a text opens none.
+/// Counts the objects in `body`. Ignores braces inside of strings.
 fn objects(body: &[u8]) -> usize {
     let mut bytes = body.iter();
     let (mut objects, mut in_text) = (0, false);
@@ -65,26 +71,22 @@ fn objects(body: &[u8]) -> usize {
     objects
 }
 
-/// A message read from an object of its fields.
 struct Read<M>(M);
 
-/// A message with fields that can be read.
 trait Fields: Default {
-    /// One slot per field, in which a value arrives at most once.
     type Slots: Default;
 
-    /// Reads the value of `name` into its slot.
+    /// Parses the value of the field `name` into its slot.
     fn field<'de, A: MapAccess<'de>>(
         slots: &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error>;
 
-    /// The message of the values that arrived.
     fn of(slots: Self::Slots) -> Self;
 }
 
-/// `None` before the field's name came; then what came, null being absent.
+/// The value of a field. `None` before the field appears, `Some(None)` for null.
 type Slot<T> = Option<Option<T>>;
 
 fn fill<'de, T: DeserializeOwned, A: MapAccess<'de>>(
@@ -221,7 +223,7 @@ impl Fields for RateLimitOverride {
     }
 }
 
-/// An unsigned integer as proto3 JSON writes it: a number or the same number as text.
+/// An unsigned integer in proto3 JSON: a number or a string with a number.
 #[derive(Default)]
 struct U64(u64);
 
@@ -238,7 +240,6 @@ impl<'de> Deserialize<'de> for U64 {
     }
 }
 
-/// [`U64`] within 32 bits.
 #[derive(Default)]
 struct U32(u32);
 
@@ -249,13 +250,13 @@ impl<'de> Deserialize<'de> for U32 {
     }
 }
 
-/// The text must be a number and nothing else: JSON's own grammar, no white space around it.
+/// Parses a string that is exactly one JSON number, without white space around it.
 fn in_text(text: &str) -> Option<i128> {
     let number: &RawValue = serde_json::from_str(text).ok()?;
     (number.get().len() == text.len()).then(|| integer(text)).flatten()
 }
 
-/// The number that `written` is in JSON's grammar, if it is an integer; exact, where a float would be a neighbour.
+/// Parses a JSON number that is an integer. Exact, while a float would round large values.
 fn integer(written: &str) -> Option<i128> {
     let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
@@ -270,7 +271,7 @@ fn integer(written: &str) -> Option<i128> {
     shown.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
 }
 
-/// A unit by number or by name. The request's enumeration has no week.
+/// A unit by number or name. The request's enumeration has no week.
 #[derive(Default)]
 struct Unit(i32);
 

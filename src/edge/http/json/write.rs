@@ -1,8 +1,13 @@
-//! Envoy's response to proto3 JSON.
+//! Writes Envoy's response as proto3 JSON.
 //!
-//! Guarantees: fields with default values are left out; durations are text, `"59s"`; what JSON
-//! cannot express is an error and never something near it.
-//! Leaves out: headers for the request, which there is none to put on; fields that an answer of ours never has (a body, quota).
+//! Guarantees:
+//! - Fields with default values are omitted.
+//! - Durations are strings, such as `"59s"`.
+//! - A value that JSON cannot express is an error, never an approximation.
+//!
+//! Not covered:
+//! - Headers for the upstream request, because `/json` has no upstream.
+//! - Fields that Sluicegate never sets: raw body and quota.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -13,15 +18,15 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use serde_json::{Map, Number, Value as Json};
 
-/// The response holds infinity, or what is not a number.
+/// A response with an infinite number or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer holds a number that JSON cannot express")]
 pub struct Inexpressible;
 
-/// `response` as JSON text.
+/// Returns `response` as JSON text.
 ///
 /// # Errors
-/// [`Inexpressible`] when a rule's metadata holds infinity or not-a-number.
+/// [`Inexpressible`] if a rule's metadata contains infinity or NaN.
 pub fn response(response: &RateLimitResponse) -> Result<String, Inexpressible> {
     let mut object = Object::default();
     object.text("overallCode", code(response.overall_code()));
@@ -66,7 +71,7 @@ fn code(code: Code) -> &'static str {
     named(code != Code::Unknown, code.as_str_name())
 }
 
-/// An enumeration's name, empty for its default.
+/// Returns an enumeration's name, or an empty string for the default value.
 fn named(is_set: bool, name: &'static str) -> &'static str {
     if is_set { name } else { "" }
 }
@@ -89,13 +94,13 @@ fn plain(value: &Value) -> Result<Json, Inexpressible> {
     })
 }
 
-/// A whole number is written without a point, as `7`: readers that want an integer get one.
+/// Writes a whole number without a decimal point, so that readers can parse an integer.
 fn number(value: f64) -> Result<Number, Inexpressible> {
     let whole = (value.fract() == 0.0).then(|| value.to_string().parse::<i64>().ok()).flatten();
     whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(Inexpressible)
 }
 
-/// An object in which default values do not appear.
+/// A JSON object without fields that have default values.
 #[derive(Default)]
 struct Object(Map<String, Json>);
 

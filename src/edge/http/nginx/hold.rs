@@ -1,13 +1,16 @@
-//! `/hold`: NGINX's Lua asks about a request, and the connection is the request's place.
+//! Serves `/hold`: a permit for NGINX's Lua that lasts as long as its connection.
 //!
-//! Guarantees: asked and answered as [`super`]; the answer to a request that passes has no end until
-//! the caller closes, and whatever closes the connection, the death of NGINX among it, gives the
-//! place back, bytes that came after the question or not, as far as these fit the socket's receive
-//! buffer: behind more of them no closing comes. `max_duration` ends place and connection
-//! where nothing does: an NGINX that is stopped. Where this process goes its requests go
-//! on, and count. No id is needed, and none is heeded. Who is held leaves connections for the questions of others.
-//! Leaves out: how the request went, which a closed connection cannot tell: each counts as a
-//! success, and its latency from admission to then.
+//! Guarantees:
+//! - Requests and decisions are those of [`super`]; an id is ignored.
+//! - A reply with a permit stays open until the caller closes the connection.
+//! - Every close releases the permit, also when NGINX crashes.
+//! - `max_duration` ends the permit and the connection, for example of a suspended NGINX.
+//! - After a drain, permits count until `max_duration`, because their requests continue.
+//! - Permit connections leave a quarter of the connections for other requests.
+//!
+//! Not covered:
+//! - The outcome: each request counts as a success, with the latency until the close.
+//! - A close behind unread data that fills the socket's receive buffer.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,10 +35,11 @@ use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 
-/// Most requests that are held, or wait in queues, at one time; health checks and questions have the other connections.
+/// The maximum number of requests in queues or on `/hold`.
+/// Health checks and other requests use the other connections.
 pub(in crate::edge::http) const MAX_HELD: usize = MAX_CONNECTIONS / 4 * 3;
 
-/// What those share that have a connection to themselves for long: who is held, and who waits.
+/// The slots for requests that occupy a connection for long: queued ones and those with a permit.
 #[derive(Clone, Debug)]
 pub(in crate::edge::http) struct Holds {
     places: Arc<Semaphore>,
@@ -43,18 +47,15 @@ pub(in crate::edge::http) struct Holds {
 }
 
 impl Holds {
-    /// So many at one time.
     pub(in crate::edge::http) fn new(most: usize) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
         Self { places: Arc::new(Semaphore::new(most)), most }
     }
 
-    /// A connection's place, while there is one.
     pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
 
-    /// What one is answered for whom there is none.
     pub(super) fn full(&self) -> (Outcome, Response) {
         let most = self.most;
         let why = format!("{most} requests are held or wait in queues, which is as many as may be");
@@ -62,7 +63,6 @@ impl Holds {
     }
 }
 
-/// Answers one call.
 pub(in crate::edge::http) async fn answer(
     ask: &Ask,
     holds: &Holds,
@@ -91,7 +91,7 @@ async fn held(
     let Some(slot) = holds.place() else { return holds.full() };
     let admitted = decide(ask, headers, original).await;
     let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
-    // The connection is this place, or no use any more: it is asked nothing else.
+    // The connection is the permit, or has no further use.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     if let Ok(Admitted::Decided(_, permits)) = admitted
         && !permits.is_empty()
@@ -112,21 +112,21 @@ async fn decide(
     Ok(ask.engine.admit_with_deadline(&question, None).await?)
 }
 
-/// A request's place; dropped with the connection, which is how the request ends.
+/// A permit and its slot. Both end when the connection drops this.
 struct Place {
     permits: Option<Permits>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl Place {
-    /// The process goes, and its request does not.
+    /// Leaves the permit to its deadline, because the process stops before the request.
     fn go_on(&mut self) {
         if let Some(permits) = self.permits.take() {
             permits.go_on();
         }
     }
 
-    /// Before its request has ended, so that nothing is told of the backend.
+    /// Releases the permit before the request's end, without a latency sample.
     fn give_up(&mut self) {
         drop(self.permits.take());
     }
@@ -140,8 +140,8 @@ impl Drop for Place {
     }
 }
 
-/// A body without a byte that ends with the caller, with the place's time, or when the process leaves.
-/// Mostly the connection takes it away before, when hyper sees the caller close.
+/// Returns an empty body that stays open until the caller closes, the permit expires
+/// or the process drains. Usually hyper notices the close first and drops the body.
 fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>) -> Body {
     let longest = place.permits.as_ref().and_then(Permits::longest_keep);
     let end = async move {
@@ -149,7 +149,7 @@ fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>
             biased;
             () = peer.gone() => {}
             () = over(longest) => place.give_up(),
-            // A sender that is gone means that the process is ending as well.
+            // A dropped sender also means that the process ends.
             () = hook::may_go(&mut leaving, place.permits.as_ref()) => place.go_on(),
         }
         drop(place);
@@ -158,7 +158,7 @@ fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>
     Body::from_stream(stream::once(end))
 }
 
-/// Until the deadlines of what is held are over, which began before.
+/// Waits until all permits have expired. They were acquired before, so this is never early.
 async fn over(longest: Option<Nanos>) {
     match longest {
         Some(Nanos(longest)) => tokio::time::sleep(Duration::from_nanos(longest)).await,

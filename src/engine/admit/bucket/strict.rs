@@ -1,9 +1,12 @@
-//! This replica's permits of one ceiling for which every request asks the store.
+//! This replica's permits of one strict limit, which the store counts.
 //!
-//! Guarantees: what the store may know of is told over once it is not held any more, whatever ended it: its
-//! release, its deadline, a caller that left while the store was asked. Only what the store granted, or what
-//! `on_backend_failure` let pass, is told as held.
-//! Leaves out: asking and waiting ([`super::super::strict`]), and telling ([`super::super::teller`]).
+//! Guarantees:
+//! - Every permit that the store may know is reported as released once it ends here.
+//! - Only permits that the store granted, or `on_backend_failure` allowed, are reported as in use.
+//!
+//! Not covered:
+//! - Acquire calls and queueing: see `admit::strict`.
+//! - Sending the reports: see `admit::teller`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,47 +23,44 @@ use crate::kernel::concurrency::limiter::{Effect, Event, Refusal};
 use crate::kernel::units::{Nanos, Share};
 use crate::telemetry::event::StrictEvent;
 
-/// One ceiling, as this replica has it.
 #[derive(Debug)]
 pub(super) struct Strict {
     name: Arc<[u8]>,
     teller: Arc<Teller>,
     pub(super) line: Arc<Line>,
     permits: HashMap<Permit, Entry>,
-    /// The teller has it on its list.
+    /// `true` while the reporter has this bucket in its list.
     is_told: bool,
     limit: u32,
-    /// The longest that a request may go on.
     max_duration: Nanos,
     held: Option<Share>,
     closed_for: Nanos,
     outage: bool,
 }
 
-/// One permit.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     id: Id,
-    /// For how long the store keeps it without another word.
+    /// The time for which the store keeps the permit without a report.
     keep: Nanos,
     is_held: bool,
     known: Known,
-    /// When it is over at the latest, where its end will not be seen.
+    /// The latest end of a request whose release will not be seen here.
     ends: Option<Nanos>,
 }
 
-/// Whether the store knows of a permit.
+/// The store's knowledge of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     No,
-    /// It was asked, and has not answered: what was asked may yet arrive.
+    /// An acquire call is pending and may still reach the store.
     Perhaps,
     Yes,
 }
 
 impl Bucket {
-    /// One comes: its rules are in force from now on, unless those of a later configuration are. Nothing where
-    /// this bucket is no longer the one of its name.
+    /// Applies the rules of `ask` unless the bucket has later ones, and returns
+    /// the bucket's queue. Returns `None` if the bucket was removed from the map.
     pub(in crate::engine::admit) fn comes(
         &self,
         clock: &Clock,
@@ -84,8 +84,8 @@ impl Bucket {
         Some(Arc::clone(&strict.line))
     }
 
-    /// A place of this replica's own, and the name and the limit by which the store is to be asked for it, which
-    /// keeps it for `kept` without another word.
+    /// Takes a local permit. Returns it with the id and the limit for the
+    /// store call. The store keeps the permit for `kept` without a report.
     pub(in crate::engine::admit) fn begins(
         self: &Arc<Self>,
         clock: &Clock,
@@ -109,7 +109,8 @@ impl Bucket {
         Ok((permit, id, limit))
     }
 
-    /// Whether `permit`, which the store was asked for at `sent`, is held; what is not is to be dropped.
+    /// Applies the store's answer to the acquire call that was sent at
+    /// `sent`. Returns `false` if the caller must release `permit`.
     pub(in crate::engine::admit) fn answered(
         &self,
         clock: &Clock,
@@ -127,8 +128,8 @@ impl Bucket {
         strict.answered(permit, answer, in_flight <= strictly.alone, late)
     }
 
-    /// What the store is to be told of: each permit that is held, for how long still. Nothing where none is,
-    /// and then the teller's list has it no more.
+    /// Returns the permits to report as in use, each with the time for which the
+    /// store keeps it. If there is none, removes the bucket from the reporter's list.
     pub(in crate::engine::admit) fn tells(&self, clock: &Clock) -> Vec<(Id, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -150,7 +151,8 @@ impl Bucket {
         told.collect()
     }
 
-    /// The request of `permit` goes on, and its end will not be seen here: the store keeps it for as long as it may take.
+    /// Reports `permit` until its longest duration is
+    /// over, because its release will not be seen here.
     pub(in crate::engine::admit) fn goes_on(&self, clock: &Clock, permit: Permit) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict else { return };
@@ -160,7 +162,7 @@ impl Bucket {
         }
     }
 
-    /// The same of all whose end is seen: no more ends are.
+    /// Does the same for all permits, because this replica will see no more releases.
     pub(in crate::engine::admit) fn all_go_on(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict else { return };
@@ -170,7 +172,6 @@ impl Bucket {
         }
     }
 
-    /// What the store said to it.
     pub(in crate::engine::admit) fn heard(&self, heard: Result<Heard, Cause>) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict else { return };
@@ -195,7 +196,6 @@ impl Bucket {
 }
 
 impl State {
-    /// `permit` is not held any more.
     pub(super) fn over(&mut self, now: Nanos, permit: Permit) {
         if let Some(strict) = &mut self.strict {
             strict.over(now, permit);
@@ -207,14 +207,12 @@ impl State {
     }
 }
 
-/// What came of asking the store.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::admit) enum Spoken {
-    /// It answered.
     Answered(Answer),
-    /// It was asked and did not answer.
+    /// The call was sent and got no reply.
     Unanswered,
-    /// It was not asked.
+    /// The call was not sent.
     No,
 }
 
@@ -234,10 +232,10 @@ impl Strict {
         }
     }
 
-    /// Whether one who came is here still, asking or in line, or the store is to be told of one: a bucket of the
-    /// same name beside this one would be told in its place.
+    /// Returns `true` while a request acquires or waits here, or a report is pending. A
+    /// second bucket of the same name would otherwise replace this one in the reporter.
     pub(super) fn is_in_use(&self) -> bool {
-        // Who comes takes the line along, under the bucket's lock, and so does what is over and not told yet.
+        // Each request, and each release that is not reported yet, has a reference to the queue.
         self.is_told || 1 < Arc::strong_count(&self.line)
     }
 
@@ -248,8 +246,10 @@ impl Strict {
         id
     }
 
-    /// `alone` says whether this replica may have as many in flight while the store does not answer; an
-    /// answer that took a beat is as good as none, because what it granted may be over soon.
+    /// Records the reply, and returns `true` if the request has its permit.
+    ///
+    /// - `alone`: the requests in flight are within this replica's limit for store outages.
+    /// - `late`: the reply took a heartbeat or more, so the granted permit may expire too soon.
     fn answered(&mut self, permit: Permit, answer: Spoken, alone: bool, late: bool) -> bool {
         let Some(entry) = self.permits.get_mut(&permit) else { return false };
         let Spoken::Answered(Answer { acquired, held }) = answer else {

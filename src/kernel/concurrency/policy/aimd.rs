@@ -1,9 +1,11 @@
-//! Additive increase, multiplicative decrease, on requests in flight.
+//! Additive increase, multiplicative decrease (AIMD) of the requests in flight.
 //!
-//! Once a round trip: × 0.9 when one was dropped or the mean latency is above twice the minimum of
-//! the last 100 rounds; else + 1, if at least half of what was allowed was in use.
+//! Once a round trip, the limit changes:
+//! - × 0.9 after a drop, or if mean latency exceeds twice the 100-round minimum.
+//! - + 1 otherwise, if at least half of the limit was in use.
 //!
-//! Leaves out: speed. From 1 to 100 takes 99 round trips, which is why it is not the default.
+//! Not covered:
+//! - Fast growth: from 1 to 100 takes 99 round trips.
 
 use super::level::{Level, Ratio};
 use super::min_rtt::MinRtt;
@@ -11,13 +13,13 @@ use super::round::{Finished, Round};
 use super::{Sample, was_used};
 use crate::kernel::units::Nanos;
 
-/// Rounds over which the minimum is taken.
+/// The rounds over which the minimum is taken.
 const WINDOW: u16 = 100;
-/// Latency up to this many times the minimum is no sign of a queue.
+/// Latency up to this multiple of the minimum is no sign of a queue.
 const TOLERANCE: u64 = 2;
 const BACK_OFF: Ratio = Ratio::percent(90);
 
-/// What AIMD remembers.
+/// The state of AIMD.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Aimd {
     round: Round,
@@ -31,7 +33,7 @@ impl Default for Aimd {
 }
 
 impl Aimd {
-    /// The minimum: of the means of round trips.
+    /// The smallest mean latency of a round trip.
     pub(super) fn ideal(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }

@@ -1,50 +1,56 @@
-//! Ours: follow the capacity that Little's law shows, and look below it to know the ideal latency.
+//! The default algorithm: a limit that follows the backend's capacity, measured with Little's law.
 //!
-//! A queue shows as latency: with `m` in flight before a backend that serves `C` at once, a request
-//! takes `m/C` times as long as without a queue. So every window of samples measures `C` by
-//! itself, whatever the limit was meanwhile:
+//! A queue shows as latency. With `m` requests in flight at a backend that
+//! serves `C` at once, a request takes `m/C` times as long as without a
+//! queue. So every window of samples measures `C`, at any limit:
 //!
-//! | formula | worked row: minRTT 10 ms, 60 in flight, RTT 15 ms |
+//! | formula | worked row: min RTT 10 ms, 60 in flight, RTT 15 ms |
 //! |---|---|
-//! | stretch x = RTT / minRTT | 15 / 10 = 1.5 |
+//! | slowdown x = RTT / min RTT | 15 / 10 = 1.5 |
 //! | capacity C = m / x | 60 / 1.5 = 40 |
 //! | limit = 1.3 · C, once x shows a queue | 52 |
 //!
-//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window. Where that is beyond doubt,
-//!   faster while nothing is met, and × 2 until the first queue was ever seen. A handful of samples leaves doubt, and
-//!   so do samples that vary: two quick windows in a row are no news there.
-//! * **Overload** (x > 1.55, beyond doubt): the limit falls to 0.3 · C until the queue is gone,
-//!   then returns to 1.3 · C. Far too many (x > 2) are not waited for: a window is looked at in quarters for them,
-//!   because what is admitted meanwhile waits longest.
-//! * **The ideal latency** (minRTT) is not a minimum, which noise biases low, but a mean of
-//!   samples that were alone: those admitted below 0.7 · C, after an overload or, for its own sake,
-//!   once in 128 to 191 windows, when the limit is lowered to 0.7 · C for about one round trip. It
-//!   also falls when a window is below it beyond doubt. A backend that became slower shows there:
-//!   fewer in flight and no quicker.
-//! * **Latencies that vary** by a fifth or more: of many that began together the quick ones return
-//!   first, and the mean of those that have returned is far below the true one. Then the ideal is
-//!   what Little's law shows of the drain, in flight × time / served, where the limit is used, and what returns within
-//!   two round trips of its end is not judged.
-//! * **A margin there**: the limit is higher by two standard errors of what the window shows, beyond one of 5 %, and by
-//!   half of the spread beyond a fifth. Too few leave workers idle at once; some more hardly show in latencies that
-//!   are long by themselves. What counts as an overload is higher by as much.
-//! * **The least is alone**: at the least limit nothing lower can be looked at, and what is seen there is the ideal. One that
-//!   is too small would hold the limit there for ever.
-//! * **A wrong ideal shows**: a queue is shorter by as many as are fewer in flight. Where the limit was
-//!   lowered by a quarter for a queue and those that followed were no quicker, there was none, and
-//!   what was taken for ideal is raised to what is seen.
-//! * **Boldness.** Where the capacity moved by more than its own measurement error for many windows
-//!   (a moving average above 5 %), an estimate is worth little by the time it is used, and after a
-//!   queue has drained the limit returns to 5 · C instead: it costs one queue to learn more.
+//! A request is *unqueued* if fewer than 0.7 · C are in flight at its admission.
 //!
-//! Guarantees: bounded, and never stuck: a lowered limit always admits, whatever it admits counts
-//! as alone, and it ends with time if nothing succeeds. The limit is not judged where it was not
-//! used; latency may always lower it. With a share, `m` is scaled from the share to the whole.
-//! Leaves out: certainty where service times vary by half their mean or more, of which a window shows
-//! little: `benches/real_backend` shows how often the limit is held too low then. And a backend that serves less
-//! than `min`: there the limit is a little above `min`, whatever the latency. And replicas that share a backend without
-//! sharing a ceiling: at its least each takes the others' queue for ideal, and together they keep one.
-//! Source of the numbers: chosen together for both experiments of `benches/`; none is per backend.
+//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window.
+//!   Further windows that are beyond doubt raise this to × 2. Before the first queue,
+//!   every such window gives × 2. Few samples, or samples that vary, leave doubt.
+//! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the
+//!   queue is empty, then returns to 1.3 · C. A slowdown above 2 is detected within a
+//!   quarter of a window, because requests that are admitted meanwhile wait longest.
+//! * **The min RTT** is a mean of unqueued samples, because noise biases a minimum low. They come
+//!   from the drain after an overload, or from a probe every 128 to 191 windows. A probe lowers
+//!   the limit to 0.7 · C for about one round trip. A backend that became slower shows there:
+//!   fewer in flight, but not faster. The min RTT also falls if a window is below it beyond doubt.
+//! * **Latencies that vary** by a fifth or more. If many requests start together, the
+//!   fast ones return first, and the mean of the finished ones is far too low. Then
+//!   the min RTT is in flight × time / served during the drain (Little's law), if the
+//!   limit is used. Samples within two round trips after the drain are ignored.
+//! * **Margin for variance.** The limit is higher by two standard errors of
+//!   the window beyond 5 %, and by half of the spread beyond a fifth. Too low
+//!   a limit leaves workers idle at once; a slightly longer queue is small
+//!   against such latencies. The overload threshold rises by the same factor.
+//! * **At the least limit** nothing lower can be measured, so its latency is the min
+//!   RTT. Otherwise a min RTT that is too low would keep the limit there forever.
+//! * **A wrong min RTT** is detected, because with fewer in flight a queue must
+//!   shrink. If a queue lowered the limit by a quarter and requests were not
+//!   faster, there was no queue. The min RTT then rises to the observed latency.
+//! * **Fluctuating capacity.** If it moves by more than its measurement error for
+//!   many windows (moving average above 5 %), an estimate is soon outdated. After
+//!   a drain the limit then returns to 5 · C: it costs one queue to measure again.
+//!
+//! Guarantees:
+//! - The state is bounded.
+//! - A lowered limit always admits requests, which count as unqueued, and ends by time.
+//! - An unused limit does not grow; latency can always lower it.
+//! - With a share, `m` is scaled from the share to the whole limit.
+//!
+//! Not covered:
+//! - Service times that vary by half their mean: the limit can be too low (`benches/real_backend`).
+//! - A backend that serves less than `min`: the limit stays slightly above `min`.
+//! - Replicas that share a backend without sharing a limit: they keep a common queue.
+//!
+//! Source of the constants: chosen for both experiments of `benches/`; none is per backend.
 
 mod drain;
 mod finding;
@@ -59,93 +65,93 @@ use drain::{Drain, Why};
 use finding::Finding;
 use together::Together;
 
-/// Where the limit is held, in capacities: a short queue keeps the backend busy.
+/// The limit as a multiple of the capacity: a short queue keeps the backend busy.
 const TARGET: Ratio = Ratio::percent(130);
-/// After a drain where the capacity does not hold still.
+/// The multiple after a drain if the capacity fluctuates.
 const BOLD: Ratio = Ratio::percent(500);
-/// Of the capacity, while a queue drains.
+/// The multiple while a queue drains.
 const DRAIN: Ratio = Ratio::percent(30);
-/// Of the capacity, while only the ideal latency is measured.
+/// The multiple during a min RTT probe.
 const LOOK: Ratio = Ratio::percent(70);
-/// While the first ideal latency might have had a queue in it.
+/// The multiple while the first min RTT may include a queue.
 const HALF: Ratio = Ratio::percent(50);
-/// Below this part of the capacity a request is alone.
+/// The part of the capacity below which a request is unqueued.
 const ALONE: Ratio = Ratio::percent(70);
-/// Stretches, in millionths: no queue, and far too much of one.
+/// The slowdown, in millionths, up to which there is no queue.
 const CALM: u64 = 1_150_000;
 const QUICKER: u64 = 820_000;
-/// Fewer in flight, by enough to show what a queue does: it would be quicker by as much, and is not by
-/// the middle of both.
+/// The reduction of requests in flight after which a shorter queue would show.
+///
+/// With a queue, latency would fall to the same 75 %. Above `NO_QUICKER`, midway, it did not.
 const FEWER: Ratio = Ratio::percent(75);
 const NO_QUICKER: Ratio = Ratio::percent(87);
-/// Round trips after a drain of varying latencies until all that return are of a kind again.
+/// The round trips after a drain until finished requests are representative again.
 const SETTLING: u64 = 2;
-/// Samples below which a window does not tell by how much single ones vary: at limits below it that stays what it was.
+/// The samples that a window needs to update the spread.
 const TELLS_SPREAD: u64 = 4;
-/// Samples a window has at most before its error is looked at.
+/// The largest number of samples in a block.
 const WINDOW: u64 = 4_096;
-/// Error of a mean good enough to act on, in millionths, and how many windows' worth to wait for it.
+/// The error of a mean, in millionths, that ends a window; `PATIENCE` blocks end it at any error.
 const GOOD_ERROR: u64 = 50_000;
 const PATIENCE: u64 = 8;
-/// Windows from one look at the ideal latency to the next, and by how many more at most.
+/// The windows between two min RTT probes, plus up to `LOOK_JITTER` more.
 const LOOK_EVERY: u64 = 128;
 const LOOK_JITTER: u64 = 63;
-/// Moving average of moves, in millionths, from which the capacity does not hold still.
+/// The average change, in millionths, above which the capacity fluctuates.
 const RESTLESS: u64 = 50_000;
-/// One move counts no more than this: a single step is news, not restlessness.
+/// The largest change that enters the average, because a single step is not a fluctuation.
 const LARGEST_MOVE: u64 = 260_000;
-/// A block is looked at in so many parts, of so many samples at least, for far too many in flight: twice as
-/// many as there would be without a queue, in parts of what an overload is.
+/// The parts of a block that are checked early for a slowdown above 2.
+///
+/// A part has at least `LEAST_PART` samples. `FAR` is 2 divided by the overload threshold, 1.55.
 const PARTS: u64 = 4;
 const LEAST_PART: u64 = 4;
 const FAR: Ratio = Ratio { times: 200, per: 155 };
-/// A queue that was found already is found anew where the capacity is below this part of what it was then.
+/// The part of the known capacity below which an overload during a drain is a new one.
 const DEEPER: Ratio = Ratio::percent(87);
-/// More in flight where latencies vary: for each standard error beyond a good one, up to the largest that counts,
-/// and for the spread beyond a narrow one.
+/// The standard errors by which the limit is raised if latencies vary.
+///
+/// Only the error from `GOOD_ERROR` to `LARGEST_DOUBT` counts. `FOR_SPREAD` applies to the spread.
 const MARGIN: u64 = 2;
 const LARGEST_DOUBT: u64 = 300_000;
 const FOR_SPREAD: Ratio = HALF;
-/// So much sooner a look follows where a handful of samples moved the ideal far.
+/// The divisor of the time to the next probe after few samples moved the min RTT far.
 const SOONER: u64 = 8;
-/// Below this capacity every request more is a large move.
+/// The capacity below which one request more is a large change.
 const FEW: u32 = 4;
 
-/// What gradient has learnt.
+/// The state of the gradient algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gradient {
     ideal: Option<Nanos>,
-    /// The ideal when it was last measured alone.
+    /// The min RTT at its last measurement without a queue.
     alone_at: Option<Nanos>,
     capacity: Level,
-    /// By how much single latencies vary, in millionths: a moving average of what windows showed.
+    /// The relative standard deviation of a latency, in millionths; a moving average over windows.
     spread: u64,
     window: Tally,
-    /// The newest part of the window, until it is seen whether it agrees with the rest.
+    /// The newest samples, before they are compared with the window.
     block: Tally,
     dropped: u64,
     drain: Option<Drain>,
-    /// Windows without a queue, beyond doubt, since the last queue or drain.
+    /// The windows without a queue, beyond doubt, since the last queue or drain.
     calm: u32,
-    /// Was there ever a queue?
     met: bool,
-    /// The capacity that was last seen, and the moving average of its moves.
+    /// The last measured capacity; `moves` is the moving average of its changes, in millionths.
     seen: Option<Level>,
     moves: u64,
-    /// Windows until the next look, and the limit after the last one.
     look_in: u64,
     looked_at: Level,
     jitter: u64,
-    /// Until then those that return are the quick ones of many that began together.
+    /// The end of the period after a drain in which finished requests are biased low.
     settles: Nanos,
-    /// A window from which the limit has been lowered since, as a queue would need.
+    /// Requests in flight and RTT of the window from which a queue lowered the limit.
     high: Option<(Level, Nanos)>,
-    /// Where a fleet holds the ceiling together: what is learnt of the whole.
     together: Option<Box<Together>>,
 }
 
 impl Gradient {
-    /// Nothing learnt; `jitter` spreads the looks of many ceilings.
+    /// The initial state; `jitter` spreads the probes of many limits.
     pub(super) fn new(limit: Level, jitter: u64) -> Self {
         let mut new = Self {
             ideal: None,
@@ -171,13 +177,13 @@ impl Gradient {
         new
     }
 
-    /// The ideal latency, as far as known.
+    /// The min RTT, if known.
     #[must_use]
     pub fn ideal(&self) -> Option<Nanos> {
         self.together.as_ref().map_or(self.ideal, |together| together.ideal())
     }
 
-    /// Holds a part of a fleet's ceiling from now on, or goes on alone from `limit`.
+    /// Switches to a share of a fleet's limit, or back to a limit of this replica alone.
     pub(super) fn take(&mut self, now: Nanos, part: Option<Part>, limit: Level) {
         match (part, &mut self.together) {
             (Some(part), Some(together)) => together.take(now, part),
@@ -190,18 +196,17 @@ impl Gradient {
         }
     }
 
-    /// How many may be in flight here at `now`, where a fleet holds the ceiling; none where it does not.
+    /// The limit at `now` if the fleet adapts it; otherwise `None`.
     pub(super) fn limit(&mut self, now: Nanos) -> Option<Level> {
         self.together.as_mut().map(|together| together.limit(now))
     }
 
-    /// What it would have in flight: `limit`, unless a fleet holds the ceiling; none as long as it knows
-    /// nothing of that.
+    /// The wanted limit; `None` until there are enough samples under the fleet's limit.
     pub(super) fn estimate(&self, limit: Level) -> Option<Level> {
         self.together.as_ref().map_or(Some(limit), |together| together.estimate())
     }
 
-    /// The limit after `sample`, given the one before it and what this replica may use of it.
+    /// The limit after `sample`, given the previous limit and this replica's share.
     pub(super) fn step(&mut self, limit: Level, sample: &Sample, share: u32, min: u32) -> Level {
         if let Some(together) = &mut self.together {
             together.note(sample);
@@ -232,13 +237,15 @@ impl Gradient {
         }
     }
 
-    /// At most so many in flight are alone; a drained limit is never above.
+    /// The largest number in flight without a queue; a drained limit never exceeds it.
     fn alone(&self, min: u32) -> Level {
         self.capacity.times(ALONE).max(Level::whole(min))
     }
 
-    /// Looks whenever a block is full: a window grows while its mean is in doubt, but only of blocks
-    /// that agree. What does not agree is a change, and averaging over it would hide it.
+    /// Ends a full block and returns `true` if the window can be judged.
+    ///
+    /// A window grows while its mean is uncertain, but only by blocks that
+    /// agree. A block that disagrees is a change, which an average would hide.
     fn is_window_over(&mut self, limit: Level, share: u32) -> bool {
         let enough = enough(limit, share);
         if self.block.count().saturating_add(self.dropped) < enough {
@@ -254,7 +261,7 @@ impl Gradient {
         at_last || 0 < self.dropped || self.window.error() < GOOD_ERROR
     }
 
-    /// Far too many are not waited for until a block is full: each quarter of it is looked at.
+    /// Checks each quarter of a block for a slowdown above 2.
     fn is_far_beyond(&mut self, limit: Level, share: u32, enough: u64) -> bool {
         let part = enough.div_ceil(PARTS).max(LEAST_PART);
         let is_part = self.block.count() != 0 && self.block.count().is_multiple_of(part);
@@ -264,7 +271,7 @@ impl Gradient {
         let found = self.show(&self.block, limit, share);
         let far = found.is_overload(FAR);
         if far {
-            // The rest of the window is of before.
+            // Older samples of the window precede the overload.
             self.window = std::mem::take(&mut self.block);
         }
         far
@@ -278,18 +285,18 @@ impl Gradient {
         if over {
             return self.end_drain(sample.at, min);
         }
-        // Those of before the drain still tell of the capacity.
+        // Requests that were admitted before the drain still show the capacity.
         if !self.is_window_over(limit, share) || self.window.count() == 0 {
             return limit;
         }
         let found = self.find(limit, share);
         self.fall_to(&found);
-        // What those of before say once more is no news.
+        // Requests that were admitted before the drain repeat the known overload.
         let deeper = found.capacity < self.capacity.times(DEEPER);
         if deeper && self.is_overload(&found) { self.overload(&found, sample.at) } else { limit }
     }
 
-    /// What the window shows; the next one begins.
+    /// Measures the window and starts the next one.
     fn find(&mut self, limit: Level, share: u32) -> Finding {
         let window = std::mem::take(&mut self.window);
         self.note_spread(&window);
@@ -308,13 +315,12 @@ impl Gradient {
         };
     }
 
-    /// What these samples say, given what is taken for ideal.
     fn show(&self, window: &Tally, limit: Level, share: u32) -> Finding {
         let rtt = window.mean();
         let ideal = self.ideal.unwrap_or(rtt);
         let in_flight = scaled(window.in_flight(), limit, share);
         let stretch = Ratio { times: 1_000_000, per: ideal.0 }.of(rtt.0).max(1);
-        // Of a limit that was hardly used only the limit itself can be judged.
+        // With hardly any use, judge the limit instead of the requests in flight.
         let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
         let capacity = judged.times(Ratio { times: 1_000_000, per: stretch });
         let (error, is_wide) = (window.error_of(self.spread), window.is_wide());
@@ -325,15 +331,15 @@ impl Gradient {
         found.is_overload(self.margin(found.error))
     }
 
-    /// The limit for what took longer than the ideal.
+    /// The limit after a window with a queue.
     fn lower(&mut self, limit: Level, found: &Finding, min: u32) -> Level {
         if found.in_flight <= Level::whole(min) {
-            // There is nothing lower to look at: they were alone.
+            // Nothing lower can be measured, so these samples count as unqueued.
             self.take_for_ideal(found.rtt, limit);
             return limit;
         }
         if found.is_wide && self.is_no_queue(found) {
-            // Fewer in flight and no quicker: what was taken for ideal never was.
+            // Fewer in flight, but not faster: the min RTT was too low.
             self.take_for_ideal(found.rtt, found.in_flight);
             self.high = None;
             return self.capacity.times(TARGET);
@@ -346,8 +352,9 @@ impl Gradient {
         (self.ideal, self.alone_at, self.capacity) = (Some(rtt), Some(rtt), capacity);
     }
 
-    /// As many more as the capacity may be larger than it seems, where single latencies vary much: too few
-    /// cost goodput at once, and a longer queue hardly shows in latencies that are long by themselves.
+    /// The factor for a capacity that may be underestimated because latencies vary.
+    ///
+    /// Too low a limit costs goodput at once; a longer queue is small against such latencies.
     fn margin(&self, error: u64) -> Ratio {
         let Some(wide) = self.spread.checked_sub(tally::WIDE) else { return Ratio::percent(100) };
         let doubt = error.min(LARGEST_DOUBT).saturating_sub(GOOD_ERROR).saturating_mul(MARGIN);
@@ -376,7 +383,7 @@ impl Gradient {
         self.follow(limit, &found, min)
     }
 
-    /// Dropped requests tell of too many, but not of how many too many.
+    /// Lowers the limit after drops, which show an overload but not its size.
     fn give_way(&mut self, limit: Level) -> Level {
         self.window = Tally::default();
         (self.calm, self.met) = (0, true);
@@ -384,9 +391,11 @@ impl Gradient {
         limit.times(Ratio::percent(90))
     }
 
-    /// The ideal is no more than what is seen, beyond doubt: moved a little at once, unless the
-    /// backend is so much quicker that it must have changed. True when it is now far below what was
-    /// last measured alone: what is quicker may still have a queue in it.
+    /// Lowers the min RTT if the window is faster beyond doubt.
+    ///
+    /// The step is small, unless the backend is so much faster that it
+    /// must have changed. Returns `true` if the result is far below
+    /// the last unqueued measurement: it may still include a queue.
     fn fall_to(&mut self, found: &Finding) -> bool {
         let Some(ideal) = self.ideal else { return false };
         let doubt = Ratio { times: found.error.saturating_mul(4), per: 1_000_000 };
@@ -410,7 +419,7 @@ impl Gradient {
             return self.lower(limit, found, min);
         }
         self.high = None;
-        // Quicker than ideal: the ideal is wrong, and what it would call calm may be a queue.
+        // Faster than the min RTT: it is wrong, so a window without a visible queue may have one.
         if found.stretch < QUICKER {
             return limit;
         }
@@ -422,7 +431,9 @@ impl Gradient {
         next
     }
 
-    /// A queue is shorter by as many as are fewer in flight. Notes where the limit came from.
+    /// Returns `true` if fewer in flight were not faster, so there was no queue.
+    ///
+    /// Records the window with the most in flight as the reference.
     fn is_no_queue(&mut self, found: &Finding) -> bool {
         let (most, rtt) = *self.high.get_or_insert((found.in_flight, found.rtt));
         if most <= found.in_flight {
@@ -442,7 +453,7 @@ impl Gradient {
         Ratio::percent(if self.met { faster.min(200) } else { 200 })
     }
 
-    /// Takes the capacity for what the window shows, and its move into the average.
+    /// Adopts the measured capacity and adds its change to the moving average.
     fn see(&mut self, found: &Finding) {
         if let Some(before) = self.seen {
             let moved = before.apart(found.capacity);
@@ -460,7 +471,7 @@ impl Gradient {
     }
 
     fn plan_look(&mut self) {
-        // Any number after the last: the next one of a congruential sequence, high bits first.
+        // A linear congruential generator; its high bits are the best.
         self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let more = Ratio { times: LOOK_JITTER, per: u64::MAX >> 8 }.of(self.jitter >> 8);
         self.look_in = LOOK_EVERY.saturating_add(more);
@@ -488,7 +499,7 @@ impl Gradient {
         let before = self.ideal.unwrap_or(Nanos(1));
         let learnt = self.learn_ideal(&drain);
         if drain.why == Why::First && learnt.0 < Ratio::percent(80).of(before.0) {
-            // Fewer in flight and quicker: there was a queue in what was taken for ideal.
+            // Fewer in flight and faster: the assumed min RTT included a queue.
             self.ideal = Some(learnt);
             self.capacity = self.capacity.times(HALF);
             if Level::whole(min) < self.capacity {
@@ -504,7 +515,7 @@ impl Gradient {
 
     fn way_back(&self, drain: &Drain, slower: bool) -> Ratio {
         if drain.why == Why::First {
-            // Nothing is known of the capacity but that the limit was not beyond it.
+            // So far it is known only that the capacity is at least the limit.
             return Ratio::percent(100);
         }
         let few = self.seen.is_none_or(|seen| seen < Level::whole(FEW));
@@ -512,8 +523,9 @@ impl Gradient {
         if bold { BOLD } else { TARGET }
     }
 
-    /// Moves the ideal towards what was measured alone; a backend beyond doubt slower or quicker is believed
-    /// at once, and its capacity was never what it seemed. Gives what was measured.
+    /// Moves the min RTT towards the drain's measurement, and returns that measurement.
+    ///
+    /// A change beyond doubt is adopted at once and rescales the capacity.
     fn learn_ideal(&mut self, drain: &Drain) -> Nanos {
         let (alone, ideal) = (&drain.alone, self.ideal.unwrap_or(Nanos(1)));
         if alone.count() == 0 {
@@ -534,8 +546,9 @@ impl Gradient {
     }
 }
 
-/// How far, in percent, an ideal goes towards what was measured with that error. Quicker is not believed at once
-/// where latencies vary much: the quick ones return first.
+/// The step, in percent, of the min RTT towards the measurement.
+///
+/// If latencies vary much, a faster value is not adopted at once: fast requests return first.
 fn pace(ideal: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
     let part = |times: u64| Nanos(Ratio { times, per: 1_000_000 }.of(measured.0));
     let doubt = error.saturating_mul(2);
@@ -550,12 +563,12 @@ fn pace(ideal: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
     }
 }
 
-/// How many samples make a window: about a round trip of what this replica may have in flight.
+/// The samples of a block: about one round trip of this replica's requests in flight.
 fn enough(limit: Level, share: u32) -> u64 {
     u64::from(limit.floor().min(share)).clamp(1, WINDOW)
 }
 
-/// What `in_flight` of a share would be of the whole limit.
+/// Scales `in_flight` from this replica's share to the whole limit.
 fn scaled(in_flight: Level, limit: Level, share: u32) -> Level {
     let allowed = u64::from(limit.floor().min(share)).max(1);
     let whole = u64::from(limit.floor()).max(1);

@@ -1,15 +1,18 @@
-//! gradient2, as published.
+//! The `gradient2` algorithm, as published.
 //!
-//! | formula | worked row: estimate 64, minRTT 10 ms, RTT 40 ms |
+//! | formula | worked row: estimate 64, min RTT 10 ms, RTT 40 ms |
 //! |---|---|
-//! | gradient = tolerance · minRTT / RTT, from 0.5 to 1; 0.5 when dropped | 2 · 10 / 40 = 0.5 |
+//! | gradient = tolerance · min RTT / RTT, from 0.5 to 1; 0.5 after a drop | 2 · 10 / 40 = 0.5 |
 //! | new = estimate · gradient + √estimate | 64 · 0.5 + 8 = 40 |
 //! | estimate = 0.8 · estimate + 0.2 · new | 51.2 + 8 = 59.2 |
 //!
-//! No update at all when the sample saw less than half of the estimate in flight and was not
-//! dropped. The minimum is over the last 100 successes: those dropped do not feed it, which is the
-//! one departure, since a refusal is quick and would pass for an ideal.
-//! Leaves out: shares; the published law knows none.
+//! A sample with less than half of the estimate in flight changes nothing, unless it was
+//! dropped. The minimum is over the last 100 successes. This differs from the publication:
+//! a dropped request does not count, because a fast refusal would look like a low latency.
+//!
+//! Not covered:
+//! - Shares: the published algorithm has none.
+//!
 //! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
 
 use super::level::{Level, Ratio};
@@ -17,17 +20,17 @@ use super::min_rtt::MinRtt;
 use super::{Outcome, Sample, was_used};
 use crate::kernel::units::Nanos;
 
-/// Samples over which the minimum is taken.
+/// The samples over which the minimum is taken.
 const WINDOW: u16 = 100;
-/// Latency up to this many times the minimum is no sign of a queue.
+/// Latency up to this multiple of the minimum is no sign of a queue.
 const TOLERANCE: u64 = 2;
 const LEAST: Ratio = Ratio::percent(50);
 const MOST: Ratio = Ratio::percent(100);
-/// Of a new estimate, at each sample.
+/// The weight of a new estimate at each sample.
 const SMOOTHING: Ratio = Ratio::percent(20);
 const REST: Ratio = Ratio::percent(80);
 
-/// What gradient2 remembers.
+/// The state of `gradient2`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gradient2 {
     min_rtt: MinRtt,

@@ -1,8 +1,10 @@
-//! The smallest latency among the last so many.
+//! The smallest latency of the last samples.
 //!
-//! Guarantees: exact; O(1) amortized, no allocation after the first.
-//! Leaves out: whether the smallest of noisy latencies is a good ideal. It is biased low; the
-//! published laws take it all the same.
+//! Guarantees:
+//! - The minimum is exact; a sample costs O(1) amortized and never allocates.
+//!
+//! Not covered:
+//! - Noise: a minimum is biased low, but the published algorithms use it.
 
 use std::collections::VecDeque;
 
@@ -12,19 +14,18 @@ use crate::kernel::units::Nanos;
 pub(super) struct MinRtt {
     window: u64,
     seen: u64,
-    /// Rising latencies, each the smallest since the one before it.
+    /// Increasing latencies; each is the smallest since the one before it.
     candidates: VecDeque<(u64, Nanos)>,
 }
 
 impl MinRtt {
-    /// Over the last `window` samples, at least 1.
+    /// A minimum over the last `window` samples, at least 1.
     pub(super) fn over(window: u16) -> Self {
         let room = usize::from(window).saturating_add(1);
         Self { window: u64::from(window), seen: 0, candidates: VecDeque::with_capacity(room) }
     }
 
-    /// The minimum, `rtt` included. Zero is taken for one nanosecond: an ideal of nothing would
-    /// make every latency infinitely bad.
+    /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that a ratio to it stays finite.
     pub(super) fn push(&mut self, rtt: Nanos) -> Nanos {
         let rtt = rtt.max(Nanos(1));
         self.seen = self.seen.saturating_add(1);

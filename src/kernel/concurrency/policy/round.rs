@@ -1,16 +1,18 @@
-//! One round trip: the samples that were admitted since the limit last moved.
+//! One round trip: the samples that were admitted since the last change of the limit.
 //!
-//! A change of the limit shows only in those admitted after it. A round takes only those, and ends
-//! with half as many as may be in flight, so that a policy acts once for each answer to its last
-//! act, not once for each of the many samples that still tell of the act before.
+//! A change of the limit affects only requests that are admitted after it. A round counts
+//! only those. It ends with half as many samples as may be in flight. So an algorithm
+//! reacts once to the effect of each change, and ignores samples from before it.
 //!
-//! Guarantees: a round has at least one sample; its mean is exact to a nanosecond.
-//! Leaves out: what follows from it.
+//! Guarantees:
+//! - A round has at least one sample; its mean is exact to a nanosecond.
+//!
+//! Not covered:
+//! - The reaction of the algorithm.
 
 use super::{Outcome, Sample};
 use crate::kernel::units::Nanos;
 
-/// The round that is under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Round {
     began: Nanos,
@@ -20,19 +22,17 @@ pub(super) struct Round {
     most: u32,
 }
 
-/// What a round was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finished {
-    /// Mean latency of the successes; `None` when there was none.
+    /// The mean latency of the successes; `None` without any.
     pub(super) mean: Option<Nanos>,
-    /// How many were dropped.
     pub(super) dropped: u64,
-    /// The most that were in flight at once.
+    /// The largest number in flight.
     pub(super) in_flight: u32,
 }
 
 impl Round {
-    /// Takes note of `sample`; the round, when it ends with it. `allowed` may be in flight.
+    /// Adds `sample`, and returns the round if it ends. `allowed` requests may be in flight.
     pub(super) fn push(&mut self, sample: &Sample, allowed: u32) -> Option<Finished> {
         if sample.at.since(sample.rtt) < self.began {
             return None;

@@ -1,18 +1,20 @@
-//! Latencies added up, and how far their mean can be trusted.
+//! Sums of latencies, with their mean and its standard error.
 //!
-//! Guarantees: the mean and its standard error in integers; nothing wraps.
-//! Leaves out: when there is enough; that is the law's.
+//! Guarantees:
+//! - All results are integers; sums saturate.
+//!
+//! Not covered:
+//! - The number of samples that an algorithm needs.
 
 use super::level::{Level, Ratio};
 use crate::kernel::units::Nanos;
 
-/// Error assumed for a mean of one sample, in millionths: its own spread shows nothing.
+/// The assumed error of a mean of one sample, in millionths; one sample shows no spread.
 const ONE_SAMPLE: u64 = 250_000;
 
-/// Spread from which latencies vary much, in millionths of the mean.
+/// The spread, in millionths of the mean, above which latencies count as wide.
 pub(super) const WIDE: u64 = 200_000;
 
-/// Samples of one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Tally {
     count: u64,
@@ -34,12 +36,11 @@ impl Tally {
         self.count
     }
 
-    /// At least a nanosecond: an ideal of nothing would make every latency infinitely bad.
+    /// The mean latency, at least 1 ns, so that a ratio to it stays finite.
     pub(super) fn mean(&self) -> Nanos {
         Nanos(self.latency.checked_div(self.count).unwrap_or(0).max(1))
     }
 
-    /// How many were in flight, on average.
     pub(super) fn in_flight(&self) -> Level {
         Level::whole(1).times(Ratio { times: self.in_flight, per: self.count.max(1) })
     }
@@ -49,8 +50,9 @@ impl Tally {
         self.relative(self.variance())
     }
 
-    /// Do latencies vary so much that the quick ones, which return first, bias the mean of those that
-    /// have returned?
+    /// Returns `true` if latencies vary so much that the mean of finished requests is biased low.
+    ///
+    /// The fast requests return first.
     pub(super) fn is_wide(&self) -> bool {
         WIDE < self.spread()
     }
@@ -60,19 +62,19 @@ impl Tally {
         self.relative(self.variance().checked_div(u128::from(self.count)).unwrap_or(0))
     }
 
-    /// The same, but never as small as a few samples that happen to agree would have it.
+    /// The standard error with a lower bound for few samples, which may agree by chance.
     pub(super) fn cautious_error(&self) -> u64 {
         self.error().max(ONE_SAMPLE.checked_div(self.count).unwrap_or(ONE_SAMPLE))
     }
 
-    /// The same where single ones are known to vary by `spread`: a few that agree by chance hide it.
+    /// The standard error if single latencies are known to vary by `spread`.
     pub(super) fn error_of(&self, spread: u64) -> u64 {
         let square = u128::from(spread).saturating_mul(u128::from(spread));
         let shared = square.checked_div(u128::from(self.count)).unwrap_or(square).isqrt();
         self.cautious_error().max(u64::try_from(shared).unwrap_or(u64::MAX))
     }
 
-    /// Could both be of one distribution? An empty one agrees with every other.
+    /// Returns `true` if both can have the same mean. An empty tally agrees with every other.
     pub(super) fn agrees(&self, other: &Self) -> bool {
         if self.count == 0 || other.count == 0 {
             return true;
@@ -91,7 +93,7 @@ impl Tally {
         self.squares = self.squares.saturating_add(other.squares);
     }
 
-    /// Counts for half as much from now on.
+    /// Halves the weight of these samples.
     pub(super) const fn halve(&mut self) {
         (self.count, self.in_flight) = (self.count / 2, self.in_flight / 2);
         (self.latency, self.squares) = (self.latency / 2, self.squares / 2);

@@ -1,31 +1,35 @@
-//! A lowered limit: the queue empties, and those that are alone show the ideal latency.
+//! A lowered limit that empties the queue and measures the min RTT.
 //!
-//! Guarantees: it ends, with samples enough or with time; a wide spread of latencies biases nothing. Where latencies
-//! hardly vary and requests come often enough, what would raise the ideal much is no word of one or two samples.
-//! Leaves out: what the limit is meanwhile and what follows, which is [`super`]'s.
+//! Guarantees:
+//! - It ends after enough samples, or by time.
+//! - A wide spread of latencies does not bias the measurement.
+//! - If latencies are narrow and requests frequent, raising the min RTT needs several samples.
+//!
+//! Not covered:
+//! - The limit during and after the drain; see [`super`].
 
 use super::super::level::{Level, Ratio};
 use super::super::tally::Tally;
 use super::super::{Outcome, Sample};
 use crate::kernel::units::Nanos;
 
-/// How many windows' worth are waited for where latencies vary.
+/// The blocks to wait for if latencies vary.
 const WIDE_PATIENCE: u64 = 4;
-/// So much slower or quicker than the ideal is no noise.
+/// The factor, up or down, beyond which a change of the min RTT is not noise.
 pub(super) const CHANGED: Ratio = Ratio::percent(130);
-/// Samples that say slower, before they are believed, where latencies hardly vary.
+/// The samples that must show a slower backend if latencies are narrow.
 const SLOWER_NEEDS: u64 = 4;
-/// The limit was not used where Little's law has more than so many times the mean of those that have returned.
+/// The multiple of the mean above which a result of Little's law means that the limit was unused.
 const UNUSED: u64 = 2;
 
-/// The limit is lowered, to empty the queue or to measure without one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Drain {
     pub(super) since: Nanos,
     pub(super) why: Why,
     pub(super) alone: Tally,
     pub(super) dropped: u64,
-    /// When the first that was alone left, when the last one did, and how many did between.
+    /// The end of the first unqueued request; `passed`
+    /// requests ended after it, the latest at `last`.
     pub(super) first: Option<Nanos>,
     pub(super) last: Nanos,
     pub(super) passed: u64,
@@ -35,12 +39,11 @@ pub(super) struct Drain {
 pub(super) enum Why {
     Overload,
     Look,
-    /// The first ideal latency is not known to be one.
+    /// The first min RTT may include a queue.
     First,
 }
 
 impl Drain {
-    /// Begins at `since`; nobody was alone yet.
     pub(super) fn new(since: Nanos, why: Why) -> Self {
         let alone = Tally::default();
         Self { since, why, alone, dropped: 0, first: None, last: since, passed: 0 }
@@ -65,10 +68,11 @@ impl Drain {
         }
     }
 
-    /// The latency of those that were alone. Where latencies vary the quick ones have returned and the
-    /// slow ones have not, which biases their mean low: there it is what Little's law shows, the time
-    /// that all of them were in flight by how many were served in it. So many are in flight only where the limit is
-    /// used: of a few that come now and then it would be the time from one to the next.
+    /// The latency of unqueued requests.
+    ///
+    /// If latencies vary, fast requests have returned and slow ones have not, so the mean is
+    /// too low. Then Little's law gives the latency: in flight × time / served. This needs a
+    /// limit that is used. With few requests the result would be the time between arrivals.
     pub(super) fn measured(&self) -> Nanos {
         let mean = self.alone.mean();
         if !self.alone.is_wide() || self.passed == 0 {
@@ -80,19 +84,20 @@ impl Drain {
         if by_little.0 <= mean.0.saturating_mul(UNUSED) { by_little } else { mean }
     }
 
-    /// Is there enough to learn from at `at`, or nothing more to wait for? `enough` samples make a window; single latencies
-    /// hardly vary where `is_narrow`.
+    /// Returns `true` if there are enough samples, or more waiting is useless.
+    ///
+    /// `enough` is the size of a block. `is_narrow` is set if single latencies hardly vary.
     pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, ideal: Nanos) -> bool {
         let times = if self.alone.is_wide() { WIDE_PATIENCE } else { 1 };
         let least = if is_narrow && self.is_slower(ideal) { SLOWER_NEEDS } else { 0 };
         let needed = enough.saturating_mul(times).max(least);
         let count = self.alone.count().saturating_add(self.dropped);
-        // Where few come, or nothing succeeds, time must end it.
+        // With few requests, or only failures, the drain ends by time.
         let longest = Nanos(ideal.0.saturating_mul(64)).plus(Nanos::SECOND);
         needed <= count || longest < at.since(self.since)
     }
 
-    /// Is what was measured so much slower than `ideal` that it changed?
+    /// Returns `true` if the measurement exceeds `ideal` by more than noise.
     fn is_slower(&self, ideal: Nanos) -> bool {
         0 < self.alone.count() && Nanos(CHANGED.of(ideal.0)) < self.measured()
     }

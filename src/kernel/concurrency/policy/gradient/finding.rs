@@ -1,32 +1,34 @@
-//! What one window of samples shows.
+//! The measurement of one window of samples.
 //!
-//! Guarantees: an overload is one beyond the doubt of its samples, and so is calm.
-//! Leaves out: how it is found, and what follows.
+//! Guarantees:
+//! - An overload, or its absence, is reported only beyond the doubt of the samples.
+//!
+//! Not covered:
+//! - The measurement itself, and the reaction to it.
 
 use super::super::level::{Level, Ratio};
 use crate::kernel::units::Nanos;
 
 const OVERLOAD: u64 = 1_550_000;
-/// Standard errors that leave no doubt of a window without a queue.
+/// The standard errors to add before a window counts as free of a queue.
 const SURELY_CALM: u64 = 3;
-/// An overload is at least this many requests too many: with a handful, one more is no news.
+/// The requests beyond the capacity that make an overload: one more than a few is noise.
 const EXCESS: Ratio = Ratio::percent(150);
 
-/// One window, measured.
 pub(super) struct Finding {
     pub(super) in_flight: Level,
     pub(super) rtt: Nanos,
-    /// In millionths of the latency.
+    /// The standard error of `rtt`, in millionths of it.
     pub(super) error: u64,
-    /// Do single latencies vary much?
+    /// Set if single latencies vary much.
     pub(super) is_wide: bool,
-    /// In millionths: latency over the ideal.
+    /// The slowdown: latency divided by the min RTT, in millionths.
     pub(super) stretch: u64,
     pub(super) capacity: Level,
 }
 
 impl Finding {
-    /// Is there no queue, beyond doubt?
+    /// Returns `true` if there is no queue, beyond doubt.
     pub(super) fn is_calm(&self) -> bool {
         let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(SURELY_CALM));
         Ratio { times: most, per: 1_000_000 }.of(self.stretch) < super::CALM

@@ -1,29 +1,31 @@
-//! Gradient where a fleet holds the ceiling together.
+//! The gradient algorithm for a limit that a fleet adapts together.
 //!
-//! No member can lower the queue of a backend by itself, and what it measures is about what all hold. So a
-//! member does not follow a limit of its own: it judges the whole ceiling as long as that stands, and says
-//! by which factor it would change it.
+//! One replica cannot shorten the backend's queue alone, and its latency depends on the requests of
+//! all replicas. So a replica judges the whole limit while it is constant, and votes for a factor.
 //!
-//! | formula | worked row: ceiling 60, ideal latency 10 ms, RTT 15 ms |
+//! | formula | worked row: limit 60, min RTT 10 ms, RTT 15 ms |
 //! |---|---|
-//! | stretch x = RTT / ideal | 15 / 10 = 1.5 |
-//! | factor = 1.3 / x, once x shows a queue (x > 1.15) | 1.3 / 1.5 = 0.87, a ceiling of 52 |
-//! | without a queue: 2 until the first was met, then 1.3, and 2 once the ceiling grew and met none | 1.3 |
+//! | slowdown x = RTT / min RTT | 15 / 10 = 1.5 |
+//! | factor = 1.3 / x, once x shows a queue (x > 1.15) | 1.3 / 1.5 = 0.87, a limit of 52 |
+//! | no queue: 2 before the first queue, 2 after growth without one, else 1.3 | 1.3 |
 //!
-//! * **The ideal latency** is measured in a *look*: all members lower what they have in flight in the same
-//!   stretch of time, to 0.7 of the capacity, for about four round trips; what was admitted once the queue was gone was
-//!   alone. One that lowered its own part at a time of its own would measure the queue of the others,
-//!   take it for ideal, and drive the ceiling up: so they did before.
-//! * **When**: by the store's clock, of which each heartbeat tells. A fleet's next look is a multiple of a few
-//!   heartbeats away, of more where round trips are long: looks cost two hundredths of the goodput.
-//! * **An ideal that may have had a queue in it**, the first one, and one that became larger beyond doubt,
-//!   is *unsure*: the next look goes down to a quarter, and until fewer in flight are no quicker nobody says that
-//!   the ceiling may grow.
-//! * **Overload** (x > 1.55, beyond doubt): a member lowers its own part at once, as all others do that see the same, for
-//!   two heartbeats at most and to a quarter at most; the ceiling follows.
+//! * **The min RTT** is measured in a *probe*. For about four round trips, all
+//!   replicas lower their requests in flight to 0.7 of the capacity. Requests
+//!   that are admitted after the queue drained are unqueued. A replica that
+//!   probed alone would measure the queue of the others, and raise the limit.
+//! * **Probe times** follow the store's clock, which each heartbeat reports. Probes are a
+//!   few heartbeats apart, and more if round trips are long: they cost 2 % of the goodput.
+//! * **An unconfirmed min RTT** may include a queue. This applies to the first one, and
+//!   to one that rose beyond doubt. The next probe lowers the requests in flight to a
+//!   quarter. Until a probe is not faster than before, no replica votes for growth.
+//! * **Overload** (x > 1.55, beyond doubt). Every replica that observes it lowers its own share
+//!   at once, for at most two heartbeats and to no less than a quarter. The limit follows.
 //!
-//! Guarantees: bounded: a look ends with time, and so does what a member lowers by itself.
-//! Leaves out: use of the share, which [`crate::kernel::coordinator::aggregate::vote`] judges.
+//! Guarantees:
+//! - A probe ends by time, and so does a lowered share.
+//!
+//! Not covered:
+//! - The use of the share; see [`crate::kernel::coordinator::aggregate::vote`].
 
 use super::super::level::{Level, Ratio};
 use super::super::tally::Tally;
@@ -31,48 +33,47 @@ use super::super::{Outcome, Part, Sample};
 use super::look::{self, Look};
 use crate::kernel::units::Nanos;
 
-/// Samples below which a block says nothing.
+/// The least number of samples in a block.
 const BLOCK: u64 = 8;
-/// Samples that count at most, so that what is old is forgotten.
+/// The largest weight of past samples, so that old ones fade.
 const REMEMBERED: u64 = 512;
-/// The least and the most that dropped requests take off the ceiling at once.
+/// The least and largest reduction after drops, in millionths of the limit.
 const DROPPED: (u64, u64) = (100_000, 500_000);
 const WHOLE: u64 = 1_000_000;
-/// Far too many, in millionths.
+/// The slowdown above which there is an overload, in millionths.
 const OVERLOAD: u64 = 1_550_000;
 
-/// The share is lowered for a while, to so many millionths of it.
+/// A temporary reduction of the share to `left` millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Cut {
     left: u64,
     until: Nanos,
 }
 
-/// What one member has learnt of a ceiling that it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Together {
     part: Part,
-    /// Those that were alone.
+    /// The unqueued samples, whose mean is the min RTT.
     ideal: Tally,
-    /// Fewer in flight were no quicker.
+    /// Set once a probe with fewer in flight was not faster.
     sure: bool,
-    /// Those that left under this ceiling: what agrees with the newest block, and that block.
+    /// The samples under the current limit that agree with the newest block, and that block.
     window: Tally,
     block: Tally,
     dropped: u64,
     cut: Option<Cut>,
-    /// Who leaves before tells of another ceiling, or of a look.
+    /// Samples that finish earlier belong to another limit, or to a probe.
     from: Nanos,
     rtt: Option<Nanos>,
     look: Option<Look>,
     next_look: Nanos,
-    /// Ceilings in a row that met no queue, and whether any ever did.
+    /// The consecutive increases without a queue; `met` is set once a queue was observed.
     calm: u64,
     met: bool,
 }
 
 impl Together {
-    /// A member with that part, which takes `ideal` for the latency without a queue until it knows better.
+    /// Starts with `part`, and with `ideal` as the min RTT until it is measured.
     pub(super) fn new(now: Nanos, part: Part, ideal: Option<Nanos>) -> Self {
         let mut known = Tally::default();
         if let Some(ideal) = ideal {
@@ -97,12 +98,10 @@ impl Together {
         new
     }
 
-    /// The ideal latency, as far as known.
     pub(super) fn ideal(&self) -> Option<Nanos> {
         (0 < self.ideal.count()).then(|| self.ideal.mean())
     }
 
-    /// Goes on with another part.
     pub(super) fn take(&mut self, now: Nanos, part: Part) {
         let before = std::mem::replace(&mut self.part, part);
         if before.ceiling != part.ceiling {
@@ -110,12 +109,11 @@ impl Together {
             self.calm = if grew { self.calm.saturating_add(1) } else { 0 };
             self.begin_anew(now);
         }
-        // Told of by now: those of before must not count for ever.
+        // The last heartbeat reported these drops, so they must not count again.
         self.dropped = 0;
         self.plan_look(now);
     }
 
-    /// How many may be in flight here at `now`.
     pub(super) fn limit(&mut self, now: Nanos) -> Level {
         if self.look.as_ref().is_some_and(|look| look.closes <= now) {
             self.end_look();
@@ -132,7 +130,7 @@ impl Together {
         low.map_or(cut, |low| low.min(cut))
     }
 
-    /// The part of the share that is left by a cut.
+    /// The fraction of the share that a cut leaves.
     fn left(&self) -> Ratio {
         Ratio { times: self.cut.map_or(WHOLE, |cut| cut.left), per: WHOLE }
     }
@@ -155,7 +153,7 @@ impl Together {
         }
     }
 
-    /// A window grows of blocks that agree; what does not is a change, over which no mean is taken.
+    /// Merges the block into the window if they agree. Otherwise the latency changed: start again.
     fn end_block(&mut self, at: Nanos) {
         let block = std::mem::take(&mut self.block);
         if self.window.agrees(&block) {
@@ -174,7 +172,7 @@ impl Together {
         }
     }
 
-    /// What all requests take on average is no less than what one takes alone.
+    /// Lowers the min RTT to the window's mean, since no mean can be below it.
     fn fall_to_window(&mut self) {
         let quicker = self.ideal().is_some_and(|ideal| self.window.mean() < ideal);
         if quicker && self.window.error() < super::GOOD_ERROR && !self.ideal.agrees(&self.window) {
@@ -182,8 +180,10 @@ impl Together {
         }
     }
 
-    /// Far too much: every member sees it and lowers its own part at once, before the ceiling can follow. For a short
-    /// time and to a quarter at most: one that sees it alone must not starve.
+    /// Lowers this replica's share at once, before the limit follows.
+    ///
+    /// The cut is short and leaves a quarter: a replica
+    /// that alone observes an overload must not starve.
     fn cut_to(&mut self, at: Nanos, stretch: u64) {
         let left = self.left().of(super::TARGET.of(Ratio { times: WHOLE, per: stretch }.of(WHOLE)));
         let until = at.plus(Nanos(self.part.looks.heartbeat.0.saturating_mul(2)));
@@ -192,21 +192,20 @@ impl Together {
         self.cut = Some(Cut { left: left.clamp(WHOLE / 4, WHOLE), until });
     }
 
-    /// What was seen was about another number in flight.
+    /// Discards samples that were taken with another number in flight.
     fn begin_anew(&mut self, now: Nanos) {
         (self.window, self.block, self.dropped, self.cut) = Default::default();
-        // Who leaves a round trip from now was admitted after it.
+        // Requests that finish after one more round trip were admitted after now.
         self.from = self.from.max(now.plus(self.rtt.unwrap_or_default()));
     }
 
-    /// The latency over the ideal one, in millionths.
+    /// The slowdown: latency divided by the min RTT, in millionths.
     fn stretch(&self) -> Option<u64> {
         let ideal = self.ideal().filter(|_| BLOCK <= self.window.count())?;
         Some(Ratio { times: WHOLE, per: ideal.0 }.of(self.window.mean().0).max(1))
     }
 
-    /// How many it would have in flight, given what the ceiling does to the latency; none as long as
-    /// nothing is known.
+    /// The wanted number in flight, which is the vote; `None` without enough samples.
     pub(super) fn estimate(&self) -> Option<Level> {
         let share = Level::whole(self.part.share);
         if 0 < self.dropped {
@@ -254,8 +253,9 @@ impl Together {
         self.plan_look(now.plus(Nanos(1)));
     }
 
-    /// How many may be in flight here in a look: of the capacity, which is what is in flight by how much it is
-    /// stretched, where that can be believed.
+    /// The requests in flight during a probe.
+    ///
+    /// A confirmed min RTT gives the capacity: in flight divided by slowdown.
     fn low(&self) -> Level {
         let share = Level::whole(self.part.share);
         let stretch = self.stretch().unwrap_or(WHOLE).max(super::TARGET.of(WHOLE));
@@ -271,7 +271,7 @@ impl Together {
         if seen.count() == 0 {
             return;
         }
-        // The first has nothing to be compared with but what is seen with more in flight.
+        // The first probe can only be compared with normal samples.
         let known = self.ideal.count() != 0;
         let before = if known { &self.ideal } else { &self.window };
         self.sure = before.count() != 0 && before.agrees(&seen);
@@ -279,13 +279,13 @@ impl Together {
             self.ideal.join(&seen);
             forget(&mut self.ideal);
         } else {
-            // Slower or quicker, beyond doubt: the one has changed, the other had a queue in it.
+            // Different beyond doubt: the backend changed, or the old value included a queue.
             self.ideal = seen;
         }
     }
 }
 
-/// The new counts for more than the old.
+/// Halves the weight of old samples until it is within its bound.
 fn forget(tally: &mut Tally) {
     while REMEMBERED < tally.count() {
         tally.halve();
