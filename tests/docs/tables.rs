@@ -170,9 +170,7 @@ fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
 #[test]
 fn every_path_that_a_port_serves_is_told_of_by_its_setting_and_in_the_table_of_ports() {
     let rows = rows(&page("docs/operating.md"), "port");
-    for (port, files) in
-        [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs"][..])]
-    {
+    for (port, files) in [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs"][..])] {
         let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
         let setting = table().iter().find(|row| row.name == port).unwrap();
         assert_eq!(paths(&setting.doc), served, "the setting {port}");

@@ -24,12 +24,7 @@ use super::{config, empty_engine, engine, node, spanned, two_a_minute};
 fn admin(token: Option<&str>) -> Router {
     let loads = Arc::new(Loads::default);
     let token = token.map(|token| Secret::new(token).unwrap());
-    router(Admin {
-        token,
-        debug_pages: false,
-        engine: engine(two_a_minute()),
-        loads,
-    })
+    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), loads })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -86,12 +81,8 @@ async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_
         let loads = Arc::new(Loads::default);
         let token = token.map(|token| Secret::new(token).unwrap());
         let has_token = token.is_some();
-        let router = router(Admin {
-            token,
-            debug_pages: true,
-            engine: engine(two_a_minute()),
-            loads,
-        });
+        let router =
+            router(Admin { token, debug_pages: true, engine: engine(two_a_minute()), loads });
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
         }
@@ -138,12 +129,7 @@ async fn every_other_path_lists_what_there_is() {
 #[tokio::test]
 async fn config_before_the_first_load_says_so() {
     let loads = Arc::new(Loads::default);
-    let router = router(Admin {
-        token: None,
-        debug_pages: false,
-        engine: empty_engine(),
-        loads,
-    });
+    let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), loads });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
@@ -293,12 +279,7 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
 async fn a_counter_is_looked_at_granted_hits_and_reset() {
     let engine = engine(two_a_minute());
     let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
-    let router = router(Admin {
-        token,
-        debug_pages: false,
-        engine: Arc::clone(&engine),
-        loads,
-    });
+    let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), loads });
     let (look, grant, reset) =
         (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
@@ -365,12 +346,8 @@ async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
     clock.advance(Nanos(7_000_000));
     let _second = super::hold(&engine, "second").await;
     let loads = Arc::new(Loads::default);
-    let router = router(Admin {
-        token: None,
-        debug_pages: false,
-        engine: Arc::clone(&engine),
-        loads,
-    });
+    let router =
+        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()

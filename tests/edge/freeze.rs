@@ -26,12 +26,7 @@ const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
     let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
-    router(Admin {
-        token,
-        debug_pages: false,
-        engine: Arc::clone(engine),
-        loads,
-    })
+    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), loads })
 }
 
 fn advance(engine: &Engine, by: Nanos) {
