@@ -19,7 +19,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared, Strictly};
-use super::decide::check;
+use super::path::validate;
 use super::{Answer, Engine, Refusal};
 use crate::config::Config;
 use crate::config::concurrency::{Ceiling, Mode, Reject};
@@ -243,7 +243,7 @@ impl Engine {
         patience: Option<Nanos>,
         keep: Keep,
     ) -> Result<Admitted, Refusal> {
-        check(question)?;
+        validate(question)?;
         let begun = self.clock().steady();
         let mut wait = Wait::of(begun, patience);
         let end = wait.queues;

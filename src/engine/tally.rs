@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::decide::near_from;
+use super::decision::near_from;
 use super::degrade::Settled;
 use super::plan::{Part, Plan};
 use crate::backend::{Held, Outcome};

@@ -35,7 +35,8 @@ async fn ten_beside(strategy: &str, left: u64) -> (Arc<Far>, Engine) {
         assert!(admits(&one, K, 1).await);
         charged += 1;
     }
-    let other = engine(&store, &limits.replace(", mode: leased, max_overshoot: 10%, lease_hits: 10", ""));
+    let other =
+        engine(&store, &limits.replace(", mode: leased, max_overshoot: 10%, lease_hits: 10", ""));
     assert!(admits(&other, K, 100 - charged - 10 - left).await);
     (store, one)
 }

@@ -13,7 +13,7 @@ mod told;
 mod undecided;
 mod waiting;
 
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
@@ -247,8 +247,8 @@ async fn admits(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> bool {
 /// The answer, where it is there at the first poll.
 fn at_once(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Option<Answer> {
     let question = question(entries, Cost::Charge(Hits(hits)));
-    let mut deciding = engine.decide(&question);
-    match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
+    let mut deciding = pin!(engine.decide(&question));
+    match deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => Some(answer.unwrap()),
         Poll::Pending => None,
     }

@@ -1,6 +1,6 @@
 //! One engine, or two, and what they hold.
 
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
@@ -64,8 +64,8 @@ async fn a_decision_on_a_balance_allocates_nothing() {
         let question = question(K, Cost::Charge(Hits(1)));
         let before = held(&engine);
         let allocated = allocation_counter::measure(|| {
-            let mut deciding = engine.decide(&question);
-            let polled = Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop()));
+            let mut deciding = pin!(engine.decide(&question));
+            let polled = deciding.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(matches!(polled, Poll::Ready(Ok(answer)) if answer.verdict == Verdict::Admit));
         });
         assert_eq!(allocated.count_total, 0, "{allocated:?}");

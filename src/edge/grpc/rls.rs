@@ -21,7 +21,7 @@ use crate::engine::admit::with_wait;
 use crate::engine::peers::Told;
 use crate::engine::{Admitted, Answer, Engine, Refusal};
 use crate::kernel::decision::{Question, Verdict};
-use crate::kernel::units::{Nanos, Revision};
+use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
 use crate::telemetry::stats::Method;
 use crate::telemetry::trace;
@@ -65,11 +65,12 @@ impl RateLimits {
         let header = |name: &str| metadata.get(name)?.to_str().ok();
         let span = trace::question(Protocol::Grpc, &header);
         let call = reserved::take_off(&mut request);
-        if call == Ok(Call::Plain)
-            && let Some(told) =
-                span.during(|| Some(self.told(self.at_once(&request, came)?, (came, Nanos(0)))))
-        {
-            return told;
+        if call == Ok(Call::Plain) {
+            let decided = async {
+                let replied = self.check(&request, patience(metadata)).await;
+                self.told(replied, (came, Nanos(0)))
+            };
+            return span.around(decided).await;
         }
         // Boxed because the future is large and most calls end before they need it.
         Box::pin(span.around(async {
@@ -86,15 +87,11 @@ impl RateLimits {
         self.told(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
-    /// Returns the reply to a check without reserved keys, or `None` if deciding it needs to wait.
-    fn at_once(&self, request: &RateLimitRequest, now: Nanos) -> Option<Replied> {
-        let question = match convert::question(request, &self.reporting) {
-            Ok(question) => question,
-            Err(refusal) => return Some(Err(refusal)),
-        };
-        let mut answer = Answer::to_nothing(Revision::default(), now);
-        let decided = self.engine.decide_at_hand(&question, now, &mut answer)?;
-        Some(decided.map(|()| self.shown(request, &answer)))
+    /// Decides a check without reserved keys.
+    async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> Replied {
+        let question = convert::question(request, &self.reporting)?;
+        let answer = self.engine.decide_within(&question, timeout).await?;
+        Ok(self.shown(request, &answer))
     }
 
     /// Decides the call, or applies its release, within `patience`.
@@ -104,11 +101,7 @@ impl RateLimits {
         patience: Option<Nanos>,
     ) -> Replied {
         match call {
-            Call::Plain => {
-                let question = convert::question(request, &self.reporting)?;
-                let answer = self.engine.decide_within(&question, patience).await?;
-                Ok(self.shown(request, &answer))
-            }
+            Call::Plain => self.check(request, patience).await,
             Call::Acquire { id, covered } => {
                 let mut replied = self.acquire(request, (&id, &covered), patience).await?;
                 if let Some(owner) = self.engine.owner() {
