@@ -1,8 +1,12 @@
-//! The command line's shape.
+//! Defines the command line.
 //!
-//! Guarantees: every setting of [`crate::config::settings`] is a flag of `serve`, with its default
-//! and its sentence in `--help`; misspelt flags of `serve` are collected, not met one by one.
-//! Leaves out: what settings mean, which is for the table, and what commands do.
+//! Guarantees:
+//! - `serve` has a flag for every setting of [`crate::config::settings`].
+//! - `--help` shows the default and the description of each setting.
+//! - All unknown flags of `serve` are reported together.
+//!
+//! Not covered:
+//! - The meaning of settings and the implementation of commands.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,47 +16,47 @@ use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand,
 
 use crate::config::settings::{Setting, Settings, Shape, table};
 
-/// Answers Envoy and NGINX when they ask whether a request may pass.
+/// Rate limiting and concurrency limiting for Envoy and NGINX.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 yes, 1 no, 2 could not say.")]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Answer questions: gRPC for Envoy, HTTP for the rest.
+    /// Serve rate limit checks: gRPC for Envoy, HTTP for other clients.
     Serve(Serve),
-    /// Answer as envoyproxy/ratelimit: its environment variables, ports, files, keys and metrics.
+    /// Replace envoyproxy/ratelimit: same environment variables, ports, files, keys and metrics.
     #[command(name = "ratelimit")]
     Ratelimit(Serve),
-    /// Say what is wrong with files of limits: 0 sound, 1 findings, 2 could not look.
+    /// Validate files of limits: 0 valid, 1 findings, 2 files unreadable.
     Check(Check),
-    /// Ask a running service, as a proxy does: 0 may pass, 1 may not, 2 could not say.
+    /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
     Ask(Ask),
-    /// Say which limit a descriptor meets, and why.
+    /// Explain the limit that a descriptor matches.
     Explain(Explain),
-    /// Say whether a Redis is fit to keep counters: 0 fit, 1 not, 2 could not look.
+    /// Examine a Redis for use as the store: 0 suitable, 1 findings, 2 unreachable.
     Doctor(Doctor),
-    /// Print the JSON Schema of a kind of file, for an editor to complete and check it.
+    /// Print the JSON Schema of a file format, for completion and validation in an editor.
     Schema(Schema),
 }
 
-/// `sluicegate serve`. Not `Debug`: a token may be among the flags.
+/// Arguments of `sluicegate serve`. No `Debug`: the flags may contain a token.
 #[derive(Args)]
 #[command(
     after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
 server.yaml, a_b_c. Flags win over variables, variables over server.yaml, that over the defaults."
 )]
 pub struct Serve {
-    /// Read settings from this file; `config/server.yaml` names them all.
+    /// Read settings from this file; `config/server.yaml` lists all of them.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
-    /// Print the settings in force and where each came from, then stop.
+    /// Print the effective settings with their origins, then exit.
     #[arg(long)]
     pub print_config: bool,
     /// One flag for each setting.
@@ -63,83 +67,86 @@ pub struct Serve {
 /// The settings given as flags.
 #[derive(Clone, Default)]
 pub struct Flags {
-    /// Names without dashes, and the texts given for each.
+    /// The flag names without dashes, and the values of each.
     pub given: Vec<(String, Vec<String>)>,
 }
 
-/// `sluicegate check`.
+/// Arguments of `sluicegate check`.
 #[derive(Debug, Args)]
 pub struct Check {
     /// Files and directories of limits.
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// How findings are printed.
+    /// Output format of the findings.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Let warnings fail the check, too.
+    /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
-    /// Join files that name the same domain, as the setting of this name does.
+    /// Merge files with the same domain, like the setting `merge_domains`.
     #[arg(long, visible_alias = "merge")]
     pub merge_domains: bool,
 }
 
-/// `sluicegate ask`.
+/// Arguments of `sluicegate ask`.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own, as it is typed")]
 pub struct Ask {
-    /// Where the service speaks gRPC.
+    /// Address of the service's gRPC port.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
     pub address: String,
-    /// The question's domain.
+    /// Domain of the check.
     #[arg(long)]
     pub domain: String,
-    /// One descriptor of the question: its entries in order, `key=value,key=value`, where
-    /// a comma in one is `\,`, an `=` in a key `\=`, and a backslash `\\`.
+    /// One descriptor of the check: its entries in order, as `key=value,key=value`.
+    /// Write a comma as `\,`, an `=` in a key as `\=`, and a backslash as `\\`.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
-    /// What the question costs.
+    /// Hits of the check.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "peek")]
     pub hits: u64,
-    /// Only look: the question costs nothing.
+    /// Read the counters without charging them.
     #[arg(long)]
     pub peek: bool,
-    /// Instead of asking, give back everything that the counters of these descriptors hold now; needs `--server`.
+    /// Instead of a check, reset the counters of these descriptors; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "hits"])]
     pub reset: bool,
-    /// Instead of asking, give `--hits` back to the counter of the one descriptor; needs `--server`.
+    /// Instead of a check, return `--hits` to the counter of the one descriptor; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset"])]
     pub grant: bool,
-    /// Instead of asking, hold the limit of the one descriptor at this answer, at all replicas; needs `--server`.
+    /// Instead of a check, force this decision for the one
+    /// descriptor's limit at all replicas; needs `--server`.
     #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "grant"], value_name = "deny|allow")]
     pub freeze: Option<String>,
-    /// How long `--freeze` holds, 1s to 24h.
+    /// Duration of the decision that `--freeze` forces, 1s to 24h.
     #[arg(long = "for", id = "long", value_name = "DURATION", requires = "freeze")]
     pub long: Option<String>,
-    /// Instead of asking, let a limit go that `--freeze` holds, at all replicas; needs `--server`.
+    /// Instead of a check, end a decision that `--freeze`
+    /// forces, at all replicas; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "grant", "freeze"])]
     pub thaw: bool,
-    /// The admin port of the replica that is told so, for example `http://127.0.0.1:6070`; questions go to `--address`.
+    /// Admin port of the replica that makes the change, for
+    /// example `http://127.0.0.1:6070`; checks go to `--address`.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// Speak TLS.
+    /// Connect with TLS.
     #[arg(long)]
     pub tls: bool,
-    /// PEM file of who may sign the service's certificate; without it whom this system trusts.
+    /// CA bundle (PEM) that verifies the service's certificate; the default is the system's CAs.
     #[arg(long, value_name = "FILE", requires = "tls")]
     pub tls_ca_file: Option<PathBuf>,
-    /// PEM file with the certificate that is shown to the service.
+    /// PEM file of the client certificate.
     #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_key_file"])]
     pub tls_cert_file: Option<PathBuf>,
-    /// PEM file with its key.
+    /// PEM file of the client certificate's key.
     #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_cert_file"])]
     pub tls_key_file: Option<PathBuf>,
-    /// Whom the service's certificate must be made out to, instead of to the host that is called.
+    /// Expected name in the service's certificate, if it differs from the host in the address.
     #[arg(long, value_name = "NAME", requires = "tls")]
     pub tls_server_name: Option<String>,
 }
 
-/// `sluicegate doctor`. Not `Debug`: a password may be among the flags.
+/// Arguments of `sluicegate doctor`. No `Debug`: the flags may contain a password.
 #[derive(Args)]
 #[command(
     after_help = "The store is what `serve` would count in by the same flags, variables and file."
@@ -148,10 +155,10 @@ pub struct Doctor {
     /// Read settings from this file.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
-    /// How findings are printed.
+    /// Output format of the findings.
     #[arg(long, value_enum, default_value_t = Form::Text)]
     pub format: Form,
-    /// Let warnings make it unfit, too.
+    /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
     /// One flag for each setting.
@@ -159,62 +166,63 @@ pub struct Doctor {
     pub flags: Flags,
 }
 
-/// How findings are printed.
+/// The output format of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Text for people.
     Text,
     /// One JSON document.
     Json,
-    /// SARIF 2.1.0, which code hosts show beside the lines.
+    /// SARIF 2.1.0, for annotations on code hosts.
     Sarif,
 }
 
-/// `sluicegate explain`.
+/// Arguments of `sluicegate explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
     /// Files and directories of limits.
     #[arg(long, value_name = "DIR|FILE", required_unless_present = "server")]
     pub limits: Vec<PathBuf>,
-    /// Ask a running replica's admin port instead, for example `http://127.0.0.1:6070`.
+    /// Use the limits of a running replica with this
+    /// admin port, for example `http://127.0.0.1:6070`.
     #[arg(long, value_name = "URL", conflicts_with = "limits")]
     pub server: Option<String>,
-    /// The question's domain.
+    /// Domain of the check.
     #[arg(long)]
     pub domain: String,
-    /// One descriptor of the question: its entries in order, `key=value,key=value`, where
-    /// a comma in one is `\,`, an `=` in a key `\=`, and a backslash `\\`.
+    /// One descriptor of the check: its entries in order, as `key=value,key=value`.
+    /// Write a comma as `\,`, an `=` in a key as `\=`, and a backslash as `\\`.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
-    /// What the question costs; 0 only looks.
+    /// Hits of the check; 0 only reads the counter.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
-    /// How the explanation is printed.
+    /// Output format of the explanation.
     #[arg(long, value_enum, default_value_t = Form::Text)]
     pub format: Form,
-    /// Join files that name the same domain, as the setting of this name does.
+    /// Merge files with the same domain, like the setting `merge_domains`.
     #[arg(long)]
     pub merge_domains: bool,
 }
 
-/// How an explanation or a finding is printed.
+/// The output format of explanations, and of the findings of `doctor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Form {
-    /// For people.
+    /// Text for people.
     Text,
     /// One JSON document.
     Json,
 }
 
-/// `sluicegate schema`.
+/// Arguments of `sluicegate schema`.
 #[derive(Debug, Args)]
 pub struct Schema {
-    /// Which file.
+    /// File format to print the schema of.
     #[arg(value_enum)]
     pub of: SchemaOf,
 }
 
-/// A kind of file that has a JSON Schema.
+/// A file format with a JSON Schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SchemaOf {
     /// A file of limits.
@@ -223,12 +231,12 @@ pub enum SchemaOf {
     Server,
 }
 
-/// Reads the command line, program name first.
+/// Parses the command line, whose first element is the program name.
 ///
 /// # Errors
 ///
-/// What clap has to say: `--help`, `--version`, or what it cannot read. Flags that `serve` does not
-/// know are no error here: they are in [`Flags::given`], so that all problems are told together.
+/// The clap error, or the output of `--help` or `--version`. Flags that `serve` does not know are
+/// no error. They are added to [`Flags::given`], so that the settings report all problems together.
 pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut argv = by_name(argv);
     let mut unknown = Vec::new();
@@ -247,7 +255,7 @@ pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     }
 }
 
-/// Who starts the program under the name `ratelimit` means the command of that name.
+/// Inserts the command `ratelimit` if that is the name of the program.
 fn by_name(mut argv: Vec<OsString>) -> Vec<OsString> {
     let name = argv.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == RATELIMIT) && argv.get(1).is_none_or(|arg| arg != RATELIMIT)
@@ -257,10 +265,9 @@ fn by_name(mut argv: Vec<OsString>) -> Vec<OsString> {
     argv
 }
 
-/// What envoyproxy/ratelimit's program is called.
 const RATELIMIT: &str = "ratelimit";
 
-/// Misspelt flags go to the settings; no other command takes settings.
+/// Adds unknown flags to the settings. Commands without settings report them as an error.
 fn settle(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
@@ -274,7 +281,7 @@ fn settle(
     Ok(cli)
 }
 
-/// The flag that clap does not know.
+/// Returns the flag that clap does not know.
 fn misspelt(error: &clap::Error) -> Option<String> {
     match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
@@ -284,7 +291,7 @@ fn misspelt(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Takes `--flag` and what looks like its value out of `argv`.
+/// Removes a flag and its apparent value from `argv`.
 fn without(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
     let name = flag.split('=').next()?.to_owned();
     let (bare, with_value) = (format!("--{name}"), format!("--{name}="));
@@ -313,10 +320,11 @@ impl Args for Flags {
 
 fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
     let help = format!("{} [default: {}]", row.doc, row.show(defaults));
-    // A list of words is short; what else is accepted would push every line aside.
+    // A short list of allowed words replaces the unit.
+    // Other descriptions would indent all of the help.
     let takes = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(takes);
-    // Appended whatever the shape: a flag given twice is told together with the other problems.
+    // Append, so that a flag given twice is reported together with the other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),

@@ -1,7 +1,10 @@
-//! `sluicegate ask`: one question, as a proxy asks it, and the answer for a person to read; or a change of a counter or a limit.
+//! Implements `sluicegate ask`, which sends one check or changes a counter or limit.
 //!
-//! Guarantees: an answer or a sentence within [`PATIENCE`].
-//! Leaves out: why the answer is what it is, which `explain` says.
+//! Guarantees:
+//! - Prints a result or an error within [`PATIENCE`].
+//!
+//! Not covered:
+//! - The reason for a decision: see `sluicegate explain`.
 
 mod told;
 
@@ -22,13 +25,11 @@ use super::{Outcome, Terminal, remote};
 use crate::config::written;
 use crate::source::xds::{Server, Tls, connect};
 
-/// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const NOTHING_TO_CHANGE: &str = "`--server` goes with --reset, --grant, --freeze or --thaw; a \
      question is asked at --address HOST:PORT, where the service speaks gRPC";
 
-/// Asks, or has admin change a counter or a limit.
 pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
     let answered = match (&args.server, change(args)) {
         (Some(server), Some((act, more))) => {
@@ -36,7 +37,7 @@ pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome
             let said = remote::change(server, act, &args.domain, &args.descriptors, &more);
             said.map(|said| (told::sentence(args, act, &said).unwrap_or(said), Outcome::Yes))
         }
-        // To ask at the other address instead would charge who knows whose counter.
+        // No fallback to `--address`: that could charge the counters of another service.
         (Some(_), None) => Err(NOTHING_TO_CHANGE.to_owned()),
         (None, _) => answer(args).map(|answer| shown(args, &answer)),
     };
@@ -52,7 +53,7 @@ pub(super) fn ask(args: &Ask, terminal: &mut Terminal<'_>) -> io::Result<Outcome
     }
 }
 
-/// What admin is to do instead, if anything, and what else it is told.
+/// Returns the requested admin action and its parameters, if any.
 fn change(args: &Ask) -> Option<(&'static str, Vec<(&'static str, String)>)> {
     match (&args.freeze, &args.long) {
         _ if args.reset => Some(("reset", Vec::new())),
@@ -92,7 +93,7 @@ fn answer(args: &Ask) -> Result<RateLimitResponse, String> {
 
 fn server(args: &Ask) -> Result<Server, String> {
     let address = args.address.rsplit_once(':');
-    // With a slash it is a URL.
+    // An address with a slash is a URL.
     let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
     let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
@@ -114,7 +115,7 @@ fn descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
     Ok(RateLimitDescriptor { entries, hits_addend, ..RateLimitDescriptor::default() })
 }
 
-/// A line for each descriptor, and the verdict.
+/// Formats one line for each descriptor, then the verdict.
 fn shown(args: &Ask, answer: &RateLimitResponse) -> (String, Outcome) {
     let mut text = String::new();
     for (descriptor, status) in args.descriptors.iter().zip(&answer.statuses) {
@@ -139,7 +140,7 @@ fn line(status: &DescriptorStatus) -> String {
             .to_owned();
     };
     let (left, of) = (status.limit_remaining, limit.requests_per_unit);
-    // A text takes everything.
+    // Writing to a `String` cannot fail.
     write!(line, ", {left} of {of}{} left", per(limit.unit)).ok();
     if !limit.name.is_empty() {
         write!(line, " ({})", limit.name).ok();
@@ -150,7 +151,8 @@ fn line(status: &DescriptorStatus) -> String {
     line
 }
 
-/// ` per day`; nothing for a period that is none of the protocol's units, which an answer does not name.
+/// Formats a unit, such as "per day", with a leading space.
+/// Empty if the protocol has no unit for the limit's period.
 fn per(unit: i32) -> String {
     match Unit::try_from(unit) {
         Ok(Unit::Unknown) => String::new(),

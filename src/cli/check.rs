@@ -1,8 +1,11 @@
-//! `sluicegate check`: what is wrong with files of limits.
+//! Implements `sluicegate check`, which validates files of limits.
 //!
-//! Guarantees: every finding of every file, of very many in one file the first two hundred, errors first; then one line that
-//! sums all of them up. Sound files with warnings are sound unless warnings are to be errors.
-//! Leaves out: finding problems, which is for [`crate::config`].
+//! Guarantees:
+//! - Prints up to 200 findings per file, errors first, then a summary of all.
+//! - Warnings count as errors only with `--warnings-as-errors`.
+//!
+//! Not covered:
+//! - Finding the problems: see [`crate::config`].
 
 use std::io;
 
@@ -15,7 +18,6 @@ use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;
 
-/// Where the SARIF format is defined.
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
 pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
@@ -92,7 +94,7 @@ impl Checked {
     }
 }
 
-/// What the run has to say beside its results.
+/// Returns the note about findings that are not in the output.
 fn not_shown(more: Counts) -> Option<Value> {
     let told = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
     let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [told]});
@@ -120,7 +122,7 @@ fn result(one: &Diagnostic) -> Value {
     })
 }
 
-/// A path as the reference it must be there: what a URI may not hold is percent-encoded.
+/// Percent-encodes a path for use as a URI reference.
 fn uri(path: &str) -> String {
     let kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     path.bytes()

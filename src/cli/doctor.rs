@@ -1,9 +1,13 @@
-//! `sluicegate doctor`: whether a Redis is fit to be a store of counters.
+//! Implements `sluicegate doctor`, which examines a Redis for use as the store.
 //!
-//! Guarantees: every finding is a sentence with its place and its cure; 0 where it is fit, 1 where it is
-//! not, 2 where it could not be looked at; warnings do not make it unfit unless they are to. The same is
-//! told in the log once a service first has its Redis, and never keeps one from starting.
-//! Leaves out: asking ([`look`]) and judging ([`judge`]).
+//! Guarantees:
+//! - Every finding names the address and the fix.
+//! - Exits with 0 (suitable), 1 (errors) or 2 (unreachable).
+//! - Warnings cause exit code 1 only with `--warnings-as-errors`.
+//! - `serve` logs the same findings once it is connected, and always starts.
+//!
+//! Not covered:
+//! - Collecting and evaluating the facts, which the submodules do.
 
 mod judge;
 mod look;
@@ -21,10 +25,9 @@ use crate::clock::Clock;
 use crate::config::settings::{CounterKeys, Settings};
 use judge::{Facts, Finding, Severity, Wanted, judge};
 
-/// Between two looks at a Redis that is not there.
+/// The pause between two attempts to reach a Redis.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Looks at the stores that `settings` name.
 pub(super) fn doctor(
     args: &Doctor,
     settings: &Settings,
@@ -89,12 +92,12 @@ fn as_json(looked_at: &[Facts], found: &[Finding]) -> serde_json::Value {
     json!({"stores": stores, "findings": found})
 }
 
-/// Once the Redis of `options` is there, tells what is to be thought of it; then is done.
+/// Waits until the Redis is reachable, then logs its findings.
 async fn tell(options: Options, wanted: Wanted, clock: Clock) {
     let facts = loop {
         match look::look(&options, wanted.reference, &clock).await {
             Ok(facts) => break facts,
-            // That it cannot be had is told by who connects to it to charge.
+            // The store's own connection logs this failure.
             Err(_refused) => tokio::time::sleep(PAUSE).await,
         }
     };
@@ -103,7 +106,7 @@ async fn tell(options: Options, wanted: Wanted, clock: Clock) {
     }
 }
 
-/// What a service with `settings` tells of its stores once it has them.
+/// Logs the findings about the stores of `settings`, each once it is reachable.
 pub(super) async fn tell_all(settings: Settings) {
     let wanted = wanted(&settings);
     let mut telling = tokio::task::JoinSet::new();

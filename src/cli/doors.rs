@@ -1,4 +1,4 @@
-//! The three doors of the settings, opened: the command line, the environment and a file.
+//! Collects settings from the command line, the environment and a file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,14 +8,14 @@ use std::path::Path;
 use super::args::Serve;
 use crate::config::settings::{Doors, PREFIX};
 
-/// The largest `server.yaml`, in bytes: a device or a wrong path should not fill the memory.
+/// The maximum size of `server.yaml`, in bytes. Bounds the memory if the path is a device.
 const LARGEST: u64 = 1 << 20;
 
-/// What came in through each door.
+/// Collects the settings from all three sources.
 ///
 /// # Errors
 ///
-/// A sentence, where the file cannot be read.
+/// The file cannot be read.
 pub fn open(
     serve: &Serve,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -28,8 +28,8 @@ pub fn open(
     })
 }
 
-/// A variable of ours. What is not UTF-8 in it becomes U+FFFD, which no setting but a path accepts,
-/// and no path has.
+/// Returns the variable if its name starts with our prefix. Bytes that are not
+/// UTF-8 become U+FFFD. Every setting except a path rejects that character.
 fn ours((name, text): (OsString, OsString)) -> Option<(String, String)> {
     let name = name.to_str()?.to_owned();
     name.starts_with(PREFIX).then(|| (name, text.to_string_lossy().into_owned()))

@@ -1,8 +1,11 @@
-//! `sluicegate explain`: which limit a descriptor meets, and why no other.
+//! Implements `sluicegate explain`, which shows the limit that a descriptor matches.
 //!
-//! Guarantees: the explanation of [`crate::config::explain`], in words; 0 where a descriptor is
-//! limited, 1 where none is.
-//! Leaves out: what counters hold, which only a running replica knows.
+//! Guarantees:
+//! - Prints the explanation of [`crate::config::explain`].
+//! - Exits with 0 if a descriptor has a limit, and with 1 if none has.
+//!
+//! Not covered:
+//! - The state of counters, which needs a running replica.
 
 use std::io;
 
@@ -16,16 +19,16 @@ use crate::config::{self, Config, written};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
-/// Patterns that do not match and are shown all the same; more are only counted.
+/// The maximum number of non-matching patterns to list. The others are counted.
 const ABSENT_SHOWN: usize = 3;
 
-/// Units below a second, as durations are written, and how many of each make one.
+/// The duration units below one second, and the number of each in a second.
 const SMALL_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
 
-/// Explains a question at the time of `clock`.
+/// Explains a check at the time of `clock`.
 ///
 /// # Errors
-/// What the terminal could not take.
+/// A failed write to the terminal.
 pub fn explain(args: &Explain, clock: &Clock, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
     let explanation = match question(args, clock.now()) {
         Ok(explanation) => explanation,
@@ -153,7 +156,7 @@ fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
         return writeln!(out, "    answer    none of its own: replaced by `{by}` in this question");
     }
     let fresh = &met.fresh;
-    // Where hits are counted, what remains is left out only while an operator holds the limit.
+    // A counted limit lacks `remaining` only during a forced decision.
     let is_held = met.counter.is_some() && fresh.remaining.is_none();
     let of = if is_held { ", whatever a counter holds" } else { " on a fresh counter" };
     write!(out, "    answer    {}{of}: {}", hits(fresh.hits), fresh.verdict)?;
@@ -163,7 +166,7 @@ fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Small units beyond a second are for programs: a person reads whole seconds, rounded up.
+/// Rounds a duration of more than one second in a small unit up to whole seconds.
 fn coarse(time: &str) -> String {
     let seconds = |(unit, per): &(&str, u64)| {
         let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;

@@ -1,8 +1,11 @@
 //! The command line.
 //!
-//! Guarantees: every command ends in an [`Outcome`]; what a person asked for is on standard output,
-//! what went wrong on standard error.
-//! Leaves out: what commands know; they wire the layers below together and add nothing.
+//! Guarantees:
+//! - Every command ends with an [`Outcome`], which determines the exit code.
+//! - Results go to standard output, and errors to standard error.
+//!
+//! Not covered:
+//! - Logic: commands only connect the layers below.
 
 pub mod args;
 mod ask;
@@ -23,14 +26,14 @@ use crate::config;
 use crate::config::settings::{self, Doors, Loaded};
 use args::{Cli, Command, SchemaOf, Serve};
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; nothing is wrong.
+    /// Success without a finding. Exit code 0.
     Yes,
-    /// Done; the answer is that something is wrong.
+    /// Success with a negative result, such as a finding or a denial. Exit code 1.
     No,
-    /// It could not be done.
+    /// The command failed. Exit code 2.
     CouldNotSay,
 }
 
@@ -44,15 +47,15 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// Where a command writes.
+/// The output streams of a command.
 pub struct Terminal<'a> {
-    /// What was asked for.
+    /// Receives the results.
     pub out: &'a mut dyn Write,
-    /// What went wrong.
+    /// Receives the errors.
     pub err: &'a mut dyn Write,
 }
 
-/// Runs the command line `argv`, program name first, under `environment`.
+/// Runs the command line `argv`, whose first element is the program name.
 pub fn run(
     argv: Vec<OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -62,7 +65,7 @@ pub fn run(
         Ok(cli) => command(cli, environment, terminal),
         Err(error) => refused(&error, terminal),
     };
-    // A reader that went away, `sluicegate schema limits | head`, wants nothing more.
+    // The reader of the output has closed it, as in `sluicegate schema limits | head`.
     done.unwrap_or(Outcome::CouldNotSay)
 }
 
@@ -113,7 +116,7 @@ fn start(
     }
 }
 
-/// As [`start`], from what the reference's variables stand for.
+/// Serves with settings from the environment variables of envoyproxy/ratelimit.
 fn start_as_ratelimit(
     serve: &Serve,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -141,7 +144,7 @@ fn start_as_ratelimit(
     }
 }
 
-/// The settings; none where they are refused, which has been told then.
+/// Returns the settings, or `None` after it has printed the errors.
 fn load(
     serve: &Serve,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -153,7 +156,7 @@ fn load(
     }
 }
 
-/// What came in; none where a door cannot be opened, which has been told then.
+/// Collects the settings from all sources, or returns `None` after it has printed the error.
 fn open(
     serve: &Serve,
     environment: impl IntoIterator<Item = (OsString, OsString)>,

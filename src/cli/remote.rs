@@ -1,7 +1,11 @@
-//! Asking a running replica's admin port.
+//! Calls the admin port of a running replica.
 //!
-//! Guarantees: an answer or a sentence within [`PATIENCE`]; at most [`LARGEST`] bytes are read.
-//! Leaves out: TLS; admin listens on loopback, or behind something that ends it.
+//! Guarantees:
+//! - Returns a reply or an error within [`PATIENCE`].
+//! - Reads at most [`LARGEST`] bytes.
+//!
+//! Not covered:
+//! - TLS: the admin port listens on loopback, or behind a TLS proxy.
 
 use std::time::Duration;
 
@@ -13,19 +17,17 @@ use tonic::codegen::http::{Method, Request, StatusCode, Uri};
 
 use crate::config::explain::Explanation;
 
-/// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The largest answer, in bytes.
 const LARGEST: usize = 16 << 20;
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
-/// The variable with the bearer token, where admin asks for one: a flag would show it to every
-/// local user.
+/// The variable with the bearer token of the admin
+/// port. A flag would be visible to every local user.
 const TOKEN: &str = "SLUICEGATE_ADMIN_TOKEN";
 
-/// The explanation that the replica at `server` gives.
+/// Returns the explanation from the replica at `server`.
 ///
 /// # Errors
-/// A sentence: what was asked, and what came instead of an answer.
+/// The URL and the reason.
 pub(super) fn explain(
     server: &str,
     domain: &str,
@@ -39,10 +41,11 @@ pub(super) fn explain(
         .map_err(|error| format!("{server} answered what is no explanation: {error}"))
 }
 
-/// Has the replica at `server` change what these descriptors meet; what it says.
+/// Changes the counter or limit of these descriptors
+/// at the replica at `server`, and returns its reply.
 ///
 /// # Errors
-/// A sentence: what was asked, and what came instead of an answer.
+/// The URL and the reason.
 pub(super) fn change(
     server: &str,
     act: &str,
@@ -114,7 +117,7 @@ async fn send(method: Method, url: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// A text as part of a query: everything but letters, digits and `-._~` is percent-encoded.
+/// Percent-encodes `text` for a query, except letters, digits and `-._~`.
 fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,9 +1,12 @@
-//! `sluicegate serve`: the listeners, the engine and the limits, wired together until told to stop.
+//! Implements `sluicegate serve`, which connects the listeners, the engine and the source.
 //!
-//! Guarantees: a port that is taken or limits that do not load end the process at once, in words; a
-//! task that dies takes the process with it, because half a service is worse than none; SIGTERM
-//! drains (see [`drain`]) and exits with 0.
-//! Leaves out: what any of the parts does.
+//! Guarantees:
+//! - A port in use or invalid limits end the process at once, with an error.
+//! - The end of any task ends the process: a partial service would be worse.
+//! - SIGTERM drains (see [`drain`]), then exits with 0.
+//!
+//! Not covered:
+//! - The behavior of the parts.
 
 mod connections;
 mod drain;
@@ -41,42 +44,35 @@ use drain::{Ends, Phase, Times};
 use limits::Follower;
 use listeners::{Bound, Listeners};
 
-/// How long a full round of sweeps over the memory backend takes.
+/// The duration of one sweep over all shards of the memory store.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
-/// How long what is held of leased limits is given back at the end, at most.
+/// The timeout for returning the balances of leases at shutdown.
 const GIVING_BACK: Duration = Duration::from_secs(2);
 
-/// How long ends that reached this replica have to reach others at the end, at most.
+/// The timeout for forwarding releases to other replicas at shutdown.
 const PASSING_ON: Duration = Duration::from_millis(500);
 
-/// The most domains that are listed at the start: one screen.
+/// The maximum number of domains in the startup output: one screen.
 const MOST_DOMAINS_SAID: usize = 20;
 
-/// Why serving did not begin, or ended.
+/// An error that prevents or ends serving.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// What the operating system refused.
     #[error("{0}")]
     System(#[from] std::io::Error),
-    /// Ports.
     #[error("{}", .0.join("\n"))]
     Ports(Vec<String>),
-    /// Limits that are wrong.
     #[error("{0}")]
     Limits(String),
-    /// Limits that cannot be had.
     #[error("{0}")]
     NoTexts(String),
-    /// Settings that do not go together.
     #[error("{0}")]
     Settings(String),
-    /// A part that ended on its own.
     #[error("{0}; ending, for half a service is worse than none")]
     Part(String),
 }
 
-/// Serves until it is told to stop.
 pub(super) fn serve(
     settings: &Settings,
     notes: &[Note],
@@ -88,7 +84,7 @@ pub(super) fn serve(
     }
     let served = runtime(settings).map_err(Failure::from).and_then(|runtime| {
         let served = runtime.block_on(run(settings, terminal));
-        // What is still under way has had its time, `drain_timeout`.
+        // Requests in flight have already had `drain_timeout`.
         runtime.shutdown_background();
         served
     });
@@ -114,7 +110,7 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    // Before anything else, so that a signal that comes while starting is not lost.
+    // First, so that no signal during startup is lost.
     let (mut ends, hangups) = Ends::listen(settings.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::tls_of(settings).map_err(Failure::Settings)?;
@@ -190,19 +186,19 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Fai
         () = drain::lead(ends, health, phase, times) => Ok(()),
     };
     if let Some(leases) = engine.leases() {
-        // What does not go back now is void when its lease ends.
+        // Hits that are not returned in time expire with their leases.
         drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
     }
     engine.pass_on_all(PASSING_ON).await;
     engine.leave().await;
     if told.anything() {
-        // It waits for the collector, which no thread that answers may.
+        // This waits for the collector, which would block a worker thread.
         drop(tokio::task::spawn_blocking(move || told.finish()).await);
     }
     ended
 }
 
-/// What no single setting can be refused for.
+/// Checks rules that involve several settings.
 fn check_settings(settings: &Settings) -> Result<(), Failure> {
     let nothing_is_meant = settings.limits_optional || settings.xds_server.is_some();
     if settings.limits.is_empty() && !nothing_is_meant {
@@ -212,7 +208,6 @@ fn check_settings(settings: &Settings) -> Result<(), Failure> {
     store::check(settings).map_err(Failure::Settings)
 }
 
-/// One screen: where each listener is and what is loaded.
 fn say(
     settings: &Settings,
     listeners: &Listeners,
@@ -247,7 +242,6 @@ fn say(
     Ok(())
 }
 
-/// What the parts are made of.
 struct Service<'s> {
     settings: &'s Settings,
     engine: Arc<Engine>,
@@ -311,7 +305,8 @@ impl Service<'_> {
         let finishing = drain::finishing(self.finishing.clone());
         let closing = async move {
             finishing.await;
-            // The listener closes next, and calls under way end much later.
+            // Remove the socket file now. The listener closes
+            // next, and requests in flight end much later.
             drop(file);
         };
         let served = grpc::serve(listener, grpc, closing);
@@ -336,7 +331,7 @@ impl Service<'_> {
         });
     }
 
-    /// Tells spans and counts to the collector that the environment names, if it does.
+    /// Starts to export spans and metrics if the environment names a collector.
     fn tell(&self) -> Told {
         if !self.settings.otlp {
             return Told::default();
@@ -351,7 +346,7 @@ impl Service<'_> {
         told
     }
 
-    /// What is told where `OTEL_*` says nothing.
+    /// Returns the defaults for unset `OTEL_*` variables.
     fn told_as(&self) -> otlp::Defaults {
         let settings = self.settings;
         let mut attributes = settings.otlp_attributes.0.clone();
@@ -381,7 +376,6 @@ impl Service<'_> {
         self.start_pages(listener, router, parts);
     }
 
-    /// Looks up what is not counted but read.
     fn look(&self) -> Look {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let started = engine.clock().now();
@@ -413,14 +407,18 @@ impl Service<'_> {
             engine: Arc::clone(&self.engine),
             loads: Arc::new(move || limits::loads(&published)),
         };
-        let served = http::serve(listener, http::admin::router(admin), drain::finishing(self.finishing.clone()));
+        let served = http::serve(
+            listener,
+            http::admin::router(admin),
+            drain::finishing(self.finishing.clone()),
+        );
         parts.finishing(async move {
             served.await;
             Ok(())
         });
     }
 
-    /// What ends when a port is to finish, and what becomes true for the requests on it that would else go on.
+    /// Returns the drain signal for long-running requests, and the future that stops the listener.
     fn leaving(&self) -> (watch::Receiver<bool>, impl Future<Output = ()> + use<>) {
         let (leave, leaving) = watch::channel(false);
         let finishing = drain::finishing(self.finishing.clone());
@@ -440,15 +438,14 @@ impl Service<'_> {
     }
 }
 
-/// Looks up what is not counted but read.
+/// Reads the gauges, which are sampled instead of counted.
 type Look = Arc<dyn Fn() -> Gauges + Send + Sync>;
 
-/// The running parts of the service.
 #[derive(Default)]
 struct Parts {
-    /// Listeners: they end when calls under way are finished.
+    /// Listeners. Each ends when its requests in flight are finished.
     finishing: JoinSet<Result<(), Failure>>,
-    /// What goes on for as long as the process does; its end is a loss.
+    /// Tasks that run as long as the process. The end of one is an error.
     lasting: JoinSet<()>,
 }
 
@@ -461,7 +458,8 @@ impl Parts {
         self.lasting.spawn(part);
     }
 
-    /// Waits for every listener to finish; the loss of any part ends the wait.
+    /// Waits until all listeners have finished. Returns
+    /// an error as soon as any task ends unexpectedly.
     async fn all_end(&mut self) -> Result<(), Failure> {
         let lost = |how: &dyn std::fmt::Display| Failure::Part(format!("a part was lost: {how}"));
         loop {
@@ -487,7 +485,7 @@ fn memory_of(settings: &Settings) -> Memory {
     Memory::new(most, when_full, secret())
 }
 
-/// Sixteen bytes that nobody outside knows: the standard library seeds its hashers from the system.
+/// Returns 16 unpredictable bytes. The standard library seeds its hashers from the system.
 fn secret() -> [u8; 16] {
     let random = std::hash::RandomState::new();
     let mut secret = [0; 16];
@@ -520,7 +518,8 @@ fn reporting_of(settings: &Settings) -> Reporting {
     }
 }
 
-/// Drops rested counters, a shard at a time, and says once a round when keys found no room.
+/// Removes expired counters, one shard per tick. Warns
+/// once per round if the store had no room for new keys.
 async fn sweep(memory: Arc<Memory>, engine: Arc<Engine>) {
     let shards = u32::try_from(Memory::SHARDS).unwrap_or(u32::MAX);
     let mut ticks = tokio::time::interval(SWEEP_ROUND / shards);

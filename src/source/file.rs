@@ -1,10 +1,14 @@
-//! Files and directories of limits, watched.
+//! Loads configuration from files and directories, and watches them.
 //!
-//! Guarantees: all or nothing, and the last good configuration stays; directories are watched
-//! before they are read, so that a change in between is not lost; what could not be read is read
-//! again at each look until it can be; texts that are byte for byte those in force are not published
-//! again. Reading and loading run beside the runtime's threads.
-//! Leaves out: signals; whoever catches one calls [`Reload::now`].
+//! Guarantees:
+//! - A load replaces the whole configuration, or keeps the last good one.
+//! - Directories are watched before they are read, so no change is lost.
+//! - An unreadable file is retried at every poll until it can be read.
+//! - Unchanged content is not published again.
+//! - Reading and parsing never block the runtime's threads.
+//!
+//! Not covered:
+//! - Signals: their handler calls [`Reload::now`].
 
 mod tree;
 mod watches;
@@ -27,32 +31,33 @@ use crate::kernel::units::{Nanos, Revision};
 pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, Tree, read_tree};
 use watches::{Armed, Watches};
 
-/// How often files are looked at where the system tells of changes: for what it cannot tell of.
+/// The poll interval if the system reports changes. Polling finds the changes that it misses.
 const LOOK: Duration = Duration::from_secs(10);
-/// How often where it does not. A `stat` of each file; with ten thousand, about 2 % of a core.
+/// The poll interval without such reports. Costs a `stat`
+/// per file: with 10,000 files, about 2 % of a core.
 const LOOK_UNWATCHED: Duration = Duration::from_secs(1);
-/// A writer that never rests is read after so many times the debounce…
+/// The longest wait for a file that changes constantly, as a multiple of the debounce time.
 const RESTLESS: u32 = 10;
-/// …but not before this long.
+/// The lower bound of that wait.
 const RESTLESS_LEAST: Duration = Duration::from_secs(1);
-/// The most diagnostics of one load that are logged, the worst; `/config` has more of them.
+/// The maximum number of logged diagnostics per load, most severe first. `/config` has more.
 const MOST_LOGGED: usize = 50;
 
-/// What to watch, and how.
+/// The options of the file source.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Files and directories.
+    /// The files and directories.
     pub paths: Vec<PathBuf>,
-    /// How long files must rest after a change before they are read.
+    /// The time without changes before a changed file is read.
     pub debounce: Duration,
-    /// How often to look, whether or not the system tells of a change.
+    /// The poll interval, which applies even if the system reports changes.
     pub look: Duration,
-    /// Which files below the paths count.
+    /// The filter for files below the paths.
     pub tree: Tree,
 }
 
 impl Options {
-    /// Watches `paths`, which must rest for `debounce` after a change before they are read.
+    /// Watches `paths` with a debounce time of `debounce`.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>, debounce: Nanos) -> Self {
         let debounce = Duration::from_nanos(debounce.0);
@@ -60,8 +65,8 @@ impl Options {
     }
 }
 
-/// Loads once, then again after each change. When this returns, the first load is published:
-/// accepted or refused.
+/// Loads once, then again after each change. Returns after
+/// the first load was published as a success or a failure.
 pub async fn start(
     options: Options,
     load: Arc<Load>,
@@ -83,14 +88,10 @@ pub async fn start(
     Source { published, reload, task: tokio::spawn(loader.run()) }
 }
 
-/// What brings a load about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// Somebody asked for it.
     Asked,
-    /// The system told of a change.
     Told,
-    /// It is time to look.
     Look,
 }
 
@@ -125,12 +126,11 @@ impl Loader {
         }
     }
 
-    /// Waits until files rest, or for so long that waiting on would help nobody.
+    /// Waits until the files stop changing. Gives up after a bounded time, in case they never do.
     async fn rest(&self) {
         let debounce = self.options.debounce;
         let restless = RESTLESS_LEAST.max(debounce.saturating_mul(RESTLESS));
         let rest = async { while timeout(debounce, self.changed.notified()).await.is_ok() {} };
-        // Either way it is time to read.
         timeout(restless, rest).await.ok();
     }
 
@@ -163,7 +163,8 @@ impl Loader {
         });
     }
 
-    /// The texts in force were read again. That nothing is refused any more is told: the refusal was.
+    /// Records a load without a change. Logs it after a
+    /// failed load, because the failure was logged too.
     fn confirm(&self, at: Nanos) {
         let (Revision(in_force), was_refused) = {
             let status = &self.sender.borrow().status;
@@ -206,7 +207,7 @@ impl Loader {
     }
 }
 
-/// One line for each finding, and one for those that have none.
+/// Logs one line for each diagnostic, and one line for the number of the others.
 fn tell(diagnostics: &Diagnostics) {
     let (worst, more) = diagnostics.worst(MOST_LOGGED);
     for Diagnostic { place, message, help, .. } in worst {
@@ -218,17 +219,11 @@ fn tell(diagnostics: &Diagnostics) {
     }
 }
 
-/// What a look at the files came to.
 enum Found {
-    /// Nothing that was not known.
     Nothing,
-    /// The texts that are in force.
     InForce,
-    /// The texts that were refused before.
     StillRefused,
-    /// Texts that cannot be had, or are wrong.
     Refused(Why),
-    /// A new configuration.
     Accepted(Accepted),
 }
 
@@ -238,7 +233,7 @@ struct Accepted {
     files: Arc<[Arc<str>]>,
 }
 
-/// One look at the files; runs where it may block.
+/// A poll of the files. Runs on a thread that may block.
 #[derive(Clone)]
 struct Look {
     paths: Arc<[PathBuf]>,
@@ -248,18 +243,13 @@ struct Look {
     seen: Seen,
 }
 
-/// What the last look saw.
+/// The state after the last poll.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// The listing's fingerprint.
     fingerprint: u64,
-    /// The digest of the texts in force.
     in_force: Option<u128>,
-    /// The digest of the texts that were refused last.
     refused: Option<u128>,
-    /// The digest of what was said when what is listed could not be read.
     unread: Option<u128>,
-    /// Some directory could not be watched.
     unwatched: bool,
 }
 
@@ -267,7 +257,7 @@ impl Look {
     fn at(mut self, cause: Cause, revision: Revision) -> (Seen, Found) {
         let (listing, error) = self.list();
         let is_known = cause == Cause::Look && listing.fingerprint == self.seen.fingerprint;
-        // What keeps a file from being read, and what mends it, may leave no trace in the listing.
+        // The cause of a read error, and its fix, may be invisible in the listing. So retry.
         let unread = self.seen.unread.take();
         if is_known && unread.is_none() {
             return (self.seen, Found::Nothing);
@@ -277,12 +267,12 @@ impl Look {
             tell_passed_over(&listing);
         }
         let found = match error.map_or_else(|| self.read(&listing), Err) {
-            // It was told of when it was new.
+            // The same error was already reported.
             Err(_) if cause == Cause::Look && unread.is_some() && self.seen.unread == unread => {
                 Found::Nothing
             }
             Err(error) => {
-                // Texts that were refused before are told of anew: this is the last error now.
+                // This error replaces a failed parse, so report that failure again if it returns.
                 self.seen.refused = None;
                 Found::Refused(Why::Source(error))
             }
@@ -295,8 +285,8 @@ impl Look {
         tree::read(listing).inspect_err(|error| self.seen.unread = Some(digest_of(error)))
     }
 
-    /// Watches what it lists, and lists until there was nothing left to watch: what comes to be in a
-    /// directory before it is watched, nobody tells of.
+    /// Lists the files and watches their directories. Repeats until no directory
+    /// is new, because changes before a watch starts are not reported.
     fn list(&mut self) -> (tree::Listing, Option<SourceError>) {
         let mut watches = self.watches.lock();
         for _ in 0..tree::DEEPEST {
@@ -340,7 +330,7 @@ fn tell_passed_over(listing: &tree::Listing) {
     }
 }
 
-/// Of what is said and its cause, to know the same failure again.
+/// Returns a digest of the error and its cause, to recognize a repeated failure.
 fn digest_of(error: &SourceError) -> u128 {
     let cause = std::error::Error::source(error).map(ToString::to_string);
     let mut hasher = SipHasher13::new();
@@ -348,7 +338,7 @@ fn digest_of(error: &SourceError) -> u128 {
     hasher.finish128().as_u128()
 }
 
-/// Not a proof of equality, but 128 bits: texts that differ and share it do not happen by accident.
+/// Returns a digest of all files. With 128 bits, accidental collisions are negligible.
 fn digest(texts: &[TextFile]) -> u128 {
     let mut hasher = SipHasher13::new();
     for TextFile { name, bytes } in texts {

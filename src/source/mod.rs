@@ -1,9 +1,13 @@
-//! Where configuration comes from.
+//! Loads configuration from files or xDS.
 //!
-//! Guarantees: what is published is complete and sound; a refused load leaves the last good
-//! configuration in force and says why; revisions only grow.
-//! Leaves out: what texts mean ([`crate::config`]) and who acts on them: a source and the engine
-//! meet over the channel of [`Published`].
+//! Guarantees:
+//! - A published configuration is complete and valid.
+//! - A failed load keeps the last good configuration and reports the reason.
+//! - Revisions only increase.
+//!
+//! Not covered:
+//! - Parsing (see [`crate::config`]).
+//! - The engine: it receives configurations through the channel of [`Published`].
 
 pub mod file;
 pub mod xds;
@@ -21,72 +25,73 @@ use crate::config::Config;
 use crate::config::diagnostic::Diagnostics;
 use crate::kernel::units::{Nanos, Revision};
 
-/// A text and the name under which a person knows it.
+/// A configuration file with its display name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// The path as it was given, and the path below it.
+    /// The path as in the settings plus the path below it, or the name of the xDS resource.
     pub name: Arc<str>,
-    /// What is in it, undecoded.
+    /// The raw content.
     pub bytes: Vec<u8>,
 }
 
-/// Text to meaning: the configuration of this revision and its warnings, or everything wrong.
+/// A function that parses files into the configuration of a
+/// revision and its warnings. Fails with all errors and warnings.
 pub type Load =
     dyn Fn(&[TextFile], Revision) -> Result<(Config, Diagnostics), Diagnostics> + Send + Sync;
 
-/// A running source. It stops when nobody receives any more.
+/// A running source. It stops when every receiver is dropped.
 #[derive(Debug)]
 pub struct Source {
-    /// What is in force and how it got there.
+    /// The current configuration and its load status.
     pub published: watch::Receiver<Published>,
-    /// Asks for a load.
+    /// The handle that requests a load.
     pub reload: Reload,
-    /// Ends only when the source has stopped; its loss is fatal.
+    /// The task of the source. If it ends early, the process must exit.
     pub task: JoinHandle<()>,
 }
 
-/// Asks a source for a load.
+/// A handle that requests a load.
 #[derive(Clone, Debug, Default)]
 pub struct Reload(Arc<Notify>);
 
 impl Reload {
-    /// Loads soon, whether or not anything changed.
+    /// Requests a load, even if nothing changed.
     pub fn now(&self) {
         self.0.notify_one();
     }
 
-    /// Waits until somebody asks.
+    /// Waits for the next request.
     pub async fn asked(&self) {
         self.0.notified().await;
     }
 }
 
-/// What a source has to say at the moment.
+/// The current state of a source.
 #[derive(Clone, Debug, Default)]
 pub struct Published {
-    /// The configuration in force; none until a load is accepted. The same allocation as long as no
-    /// text changes.
+    /// The current configuration. `None` until the first successful
+    /// load. The `Arc` stays the same until a file changes.
     pub config: Option<Arc<Config>>,
-    /// How it got there.
+    /// The results of the loads.
     pub status: LoadStatus,
 }
 
-/// How loads went.
+/// The results of all loads.
 #[derive(Clone, Debug, Default)]
 pub struct LoadStatus {
-    /// The revision in force; 0 when there is none.
+    /// The current revision. 0 if there is none.
     pub revision: Revision,
-    /// Loads that were accepted, those that changed no text among them.
+    /// The number of successful loads, including those without a change.
     pub loads: u64,
-    /// Loads that were refused.
+    /// The number of failed loads.
     pub refused: u64,
-    /// When the last load was accepted.
+    /// The time of the last successful load, since the Unix epoch.
     pub loaded_at: Option<Nanos>,
-    /// The names of the files in force.
+    /// The names of the current files.
     pub files: Arc<[Arc<str>]>,
-    /// What is probably not as it was meant in the files in force.
+    /// The warnings of the current files.
     pub warnings: Arc<Diagnostics>,
-    /// The last load, when it was refused.
+    /// The last load, if it failed.
     pub last_error: Option<Arc<Refused>>,
 }
 
@@ -98,82 +103,82 @@ impl LoadStatus {
     }
 }
 
-/// A refused load.
+/// A failed load.
 #[derive(Debug)]
 pub struct Refused {
-    /// When.
+    /// The time of the load, since the Unix epoch.
     pub at: Nanos,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why a load was refused.
+/// The reasons for a failed load.
 #[derive(Debug)]
 pub enum Why {
-    /// The texts could not be had.
+    /// The files could not be read.
     Source(SourceError),
-    /// The texts are wrong: everything that is, warnings among it.
+    /// The files have errors. Contains the warnings as well.
     Diagnostics(Diagnostics),
-    /// They are no texts: a sentence that says why.
+    /// The xDS resources cannot be converted to files. Contains a message.
     Words(String),
-    /// The loader broke on them, which is a defect of ours.
+    /// The parser panicked, which is a bug in Sluicegate.
     Broke,
 }
 
-/// Why texts could not be had.
+/// The reasons for unreadable files.
 #[derive(Debug, Error)]
 pub enum SourceError {
-    /// The operating system would not.
+    /// The operating system returned an error.
     #[error("{}: cannot be read", path.display())]
     Unreadable {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// A device, a pipe or a socket was named.
+    /// The path is a device, a pipe or a socket.
     #[error("{}: neither a file nor a directory", path.display())]
     NeitherFileNorDirectory {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
-    /// One file is larger than a file of limits can be.
+    /// A file is too large.
     #[error("{}: larger than {most} bytes, which no file of limits is", path.display())]
     TooLarge {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// The most, in bytes.
+        /// The maximum in bytes.
         most: u64,
     },
-    /// All files together are larger than they can be.
+    /// The files are too large in total.
     #[error("{}: with this file, the limits are larger than {most} bytes together", path.display())]
     TooLargeTogether {
-        /// The file that was too much.
+        /// The file that exceeded the maximum.
         path: PathBuf,
-        /// The most, in bytes.
+        /// The maximum in bytes.
         most: u64,
     },
     /// There are too many files.
     #[error("{}: with this file, there are more than {most} files of limits", path.display())]
     TooMany {
-        /// The file that was too much.
+        /// The file that exceeded the maximum.
         path: PathBuf,
-        /// The most.
+        /// The maximum number of files.
         most: usize,
     },
     /// Directories are nested too deeply.
     #[error("{}: deeper than {most} directories below the one that was named", path.display())]
     TooDeep {
-        /// Which directory.
+        /// The directory.
         path: PathBuf,
-        /// The most.
+        /// The maximum depth.
         most: usize,
     },
 }
 
 impl SourceError {
-    /// What could not be had, and what the system said of it, in one sentence.
+    /// Returns the message with its cause, in one sentence.
     #[must_use]
     pub fn in_full(&self) -> String {
         match self.source() {

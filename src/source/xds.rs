@@ -1,9 +1,15 @@
-//! Limits from a management server: Envoy's aggregated discovery service, state of the world.
+//! Loads configuration from an xDS server over Envoy's
+//! aggregated discovery service (ADS), state of the world.
 //!
-//! Guarantees: each response is all there is, and is answered: taken and acknowledged, or refused with what is wrong
-//! with it while the last good limits stay, and shown as one or the other; limits outlive the stream; a lost server is
-//! called again for ever, with the version last taken.
-//! Leaves out: deltas, warming and expiry, which the reference has none of.
+//! Guarantees:
+//! - Each response replaces the whole configuration.
+//! - Each response is acknowledged (ACK) or rejected with its errors (NACK).
+//! - A rejected response keeps the last good configuration.
+//! - The configuration stays in use while there is no connection.
+//! - Reconnection is retried forever and sends the last accepted version.
+//!
+//! Not covered:
+//! - Delta xDS, warming and resource expiry, which envoyproxy/ratelimit does not have either.
 
 mod backoff;
 mod channel;
@@ -37,39 +43,39 @@ pub use backoff::{Backoff, Bounds};
 pub use channel::{Error, Server, Tls, connect};
 use message::{RateLimitConfig, TYPE_URL};
 
-/// The longest message where nothing else is said, in bytes.
+/// The default for the largest message, in bytes.
 const MESSAGE: usize = 4 << 20;
-/// The most findings that a refusal tells the server.
+/// The maximum number of diagnostics in a NACK.
 const MOST_TOLD: usize = 20;
-/// Requests that may wait to be sent: one answers each response.
+/// The capacity of the request queue. Each response causes one request.
 const WAITING: usize = 4;
 
-/// Whom to ask, as whom.
+/// The options of the xDS source.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The server.
+    /// The xDS server.
     pub server: Server,
-    /// `node.id`.
+    /// The field `node.id`.
     pub node_id: String,
-    /// `node.metadata`.
+    /// The field `node.metadata`.
     pub node_metadata: Vec<(String, String)>,
-    /// Headers of the stream.
+    /// The headers of the stream.
     pub headers: Vec<(String, String)>,
-    /// The longest message, in bytes; 0 for 4 MiB.
+    /// The largest message in bytes. 0 means 4 MiB.
     pub max_message: usize,
-    /// How long to wait before calling again.
+    /// The wait before a new connection.
     pub backoff: Bounds,
 }
 
-/// Headers that cannot be sent.
+/// An invalid header.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` and its text are no header")]
 pub struct BadHeader(String);
 
-/// Calls the server. Returns at once; the first limits come later.
+/// Starts the source. Returns before the first connection.
 ///
 /// # Errors
-/// A header that cannot be sent.
+/// [`BadHeader`] if a header has an invalid name or value.
 pub fn start(
     options: Options,
     load: Arc<Load>,
@@ -121,14 +127,11 @@ struct Xds {
     load: Arc<Load>,
     sender: watch::Sender<Published>,
     now: Box<dyn Fn() -> Nanos + Send + Sync>,
-    /// The version last taken.
     taken: String,
-    /// Its texts.
     in_force: Option<Vec<TextFile>>,
     backoff: Backoff,
 }
 
-/// Why a stream is over.
 #[derive(Debug, thiserror::Error)]
 enum Over {
     #[error("{0}")]
@@ -158,7 +161,6 @@ impl Xds {
         }
     }
 
-    /// One stream, from its beginning to its end.
     async fn stream(&mut self) -> Over {
         match self.talk().await {
             Ok(()) => Over::Closed,
@@ -171,12 +173,12 @@ impl Xds {
         let most = if self.options.max_message == 0 { MESSAGE } else { self.options.max_message };
         let mut client = Client::new(channel).max_decoding_message_size(most);
         let (answers, requests) = mpsc::channel(WAITING);
-        // Whatever a former stream brought: its nonces mean nothing here.
+        // A new stream starts without a nonce, because nonces of former streams are invalid.
         self.answer(&answers, "", None).await?;
         let mut request = Request::new(ReceiverStream::new(requests));
         *request.metadata_mut() = self.headers.clone();
-        // Without a deadline: many servers send the head of a stream with its first response, and a server that
-        // has nothing new to say says nothing. One that has vanished is noticed by its connection.
+        // No timeout: many servers send the response headers with the first
+        // response, which may be late. Keepalive detects a vanished server.
         let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
         while let Some(response) = responses.message().await? {
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
@@ -217,9 +219,9 @@ impl Xds {
         answers.send(request).await.map_err(|_| Over::Closed)
     }
 
-    /// Takes a response for all there is.
+    /// Applies a response as the whole configuration.
     ///
-    /// What is wrong with it otherwise, for the server.
+    /// On errors, returns the message for the NACK.
     async fn take(&mut self, response: DiscoveryResponse) -> Result<(), String> {
         let configs = decode(&response).inspect_err(|why| {
             self.refuse(Why::Source(self.unreadable(&response.version_info, why)));
@@ -280,7 +282,8 @@ impl Xds {
         });
     }
 
-    /// A response in which there are no limits at all, and so none that are wrong: the reference counts none either.
+    /// Returns the error for a response without readable limits. Not a
+    /// configuration error, because envoyproxy/ratelimit does not count it as one.
     fn unreadable(&self, version: &str, why: &str) -> SourceError {
         let path = PathBuf::from(format!("version `{version}` of {}", self.options.server));
         SourceError::Unreadable { path, error: io::Error::other(why) }
@@ -295,7 +298,6 @@ impl Xds {
     }
 }
 
-/// The resources of a response.
 fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> {
     if response.type_url != TYPE_URL {
         return Err(format!(
@@ -316,7 +318,7 @@ fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> 
     decoded.collect()
 }
 
-/// What is wrong, for a person who looks at the server.
+/// Returns the message of a NACK, for an operator of the xDS server.
 fn told(diagnostics: &Diagnostics) -> String {
     let (worst, more) = diagnostics.worst(MOST_TOLD);
     let wrong = worst.into_iter().filter(|one| one.severity() == Severity::Error);

@@ -1,23 +1,26 @@
-//! One struct per thing that happens.
+//! The events that metrics count, one type each.
 //!
-//! Guarantees: `emit` counts in [`METRICS`]; `count` counts in any other set; both cost a few
-//! relaxed additions to memory that the calling thread mostly has to itself.
-//! Leaves out: names, units and labels, which are in [`super::metrics`].
+//! Guarantees:
+//! - `emit` counts in [`METRICS`]; `count` counts in any other set.
+//! - Both cost a few relaxed additions, mostly to memory of the calling thread.
+//!
+//! Not covered:
+//! - Names, units and labels of metrics (see [`super::metrics`]).
 
 use super::metrics::{METRICS, Metrics};
 use crate::kernel::decision::{Cause, Reason, Verdict};
 use crate::kernel::units::{Hits, Nanos, Revision};
 
-/// A question was decided.
+/// A check was decided.
 #[derive(Clone, Copy, Debug)]
 pub struct Decided<R> {
-    /// The verdict, global shadow mode applied.
+    /// The overall verdict, after global shadow mode.
     pub verdict: Verdict,
-    /// Whether global shadow mode turned a denial into an admission.
+    /// `true` if global shadow mode turned a denial into an allowed check.
     pub shadowed: bool,
-    /// One per descriptor.
+    /// One reason for each descriptor.
     pub reasons: R,
-    /// How many descriptors were admitted beyond `near_limit_ratio` of their limit.
+    /// The number of descriptors that were allowed beyond `near_limit_ratio` of their limit.
     pub near: u64,
 }
 
@@ -33,17 +36,17 @@ impl<R: Iterator<Item = Reason>> Decided<R> {
     }
 }
 
-/// A ceiling turned a request away, or would have.
+/// A concurrency limit rejected a request, or would have without shadow mode.
 #[derive(Clone, Copy, Debug)]
 pub struct CeilingReached {
-    /// Why: one of [`CeilingReached::REASONS`].
+    /// One of [`Self::REASONS`].
     pub reason: Reason,
-    /// Whether it was turned away; otherwise shadow mode let it pass.
+    /// `false` if shadow mode allowed the request.
     pub enforced: bool,
 }
 
 impl CeilingReached {
-    /// Every reason that a ceiling has.
+    /// Every reason of a rejection by a concurrency limit.
     pub const REASONS: [Reason; 4] =
         [Reason::CeilingReached, Reason::QueueFull, Reason::QueueTimeout, Reason::TooManyBuckets];
 
@@ -58,30 +61,30 @@ impl CeilingReached {
     }
 }
 
-/// Something became of what a request's id holds.
+/// A counted event of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdSeen(pub IdEvent);
 
-/// What became of an id.
+/// An event in the life cycle of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdEvent {
-    /// It holds permits from now on.
+    /// The id acquired permits.
     Acquired,
-    /// It held permits already, and got no others.
+    /// A second acquire was rejected, because the id waits or has permits already.
     Taken,
-    /// Its release had come first: what it would have held was given back.
+    /// The release came before the acquire, so its permits were released at once.
     Over,
-    /// It was seen alive.
+    /// The deadline was extended, because the request is still active.
     Renewed,
-    /// It gave back what it held.
+    /// The permits were released.
     Released,
-    /// It was released, and had been turned away or met no ceiling.
+    /// A release without permits: the request was rejected or matched no concurrency limit.
     HeldNothing,
-    /// It was released before it held anything, which is remembered.
+    /// The release came before the acquire and is remembered.
     Early,
-    /// The same, and there was no room to remember it.
+    /// The release came before the acquire and could not be remembered: the table is full.
     Refused,
-    /// Its deadline took back what it held.
+    /// The deadline released the permits.
     Expired,
 }
 
@@ -99,7 +102,7 @@ impl IdEvent {
         Self::Expired,
     ];
 
-    /// The event as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -128,19 +131,20 @@ impl IdSeen {
     }
 }
 
-/// A question that was read was answered or refused.
+/// A decoded check received its reply, which may be an error.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
-    /// When the message was decoded.
+    /// The instant at which the message was decoded, since the Unix epoch.
     pub came: Nanos,
-    /// When its reply was there, not yet encoded.
+    /// The instant at which the reply was ready to be encoded, since the Unix epoch.
     pub at: Nanos,
-    /// How long it waited in queues of ceilings meanwhile: that is how long the requests before it took, and no time of ours.
+    /// The time in queues of concurrency limits. It is subtracted, because it measures the
+    /// requests in flight and not this service.
     pub queued: Nanos,
 }
 
 impl Answered {
-    /// Counts this in the process's metrics, with the question's span where that is sampled.
+    /// Counts this in the process's metrics. A sampled span becomes the bucket's exemplar.
     pub fn emit(self) {
         self.count(&METRICS);
         if let Some(traced) = super::trace::sampled() {
@@ -158,17 +162,17 @@ impl Answered {
     }
 }
 
-/// An edge was asked something, and what came of it.
+/// A request of any protocol was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// By which protocol.
+    /// The protocol of the request.
     pub protocol: Protocol,
-    /// What came of it.
+    /// The outcome of the request.
     pub outcome: Outcome,
 }
 
 impl Asked {
-    /// Counts this in the process's metrics, and says it of the question's span.
+    /// Counts this in the process's metrics and sets the outcome of the current span.
     pub fn emit(self) {
         super::trace::outcome(self.outcome);
         self.count(&METRICS);
@@ -180,14 +184,14 @@ impl Asked {
     }
 }
 
-/// The protocols of the edges.
+/// A protocol of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// `ShouldRateLimit`.
     Grpc,
     /// `/json`.
     Json,
-    /// `Check` of Envoy's `ext_authz`.
+    /// `Check` of Envoy's `ext_authz` filter.
     ExtAuthz,
     /// `/check` for NGINX's `auth_request`.
     Nginx,
@@ -195,7 +199,7 @@ pub enum Protocol {
     ExtProc,
     /// Entries of Envoy's access log.
     AccessLog,
-    /// Our own service, `sluicegate.v1.Permits`.
+    /// This project's own service, `sluicegate.v1.Permits`.
     Permits,
 }
 
@@ -211,7 +215,7 @@ impl Protocol {
         Self::Permits,
     ];
 
-    /// The protocol as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -226,50 +230,50 @@ impl Protocol {
     }
 }
 
-/// What an edge answered.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// May pass.
+    /// Allowed.
     Admit,
-    /// May not.
+    /// Denied.
     Deny,
     /// Refused: no domain.
     EmptyDomain,
     /// Refused: no descriptors.
     NoDescriptors,
-    /// Refused: nothing is loaded.
+    /// Refused: no configuration is loaded.
     NoConfig,
     /// Refused: too many descriptors.
     TooManyDescriptors,
-    /// Refused: too many entries in all descriptors together.
+    /// Refused: the descriptors have too many entries in total.
     TooManyEntries,
     /// Refused: a key or value is too long.
     EntryTooLong,
-    /// Refused: `hits_addend` of 2^63 and more.
+    /// Refused: `hits_addend` is 2^63 or more.
     HitsTooLarge,
-    /// Refused: an override's unit is not one.
+    /// Refused: the unit of a limit override is unknown.
     UnknownUnit,
-    /// Refused: a refund while refunds are off.
+    /// Refused: a refund, and refunds are disabled.
     RefundsAreOff,
-    /// Refused: a reserved word without an id that is one.
+    /// Refused: a reserved key has an invalid id.
     BadId,
-    /// Refused: the store of counters did not answer, and a limit says `error` then.
+    /// Refused: the store is unavailable, and the limit's fallback is `error`.
     BackendDown,
-    /// Not asked: no descriptor can be made of the request.
+    /// Allowed without a check: the hook makes no descriptor of the request.
     NothingToAsk,
-    /// Refused: no hooks are set.
+    /// Refused: no hooks are configured.
     NoHooks,
-    /// Refused: another hook is named than those that are set.
+    /// Refused: the request names an unknown hook.
     UnknownHook,
-    /// Refused: cannot be read.
+    /// Refused: the message cannot be decoded.
     Malformed,
-    /// Refused: more bytes than a message may have.
+    /// Refused: the message is larger than the maximum.
     TooLarge,
-    /// Refused: as many requests are held by connections as may be.
+    /// Refused: the maximum number of open `/hold` requests is reached.
     TooMany,
-    /// Refused: did not arrive in time.
+    /// Refused: the message was incomplete at its deadline.
     Late,
-    /// Decided, but the protocol cannot express the answer.
+    /// Decided, but the protocol cannot express the decision.
     Inexpressible,
 }
 
@@ -299,7 +303,7 @@ impl Outcome {
         Self::Inexpressible,
     ];
 
-    /// The outcome as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -328,12 +332,12 @@ impl Outcome {
     }
 }
 
-/// A configuration was taken into use.
+/// A configuration was loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Loaded {
-    /// Its number.
+    /// The revision of the configuration.
     pub revision: Revision,
-    /// When, since the Unix epoch.
+    /// The instant of the load, since the Unix epoch.
     pub at: Nanos,
 }
 
@@ -349,27 +353,27 @@ impl Loaded {
     }
 }
 
-/// What becomes of this replica's share of a ceiling.
+/// A change of this replica's share of a concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareEvent {
-    /// It grew.
+    /// The share grew without a handoff.
     Grown,
-    /// It grew by what others had to let go first.
+    /// The share grew after a handoff from other replicas.
     HandedOver,
-    /// It shrank.
+    /// The share shrank.
     Shrunk,
-    /// Its term was over before an answer came.
+    /// The share expired before the store replied.
     Fenced,
-    /// There is none and the store does not answer: `on_backend_failure` counts.
+    /// The replica has no share and the store is unavailable, so `on_backend_failure` applies.
     Outage,
 }
 
 impl ShareEvent {
-    /// All of them.
+    /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 5] =
         [Self::Grown, Self::HandedOver, Self::Shrunk, Self::Fenced, Self::Outage];
 
-    /// The value of the label.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -392,27 +396,27 @@ impl ShareEvent {
     }
 }
 
-/// What becomes of permits of ceilings that the store counts.
+/// An event of permits of strict concurrency limits, which the store counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrictEvent {
-    /// The store granted one.
+    /// The store granted a permit.
     Admitted,
-    /// The ceiling is reached.
+    /// The store granted none: the limit is reached.
     Full,
-    /// The store may have forgotten who holds what, and grants none for a while.
+    /// The store may have lost the list of permits, so it grants none for a limited time.
     Closed,
-    /// The store did not answer: `on_backend_failure` counts.
+    /// The store did not reply, so `on_backend_failure` applies.
     Failed,
-    /// It was told that one is still held.
+    /// A heartbeat reported a permit that is still in use.
     Renewed,
-    /// It was told, and had not known.
+    /// A heartbeat reported a permit that the store did not know.
     PutBack,
-    /// It took one back.
+    /// The store released a permit.
     Released,
 }
 
 impl StrictEvent {
-    /// All of them.
+    /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 7] = [
         Self::Admitted,
         Self::Full,
@@ -423,7 +427,7 @@ impl StrictEvent {
         Self::Released,
     ];
 
-    /// The value of the label.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -448,7 +452,7 @@ impl StrictEvent {
     }
 }
 
-/// A configuration was refused; the last good one stays.
+/// A configuration was invalid, and the previous revision stays in force.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadRefused;
 
@@ -464,10 +468,10 @@ impl LoadRefused {
     }
 }
 
-/// A new key met the ceiling on live keys.
+/// The memory store had no room for a new key.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreFull {
-    /// What `when_full` made of it.
+    /// The verdict that `when_full` sets.
     pub verdict: Verdict,
 }
 
@@ -483,10 +487,10 @@ impl StoreFull {
     }
 }
 
-/// Denials were answered from memory.
+/// The deny cache answered denials without a store call.
 #[derive(Clone, Copy, Debug)]
 pub struct Remembered {
-    /// How many.
+    /// The number of denials.
     pub denials: u64,
 }
 
@@ -502,23 +506,23 @@ impl Remembered {
     }
 }
 
-/// Hits that were admitted here in an outage came to an end.
+/// Fallback debt ended: hits that this replica allowed during a store outage.
 #[derive(Clone, Copy, Debug)]
 pub struct HitsOwed {
-    /// How many.
+    /// The number of hits.
     pub hits: Hits,
-    /// Which.
+    /// The end of the debt.
     pub outcome: OwedOutcome,
 }
 
-/// What became of hits that were owed to the store.
+/// The end of fallback debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwedOutcome {
-    /// The store was charged with them.
+    /// The hits were charged to the store.
     Charged,
-    /// Their window was over, their debt had drained, or the store's counter was full.
+    /// Not charged: the hits expired or drained, or the counter in the store is full.
     Rested,
-    /// There was no room to remember them, or the store's answer did not come.
+    /// The table of debts was full, or the store did not confirm the charge.
     Lost,
 }
 
@@ -526,7 +530,7 @@ impl OwedOutcome {
     /// Every outcome, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Charged, Self::Rested, Self::Lost];
 
-    /// The outcome as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -549,31 +553,31 @@ impl HitsOwed {
     }
 }
 
-/// Hits of leases began or ended to be held here.
+/// Hits were borrowed, returned or lost by expiry of their lease.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasedHits {
-    /// How many.
+    /// The number of hits.
     pub hits: Hits,
-    /// Which.
+    /// The event.
     pub end: LeaseEnd,
 }
 
-/// What became of hits of leases.
+/// An event of leased hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEnd {
-    /// The store lent them.
+    /// The replica borrowed hits from the store.
     Borrowed,
-    /// They went back unspent.
+    /// The replica returned unspent hits to the store.
     GivenBack,
-    /// Their lease ended with them unspent.
+    /// The lease expired with unspent hits.
     Expired,
 }
 
 impl LeaseEnd {
-    /// Every one, in the order of their discriminants.
+    /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
 
-    /// As metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -596,10 +600,10 @@ impl LeasedHits {
     }
 }
 
-/// A script was sent to the store that takes messages about leases, one or several.
+/// A script call with lease messages was sent to the store.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseCalled {
-    /// How many messages, each about one key.
+    /// The number of messages, one for each key.
     pub messages: usize,
 }
 
@@ -615,12 +619,12 @@ impl LeaseCalled {
     }
 }
 
-/// The store of counters did not answer a charge.
+/// Charges failed, because the store did not reply or replied with an error.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendFailed {
-    /// Why.
+    /// The cause of the failure.
     pub cause: Cause,
-    /// How many charges.
+    /// The number of failed charges.
     pub charges: u64,
 }
 
@@ -636,10 +640,10 @@ impl BackendFailed {
     }
 }
 
-/// A script was sent to the store of counters.
+/// A script call with checks was sent to the store.
 #[derive(Clone, Copy, Debug)]
 pub struct Called {
-    /// How many questions travel in it.
+    /// The number of checks in the call.
     pub questions: usize,
 }
 
@@ -655,19 +659,19 @@ impl Called {
     }
 }
 
-/// A datagram came to the port for releases.
+/// A datagram arrived at `syslog_port`.
 #[derive(Clone, Copy, Debug)]
 pub struct DatagramCame {
-    /// What it was.
+    /// The classification of the datagram.
     pub outcome: Datagram,
 }
 
-/// What a datagram was.
+/// The classification of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagram {
     /// A release.
     Read,
-    /// From an address that is not in `syslog_from`; not looked at.
+    /// From an address outside `syslog_from`; the content is not parsed.
     Foreign,
     /// Longer than any release.
     TooLong,
@@ -679,7 +683,7 @@ impl Datagram {
     /// Every outcome, in the order of their discriminants.
     pub const ALL: [Self; 4] = [Self::Read, Self::Foreign, Self::TooLong, Self::Malformed];
 
-    /// The outcome as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,43 +1,47 @@
-//! What becomes of the letters between replicas: ends of requests that reached the wrong one.
+//! Counts releases that reached the wrong replica and were forwarded to the owner of the permit.
 //!
-//! Guarantees: one count for each letter at each of its stations; labels are bounded.
-//! Leaves out: who wrote to whom.
+//! Guarantees:
+//! - Each step of a forwarded release is counted once.
+//! - A rejected batch of releases is counted once, because its content is not read.
+//!
+//! Not covered:
+//! - Sender and receiver: no label names a replica.
 
 use super::metrics::{METRICS, Metrics};
 
-/// Letters met this.
+/// An event with the number of affected releases.
 #[derive(Clone, Copy, Debug)]
 pub struct Letters {
-    /// What.
+    /// The event.
     pub event: LetterEvent,
-    /// How many of them.
+    /// The number of releases.
     pub letters: u64,
 }
 
-/// What a letter can meet.
+/// A step of a forwarded release, on the sending or on the receiving replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetterEvent {
-    /// Another replica has it.
+    /// Another replica accepted it.
     PassedOn,
-    /// It came from another replica.
+    /// Another replica sent it to this one.
     Received,
-    /// It came from another replica, and its request is not known here.
+    /// Another replica sent it, but this replica does not know the request.
     Unknown,
-    /// It named no owner, and all replicas were asked.
+    /// It named no owner, so all replicas were queried.
     Searched,
-    /// The same, and none of them knew it: it is remembered.
+    /// No queried replica knew the request, so it is remembered as an early release.
     KnownNowhere,
-    /// Its parcel came from nobody who is trusted, or came before.
+    /// Its batch was not authentic, not from a live replica, or a repetition.
     Refused,
-    /// Its parcel was for another replica, or for one that is no more.
+    /// Its batch was addressed to another replica or to an earlier incarnation.
     Misdirected,
-    /// It, or its parcel, could not be read.
+    /// It or its batch could not be decoded.
     Malformed,
-    /// There was no room for it.
+    /// The queue was full.
     Dropped,
-    /// Its owner did not take it in time, or is gone.
+    /// Its owner did not accept it in time, or is no longer live.
     Late,
-    /// Its owner is at an address that may not be called.
+    /// The address of its owner is outside `peer_networks`.
     Foreign,
 }
 
@@ -57,7 +61,7 @@ impl LetterEvent {
         Self::Foreign,
     ];
 
-    /// The event as metrics spell it.
+    /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -75,7 +79,7 @@ impl LetterEvent {
         }
     }
 
-    /// Counts one letter in the process's metrics.
+    /// Counts one release in the process's metrics.
     pub fn emit(self) {
         Letters { event: self, letters: 1 }.emit();
     }

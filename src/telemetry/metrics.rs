@@ -1,9 +1,15 @@
-//! Every name, unit and bound of what is counted.
+//! The service's own metrics: names, units, labels and counters.
 //!
-//! Guarantees: counting is wait-free, exact and some nanoseconds; the page is Prometheus' text format 0.0.4, and the same in
-//! OpenMetrics with exemplars; every label's values come from a closed list, named beside it.
-//! Leaves out: serving the page. Not `prometheus-client`: its families take a lock and a hash per
-//! count, one cell per counter is fought over by every core, and it writes another text format.
+//! The crate `prometheus-client` is too slow here: each count takes a lock and a hash, and all cores
+//! share one cell. Its text format also differs.
+//!
+//! Guarantees:
+//! - Counting is wait-free, exact and takes a few nanoseconds.
+//! - The page is Prometheus' text format 0.0.4, or OpenMetrics with exemplars.
+//! - The values of every label come from a closed list.
+//!
+//! Not covered:
+//! - The HTTP endpoint of the page (see [`crate::edge::http::metrics`]).
 
 mod exemplar;
 mod in_use;
@@ -29,16 +35,15 @@ pub use in_use::{Ceiling, SHOWN};
 pub use open::open;
 pub use process::Process;
 
-/// What this process has counted.
+/// The metrics of this process.
 pub static METRICS: Metrics = Metrics::new();
 
-/// Sets of cells. The first threads that count, which are the runtime's workers, have one each and
-/// count without a locked instruction, which would cost several times the rest; any further thread
-/// counts in the last set, with one.
+/// The number of shards. The first 63 threads, among them the runtime's workers, have a shard each.
+/// All further threads share the last shard with locked instructions, which cost several times more.
 const SHARDS: usize = 64;
 
-/// Upper bounds of the histogram's buckets: from a decision in memory (half a microsecond) to one
-/// that waited for a store's deadline many times over.
+/// Upper bounds of the duration histogram: from a decision in memory (0.5 µs) to several store
+/// deadlines. The text is the value of the label `le`, in seconds.
 const BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(500), "5e-07"),
     (Nanos(1_000), "1e-06"),
@@ -55,10 +60,10 @@ const BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(250_000_000), "0.25"),
 ];
 
-/// The histogram of those, whose buckets have exemplars.
+/// The histogram with [`BOUNDS`]. Only its buckets have exemplars.
 const DURATION: &str = "sluicegate_decision_duration_seconds";
 
-/// Upper bounds of the buckets of questions per call: powers of two up to what fits a call.
+/// Upper bounds of the histogram of checks per store call, up to the largest call.
 const QUESTIONS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
 /// A set of counters.
@@ -69,16 +74,16 @@ pub struct Metrics {
     refused: AtomicU64,
     revision: AtomicU64,
     loaded_at: AtomicU64,
-    /// 1 while the last load is one that was refused.
+    /// 1 if the last load was rejected, 0 otherwise.
     stale: AtomicU64,
     exemplars: Exemplars,
 }
 
-/// What one thread counts, on cache lines of its own.
+/// The counters of one thread, on separate cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    /// Admitted, denied, and admitted by global shadow mode.
+    /// Allowed, denied, and allowed by global shadow mode.
     verdicts: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
     near: AtomicU64,
@@ -86,7 +91,7 @@ struct Shard {
     full: [AtomicU64; 2],
     failed: [AtomicU64; Cause::ALL.len()],
     remembered: AtomicU64,
-    /// By reason, and whether it was enforced.
+    /// First index: position in the list of reasons. Second index: 1 if enforced.
     ceilings: [[AtomicU64; 2]; CeilingReached::REASONS.len()],
     ids: [AtomicU64; IdEvent::ALL.len()],
     shares: [AtomicU64; ShareEvent::ALL.len()],
@@ -95,62 +100,62 @@ struct Shard {
     leased: [AtomicU64; LeaseEnd::ALL.len()],
     lease_calls: AtomicU64,
     lease_messages: AtomicU64,
-    /// Per bucket, not cumulated; the last has no upper bound.
+    /// One count for each bucket, not cumulative. The last bucket has no upper bound.
     took: [AtomicU64; BOUNDS.len() + 1],
     took_sum: AtomicU64,
-    /// Calls by the questions in them, as `took`.
+    /// The histogram of checks per store call, not cumulative.
     called: [AtomicU64; QUESTIONS.len() + 1],
     called_sum: AtomicU64,
     datagrams: [AtomicU64; Datagram::ALL.len()],
     letters: [AtomicU64; LetterEvent::ALL.len()],
 }
 
-/// Requests in flight, of all ceilings together.
+/// The totals of all concurrency limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
-    /// Hold a permit.
+    /// Requests with a permit.
     pub in_flight: u64,
-    /// Wait for one.
+    /// Requests that wait for a permit.
     pub waiting: u64,
-    /// May hold one.
+    /// Requests that may be in flight.
     pub limit: u64,
     /// Buckets in use.
     pub buckets: u64,
-    /// Buckets that may be in use.
+    /// The maximum number of buckets.
     pub most: u64,
-    /// Early releases that are remembered.
+    /// Remembered early releases.
     pub early: u64,
-    /// Early releases that may be remembered.
+    /// The maximum number of remembered early releases.
     pub most_early: u64,
 }
 
-/// What is held of leased limits.
+/// The totals of all leases of this replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Balances {
-    /// Keys that a balance is kept of.
+    /// Keys with a lease balance.
     pub keys: u64,
-    /// Hits that may be spent without asking.
+    /// Hits that can be spent without a store call.
     pub hits: u64,
 }
 
-/// What is not counted but looked up when the page is asked for.
+/// Values that are read when the page is rendered.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
-    /// Live keys of the memory backend.
+    /// Live keys of the memory store.
     pub keys: u64,
-    /// The ceiling on live keys.
+    /// The maximum number of live keys.
     pub max_keys: u64,
-    /// Whether the store of counters does not answer just now.
+    /// `true` while the store is unavailable.
     pub backend_is_down: bool,
-    /// Requests in flight and ceilings.
+    /// The totals of all concurrency limits.
     pub ceilings: Total,
-    /// What is held of leased limits.
+    /// The totals of all leases of this replica.
     pub balances: Balances,
-    /// Each ceiling in use.
+    /// The concurrency limits in use.
     pub in_use: Vec<Ceiling>,
-    /// When this process started, since the Unix epoch.
+    /// The start of this process, since the Unix epoch.
     pub started: Nanos,
-    /// What it takes, where the system says so.
+    /// The resource usage of this process. `None` if the system does not report it.
     pub process: Option<Process>,
 }
 
@@ -158,14 +163,14 @@ thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The number of the next thread that counts for the first time. Numbers are not given twice, so
-/// that a shard has one writer for ever.
+/// The number of the next new thread. Numbers are never reused, so that each shard but the last
+/// has exactly one writer.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// The calling thread's shard.
 struct Mine<'m> {
     shard: &'m Shard,
-    /// Whether no other thread writes to it.
+    /// `true` if no other thread writes to the shard.
     alone: bool,
 }
 
@@ -180,7 +185,7 @@ impl Mine<'_> {
 }
 
 impl Metrics {
-    /// A set in which nothing has happened.
+    /// Creates a set of counters that are all zero.
     #[must_use]
     #[expect(
         clippy::large_stack_arrays,
@@ -219,7 +224,6 @@ impl Metrics {
         mine.add(&mine.shard.took_sum, took.0);
     }
 
-    /// Keeps a question as the example of those that took about as long.
     pub(super) fn exemplify(&self, answered: Answered, traced: Traced) {
         let took = answered.took();
         self.exemplars.keep(bucket_of(took), Exemplar { traced, took, at: answered.at });
@@ -367,14 +371,14 @@ impl Shard {
 }
 
 impl Metrics {
-    /// The page: Prometheus' text format 0.0.4.
+    /// Returns the page in Prometheus' text format 0.0.4.
     #[must_use]
     pub const fn page(&self, gauges: Gauges) -> Page<'_> {
         Page { metrics: self, gauges }
     }
 }
 
-/// What is counted, as text.
+/// The metrics page. [`fmt::Display`] renders it.
 #[derive(Clone, Debug)]
 pub struct Page<'m> {
     metrics: &'m Metrics,
@@ -398,13 +402,11 @@ impl fmt::Display for Page<'_> {
 
 impl Metrics {
     fn write_questions(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Bound: the three below.
         head(page, "sluicegate_questions_answered_total", "counter", "Questions, by verdict")?;
         for (index, verdict) in ["admit", "deny", "shadow_deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.verdicts[index]);
             writeln!(page, "sluicegate_questions_answered_total{{verdict=\"{verdict}\"}} {n}")?;
         }
-        // Bound: `Reason::ALL`.
         head(page, "sluicegate_descriptors_decided_total", "counter", "Descriptors, by reason")?;
         for reason in Reason::ALL {
             let n = self.sum(|shard| &shard.reasons[reason as usize]);
@@ -421,7 +423,6 @@ impl Metrics {
         let name = DURATION;
         head(page, name, "histogram", "Time from a message decoded to its reply")?;
         let mut below = 0;
-        // Bound: `BOUNDS`, and one without end.
         for (index, le) in BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]).enumerate() {
             below += self.sum(|shard| &shard.took[index]);
             writeln!(page, "{name}_bucket{{le=\"{le}\"}} {below}")?;
@@ -433,7 +434,6 @@ impl Metrics {
     fn write_asked(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_edge_requests_total";
         head(page, name, "counter", "Requests, by protocol and what came of them")?;
-        // Bound: `Protocol::ALL` times `Outcome::ALL`.
         for protocol in Protocol::ALL {
             for outcome in Outcome::ALL {
                 let n = self.sum(|shard| &shard.asked[protocol as usize][outcome as usize]);
@@ -447,7 +447,6 @@ impl Metrics {
     fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_config_loads_total";
         head(page, name, "counter", "Configurations loaded, by what came of them")?;
-        // Bound: the two below.
         for (outcome, cell) in [("accepted", &self.loads), ("refused", &self.refused)] {
             writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", cell.load(Relaxed))?;
         }
@@ -471,14 +470,12 @@ impl Metrics {
         writeln!(page, "{name} {}", gauges.max_keys)?;
         let name = "sluicegate_memory_full_total";
         head(page, name, "counter", "New keys at the ceiling, by what `when_full` made of them")?;
-        // Bound: the two verdicts.
         for (index, verdict) in ["admit", "deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.full[index]);
             writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
         }
         let name = "sluicegate_backend_failures_total";
         head(page, name, "counter", "Charges that the shared store did not answer, by cause")?;
-        // Bound: `Cause::ALL`.
         for cause in Cause::ALL {
             let n = self.sum(|shard| &shard.failed[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
@@ -488,7 +485,6 @@ impl Metrics {
         writeln!(page, "{name} {}", self.sum(|shard| &shard.remembered))?;
         let name = "sluicegate_local_hits_total";
         head(page, name, "counter", "Hits admitted while the store was away, by their end")?;
-        // Bound: `OwedOutcome::ALL`.
         for outcome in OwedOutcome::ALL {
             let n = self.sum(|shard| &shard.owed[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
@@ -505,7 +501,6 @@ impl Metrics {
         let name = "sluicegate_backend_call_questions";
         head(page, name, "histogram", "Script calls to the shared store, by questions in them")?;
         let mut below = 0;
-        // Bound: `QUESTIONS`, and one without end.
         for (index, bound) in QUESTIONS.iter().enumerate() {
             below += self.sum(|shard| &shard.called[index]);
             writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {below}")?;
@@ -538,7 +533,6 @@ impl Metrics {
         }
         let name = "sluicegate_ceilings_reached_total";
         head(page, name, "counter", "Requests that a ceiling turned away, or would have")?;
-        // Bound: the reasons of a ceiling times the two below.
         for (at, reason) in CeilingReached::REASONS.iter().enumerate() {
             for (enforced, word) in ["no", "yes"].into_iter().enumerate() {
                 let n = self.sum(|shard| &shard.ceilings[at][enforced]);
@@ -548,14 +542,12 @@ impl Metrics {
         }
         let name = "sluicegate_permit_ids_total";
         head(page, name, "counter", "Ids of requests, by what became of what they hold")?;
-        // Bound: `IdEvent::ALL`.
         for event in IdEvent::ALL {
             let n = self.sum(|shard| &shard.ids[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         let name = "sluicegate_shares_total";
         head(page, name, "counter", "Shares of a fleet's ceilings, by what became of them")?;
-        // Bound: `ShareEvent::ALL`.
         for event in ShareEvent::ALL {
             let n = self.sum(|shard| &shard.shares[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
@@ -567,7 +559,6 @@ impl Metrics {
             "counter",
             "Permits of ceilings that the store counts, by what became of them",
         )?;
-        // Bound: `StrictEvent::ALL`.
         for event in StrictEvent::ALL {
             let n = self.sum(|shard| &shard.strict[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
@@ -597,7 +588,6 @@ impl Metrics {
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_messages))?;
         let name = "sluicegate_lease_hits_total";
         head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
-        // Bound: `LeaseEnd::ALL`.
         for end in LeaseEnd::ALL {
             let n = self.sum(|shard| &shard.leased[end as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
@@ -608,14 +598,12 @@ impl Metrics {
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_syslog_datagrams_total";
         head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
-        // Bound: `Datagram::ALL`.
         for outcome in Datagram::ALL {
             let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         let name = "sluicegate_peer_letters_total";
         head(page, name, "counter", "Letters between replicas, by what they met")?;
-        // Bound: `LetterEvent::ALL`.
         for event in LetterEvent::ALL {
             let n = self.sum(|shard| &shard.letters[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
@@ -633,7 +621,6 @@ fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result 
     }
     let name = "sluicegate_build_info";
     head(page, name, "gauge", "Always 1; the version is its label")?;
-    // Bound: one value per build.
     writeln!(page, "{name}{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))
 }
 
@@ -641,7 +628,7 @@ fn head(page: &mut fmt::Formatter<'_>, name: &str, kind: &str, help: &str) -> fm
     writeln!(page, "# HELP {name} {help}.\n# TYPE {name} {kind}")
 }
 
-/// Nanoseconds as decimal seconds, digit for digit.
+/// Nanoseconds, formatted as seconds with nine decimals.
 struct Seconds(Nanos);
 
 impl fmt::Display for Seconds {

@@ -1,7 +1,11 @@
-//! What happened, counted, logged and told to collectors.
+//! Metrics, traces and the statistics of envoyproxy/ratelimit.
 //!
-//! Guarantees: counting takes no lock, allocates nothing and never blocks; every label is bounded.
-//! Leaves out: why it happened, and serving the pages that show the counts.
+//! Guarantees:
+//! - Counting an event takes no lock, allocates nothing and never blocks.
+//! - Every label has a bounded number of values.
+//!
+//! Not covered:
+//! - The HTTP endpoints that show the metrics (see [`crate::edge::http::metrics`]).
 
 pub mod event;
 pub mod letters;

@@ -1,8 +1,14 @@
-//! Where spans and counts are told: to the collector that `OTEL_*` names, by OTLP over gRPC or HTTP.
+//! Exports spans and metrics to the collector of the `OTEL_*` variables, by OTLP over gRPC or HTTP.
 //!
-//! Guarantees: without `OTEL_EXPORTER_OTLP_ENDPOINT`, or its form for one signal, nothing is told and nothing runs; a collector
-//! that is slow or gone costs spans and never an answer, for what waits is bounded; what cannot be honoured is said in words.
-//! Leaves out: OTLP in JSON, and the buckets of histograms, of which only count and sum are told.
+//! Guarantees:
+//! - Without `OTEL_EXPORTER_OTLP_ENDPOINT` or its variant for a signal, nothing runs.
+//! - A slow or unavailable collector loses spans, but never delays a reply.
+//! - Queues are bounded.
+//! - Unsupported protocols and exporters are reported, and the other signal is still exported.
+//!
+//! Not covered:
+//! - OTLP in JSON.
+//! - The buckets of histograms: only count and sum are exported.
 
 mod call;
 mod shared;
@@ -24,39 +30,38 @@ use super::trace::{self, Propagators};
 use call::{Files, Http};
 use shared::{Reader, Shared};
 
-/// How long a call may take where nobody says so.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the last spans and counts may take to be told.
+/// The timeout of the last export of each signal during shutdown.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// The page of metrics, as Prometheus reads it.
+/// A function that renders the metrics page in Prometheus' text format.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// A variable of the environment, if it is set and not empty.
+/// Returns the value of an environment variable, or `None` if it is unset or empty.
 pub type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 
-/// How OTLP is spoken.
+/// The transport of OTLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// Over gRPC.
+    /// OTLP over gRPC.
     #[default]
     Grpc,
-    /// In protobuf over HTTP.
+    /// OTLP in protobuf over HTTP.
     Http,
 }
 
-/// What holds where `OTEL_*` says nothing.
+/// The values for unset `OTEL_*` variables.
 #[derive(Clone, Debug)]
 pub struct Defaults {
-    /// How OTLP is spoken.
+    /// The transport of OTLP.
     pub protocol: Protocol,
-    /// Whether counts are told.
+    /// Enables the export of metrics.
     pub counts: bool,
-    /// Who tells.
+    /// The OpenTelemetry service name.
     pub service: String,
-    /// And what else is to be known of them.
+    /// Further resource attributes.
     pub attributes: Vec<(String, String)>,
-    /// Part of the traces without a caller's word that is told, 0 to 1.
+    /// The sampled fraction of traces without a sampling decision of the caller, 0 to 1.
     pub sampled: f64,
 }
 
@@ -68,7 +73,7 @@ impl Default for Defaults {
     }
 }
 
-/// One signal's way to its collector.
+/// The exporter settings of one signal.
 #[derive(Clone, Debug)]
 struct Way {
     protocol: Protocol,
@@ -77,16 +82,16 @@ struct Way {
     patience: Duration,
 }
 
-/// What is told, and to whom.
+/// The running exporters.
 #[derive(Debug, Default)]
 pub struct Told {
     spans: Option<SdkTracerProvider>,
     counts: Option<SdkMeterProvider>,
 }
 
-/// Begins to tell what the environment asks for. Within a runtime of tokio.
+/// Starts the exporters that the environment configures. Must run within a Tokio runtime.
 ///
-/// The second part is what it asks for and is not told, each with a sentence why.
+/// Also returns an error message for each signal that cannot be exported.
 #[must_use]
 pub fn start(variable: Variable<'_>, defaults: &Defaults, page: &Page) -> (Told, Vec<String>) {
     let mut refused = Vec::new();
@@ -117,7 +122,7 @@ fn keep<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
     told.map_err(|why| refused.push(why)).ok()
 }
 
-/// How a signal is to be told, if it is; or why it cannot be.
+/// Reads the settings of `signal`. Returns `None` if it is not exported.
 fn wanted(
     signal: &str,
     variable: Variable<'_>,
@@ -156,7 +161,7 @@ fn wanted(
     }))
 }
 
-/// Who tells: what `OTEL_*` says, and where it says nothing the settings.
+/// Builds the resource. The `OTEL_*` variables take precedence over the settings.
 fn resource(variable: Variable<'_>, defaults: &Defaults) -> Resource {
     let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     let names = attributes.split(',').filter_map(|pair| pair.split_once('='));
@@ -223,13 +228,13 @@ fn tell_counts(way: &Way, page: &Page, resource: Resource) -> Result<SdkMeterPro
     Ok(provider)
 }
 
-/// The protocol is settled here, and not by the environment a second time.
+/// Sets the protocol explicitly, because the exporter would read the environment again.
 fn with_grpc<B: opentelemetry_otlp::WithExportConfig>(builder: B) -> B {
     builder.with_protocol(opentelemetry_otlp::Protocol::Grpc)
 }
 
 impl Way {
-    /// The connection, where it takes TLS; the exporter makes its own in plain text.
+    /// Returns the TLS connection. `None` for plain text, which the exporter connects itself.
     fn channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
         let is_secure = self.protocol == Protocol::Grpc && self.endpoint.starts_with("https:");
         let channel = is_secure.then(|| call::secure(&self.endpoint, &self.files, self.patience));
@@ -241,7 +246,7 @@ impl Way {
     }
 }
 
-/// A name that is told, and whether it only grows.
+/// An exported metric. `grows` is true for counters.
 #[derive(Debug, PartialEq, Eq)]
 struct Family {
     name: String,
@@ -249,7 +254,7 @@ struct Family {
     grows: bool,
 }
 
-/// The families of a page; a histogram is told as two, its count and its sum.
+/// Returns the families of a page. A histogram becomes two: its count and its sum.
 fn families(page: &str) -> Vec<Family> {
     let mut found = Vec::new();
     let mut help = "";
@@ -273,7 +278,7 @@ fn families(page: &str) -> Vec<Family> {
     found
 }
 
-/// Looks at the page whenever counts are told. One list of metrics serves both, so that neither can lack one.
+/// Registers `family`. Each export reads the metrics page, so both always have the same metrics.
 fn observe(meter: &Meter, family: Family, page: Reader) {
     let Family { name, help, grows } = family;
     let look = {
@@ -291,12 +296,11 @@ fn observe(meter: &Meter, family: Family, page: Reader) {
     }
 }
 
-/// The samples of one name: labels and value.
 fn samples(page: &str, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
     page.lines().filter_map(|line| sample(line.strip_prefix(name)?)).collect()
 }
 
-/// What stands behind a sample's name.
+/// Parses the rest of a line after the name of the sample.
 fn sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
     let (labels, value) = match rest.strip_prefix('{') {
         Some(rest) => labels(rest)?,
@@ -305,7 +309,7 @@ fn sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
     Some((labels, value.strip_prefix(' ')?.parse().ok()?))
 }
 
-/// The labels up to the brace that ends them, and what follows it.
+/// Parses labels up to the closing brace. Also returns the text after the brace.
 fn labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -319,7 +323,7 @@ fn labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
     }
 }
 
-/// A label's value as it was before it was quoted, and what follows its closing quote.
+/// Removes the escapes of a label's value. Also returns the text after the closing quote.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let (mut value, mut letters) = (String::new(), text.chars());
     loop {
@@ -335,13 +339,14 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
 }
 
 impl Told {
-    /// Whether anything is told.
+    /// Returns `true` if any signal is exported.
     #[must_use]
     pub const fn anything(&self) -> bool {
         self.spans.is_some() || self.counts.is_some()
     }
 
-    /// Tells what is left. Blocks for some seconds at most, so not on a thread that answers.
+    /// Exports the remaining spans and metrics. Blocks for up to 2 s for each signal,
+    /// so it must not run on a thread that serves requests.
     pub fn finish(self) {
         if let Some(spans) = self.spans {
             drop(spans.shutdown_with_timeout(GOODBYE));
@@ -419,7 +424,7 @@ mod tests {
         assert_eq!(samples(page, "b_sum"), [(vec![], 0.5)]);
     }
 
-    /// Escapes by hand from Prometheus' text format: `\\`, `\"` and `\n`, within a label's value alone.
+    /// Prometheus' text format has the escapes `\\`, `\"` and `\n`, only in the values of labels.
     #[test]
     fn a_labels_value_is_told_as_it_was_before_it_was_quoted() {
         let page = r#"a{path="d.k_x,y"} 1

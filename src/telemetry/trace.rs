@@ -1,9 +1,16 @@
-//! Spans of questions, for whoever collects traces.
+//! The spans of checks.
 //!
-//! Guarantees: while nobody collects (see [`super::otlp`]) a question costs a load of a pointer that is null for each of its spans,
-//! for its outcome and for its exemplar, and nothing else (`benches/tracing.rs`); the caller's trace goes on where it sends W3C's or B3's headers; no key and no value of a question is in a span; a dropped question
-//! ends its spans.
-//! Leaves out: who collects, and which traces are sampled: the SDK's own `OTEL_TRACES_SAMPLER`.
+//! Without a collector, each span, each outcome and each exemplar costs one load of a null pointer
+//! (measured by `benches/tracing.rs`).
+//!
+//! Guarantees:
+//! - A check continues the caller's trace if it has W3C or B3 headers.
+//! - A span contains no descriptor key and no descriptor value.
+//! - The spans of a canceled check end at once.
+//!
+//! Not covered:
+//! - Exporters (see [`super::otlp`]).
+//! - Sampling: the SDK reads `OTEL_TRACES_SAMPLER`.
 
 mod parent;
 
@@ -17,11 +24,11 @@ use super::event::{Outcome, Protocol};
 use super::metrics::Traced;
 pub use parent::{Headers, Propagators};
 
-/// Who collects, if anybody does.
+/// The tracer. Empty without a collector.
 static LISTENER: OnceLock<Listener> = OnceLock::new();
 
 tokio::task_local! {
-    /// The span of the question that this task answers.
+    /// The span of the check that this task decides.
     static QUESTION: Context;
 }
 
@@ -31,30 +38,30 @@ struct Listener {
     propagators: Propagators,
 }
 
-/// Who collects. The feature, which nobody ships, is what `benches/tracing.rs` compares with: a service that has no spans.
+/// Returns the tracer. The feature `no_spans` exists only as the baseline of `benches/tracing.rs`.
 #[inline]
 fn listener() -> Option<&'static Listener> {
     if cfg!(feature = "no_spans") { None } else { LISTENER.get() }
 }
 
-/// From now on questions are told to `tracer`. A second call changes nothing.
+/// Sends the spans of all later checks to `tracer`. Only the first call has an effect.
 pub(super) fn tell(tracer: SdkTracer, propagators: Propagators) {
-    // Who listens is settled at the start; in tests, by the first of them.
+    // An error is a second call, which happens only in tests.
     drop(LISTENER.set(Listener { tracer, propagators }));
 }
 
-/// The span of one question, or nothing while nobody listens.
+/// The span of a check or of one stage. Empty without a collector.
 #[derive(Debug)]
 #[must_use = "a span is about the work that it is around"]
 pub struct Span(Option<Context>);
 
-/// Begins the span of a question that came by `protocol` with these headers.
+/// Starts the span of a check that arrived over `protocol` with these headers.
 #[inline]
 pub fn question(protocol: Protocol, headers: Headers<'_>) -> Span {
     operation((protocol, called(protocol)), headers)
 }
 
-/// The same of one that holds its place as long as its connection lasts.
+/// Starts the span of a `/hold` request, whose permit lasts as long as its connection.
 pub fn hold(headers: Headers<'_>) -> Span {
     operation((Protocol::Nginx, "GET /hold"), headers)
 }
@@ -65,7 +72,7 @@ fn operation(operation: (Protocol, &'static str), headers: Headers<'_>) -> Span 
 }
 
 impl Listener {
-    // Apart from the question whether anybody listens, so that this alone is in the path of each question.
+    // A separate cold function, so that only the test for a tracer is inlined into every check.
     #[cold]
     fn operation(&self, (protocol, name): (Protocol, &'static str), headers: Headers<'_>) -> Span {
         let Some(parent) = parent::of(self.propagators, headers) else { return Span(None) };
@@ -90,7 +97,7 @@ impl Listener {
 }
 
 impl Span {
-    /// Does `work` within this span, which goes on.
+    /// Runs `work` within this span. The span stays open.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         match &self.0 {
             Some(context) => QUESTION.sync_scope(context.clone(), work),
@@ -98,7 +105,7 @@ impl Span {
         }
     }
 
-    /// Does `work` within this span, and ends it.
+    /// Runs `work` within this span and then ends the span.
     pub async fn around<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {
             Some(context) => QUESTION.scope(context, work).await,
@@ -107,7 +114,7 @@ impl Span {
     }
 }
 
-/// Says what came of the question that this task answers.
+/// Sets the outcome of the check that this task decides.
 pub(super) fn outcome(outcome: Outcome) {
     if listener().is_none() {
         return;
@@ -121,7 +128,7 @@ pub(super) fn outcome(outcome: Outcome) {
     });
 }
 
-/// The span of the question that this task answers, if it is sampled.
+/// Returns the identity of this task's check span if it is sampled.
 #[inline]
 pub(super) fn sampled() -> Option<Traced> {
     listener()?;
@@ -137,14 +144,14 @@ fn traced(context: &Context) -> Option<Traced> {
     })
 }
 
-/// What a question is made of.
+/// A stage of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Finding the limits.
     Plan,
-    /// Waiting for the shared store.
+    /// Waiting for the store.
     Backend,
-    /// Waiting for a place under a ceiling.
+    /// Waiting in the queue of a concurrency limit.
     Queue,
 }
 
@@ -158,13 +165,13 @@ impl Part {
     }
 }
 
-/// Begins the span of a part of the question that this task answers; it ends when it is dropped.
+/// Starts the span of a stage of this task's check. The span ends when it is dropped.
 #[inline]
 pub fn part(part: Part) -> Span {
     listener().map_or(Span(None), |listener| listener.part(part))
 }
 
-/// Names of operations, as the conventions for RPC and HTTP have them.
+/// Returns the operation name according to OpenTelemetry's conventions for RPC and HTTP.
 const fn called(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Grpc => "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",

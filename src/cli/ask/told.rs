@@ -1,6 +1,7 @@
-//! What admin says of a change, as a sentence.
+//! Describes the result of an admin action as a sentence.
 //!
-//! Leaves out: what is no JSON of admin's, which is shown as it came.
+//! Not covered:
+//! - A reply that is not JSON: the caller prints it unchanged.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use super::Ask;
 
-/// What became of `act`, if `said` tells.
+/// Describes the result of `act` from the admin port's reply `said`, if it has the expected fields.
 pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
     let said: Value = serde_json::from_str(said).ok()?;
     let limit = || said["limit"].as_str();
@@ -33,7 +34,7 @@ pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
     Some(sentence + "\n")
 }
 
-/// Where it holds, if there may be more than one replica.
+/// Describes the replicas to which the change applies. Empty for a single replica.
 fn everywhere(said: &Value) -> String {
     if let Some(cause) = said["store_away"].as_str() {
         return format!(

@@ -1,95 +1,91 @@
-//! What is to be thought of a Redis as a store of counters: facts in, findings out.
+//! Evaluates the facts about a Redis.
 //!
-//! Guarantees: pure; each finding says what is wrong, what comes of it, and the cure. What is not
-//! known is no finding, but what must be known and is refused is one.
-//! Leaves out: learning the facts.
+//! Guarantees:
+//! - Pure: no I/O and no clock.
+//! - Each finding has the problem, its consequence and the fix.
+//! - An unknown fact causes no finding. A refused script is a known fact.
+//!
+//! Not covered:
+//! - Collecting the facts.
 
 use serde::Serialize;
 
 use crate::kernel::units::Nanos;
 
-/// The oldest Redis that has every command the scripts use.
+/// The oldest Redis version with every command of the scripts.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// How far two clocks may differ before it is told: above what NTP leaves, below what anybody notices
-/// at the edge of a window.
+/// The clock difference that causes a finding. NTP keeps clocks closer
+/// than this, and a smaller error is invisible at a window's edge.
 const FAR: Nanos = Nanos(500 * Nanos::MILLI.0);
 
-/// The slots of a Cluster.
 const SLOTS: u64 = 16_384;
 
-/// What is known of one process; nothing where it could not be asked.
+/// The facts about one Redis process. A fact is `None` if it could not be determined.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// Its address, or its socket's path.
+    /// The address, or the path of the socket.
     pub(super) at: String,
     pub(super) version: Option<(u32, u32)>,
     /// `master` or `slave`.
     pub(super) role: Option<String>,
     pub(super) loading: bool,
-    /// Whether it says which run of it this is.
+    /// `true` if `INFO` contains the `run_id`.
     pub(super) names_its_run: Option<bool>,
     pub(super) policy: Option<String>,
-    /// Bytes; 0 for no bound.
+    /// The limit in bytes. 0 means no limit.
     pub(super) maxmemory: Option<u64>,
     pub(super) used: Option<u64>,
-    /// Keys that it ever evicted.
+    /// The number of keys evicted since the start.
     pub(super) evicted: Option<u64>,
-    /// Whether it appends each write to a file, and whether it saves snapshots.
+    /// `true` if the append-only file is on.
     pub(super) appends: Option<bool>,
     pub(super) saves: Option<bool>,
-    /// Whether the last snapshot could be written.
+    /// `true` if the last snapshot failed.
     pub(super) last_save_failed: bool,
     pub(super) cluster: Option<Cluster>,
-    /// Where sentinels choose the primary: whether it writes without a replica that follows.
+    /// With Sentinel: `true` if it accepts writes without a connected replica.
     pub(super) writes_alone: Option<bool>,
-    /// How far its clock is from this machine's, at least.
+    /// The least possible difference to this machine's clock.
     pub(super) skew: Option<Nanos>,
-    /// Of several round trips the middle one.
+    /// The median of several round trips.
     pub(super) round_trip: Option<Nanos>,
-    /// What it said to a script that writes as ours do.
+    /// The result of a script that runs the same commands as ours.
     pub(super) script: Option<Result<(), String>>,
 }
 
-/// What a Cluster says of itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cluster {
     pub(super) is_ok: bool,
     pub(super) slots: u64,
 }
 
-/// What is wanted of it.
+/// The requirements of the settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// How long a call may take.
     pub(super) deadline: Nanos,
-    /// Whether the reference's keys are counted, by this machine's clock.
+    /// `true` if envoyproxy/ratelimit's keys are used. Their windows follow this machine's clock.
     pub(super) reference: bool,
-    /// Whether there is a second store.
     pub(super) several: bool,
 }
 
-/// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
-    /// Limits do not hold, or are not counted.
+    /// Limits are not enforced, or not counted.
     Error,
-    /// They hold until something happens.
+    /// Limits are enforced until some event, such as a restart.
     Warning,
 }
 
-/// One thing to be known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) severity: Severity,
-    /// A word that stays the same.
+    /// The stable identifier of the kind of finding.
     pub(super) code: &'static str,
-    /// Where.
     pub(super) at: String,
-    /// What is wrong, and what comes of it.
+    /// The problem and its consequence.
     pub(super) message: String,
-    /// The cure.
     pub(super) help: String,
 }
 
@@ -100,7 +96,7 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Everything that is to be said of `facts`, the worst first.
+/// Returns the findings about `facts`, errors first.
 pub(super) fn judge(facts: &Facts, wanted: Wanted) -> Vec<Finding> {
     let mut judge = Judge { at: &facts.at, findings: Vec::new() };
     judge.fitness(facts);
@@ -152,7 +148,7 @@ impl Judge<'_> {
                            an older state, ceilings on requests in flight are not held until those end";
             self.warning("run_id", message, "let the user run INFO");
         }
-        // A replica's refusal has been said.
+        // A replica refuses all scripts, and has a finding already.
         if let (Some(Err(why)), false) = (&facts.script, is_replica) {
             let message = format!("scripts that count are refused ({why})");
             let cure = if why.contains("OOM ") {
@@ -288,7 +284,7 @@ mod tests {
         }
     }
 
-    /// The codes, with `!` for an error.
+    /// Returns the codes, with `!` for an error.
     fn codes(facts: &Facts, wanted: Wanted) -> Vec<String> {
         let code = |it: super::Finding| {
             assert!(it.to_string().contains("h:1: ") && !it.help.is_empty());

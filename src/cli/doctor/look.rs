@@ -1,8 +1,12 @@
-//! Learning what a Redis is like, by asking it.
+//! Collects the facts about a Redis with plain commands.
 //!
-//! Guarantees: a command that is refused leaves its fact unknown, those of scripts apart, whose refusal is
-//! the fact; four keys are written and deleted in one step; every question has a deadline.
-//! Leaves out: what the facts mean ([`super::judge`]).
+//! Guarantees:
+//! - A refused command leaves its fact unknown; a refused script is itself a fact.
+//! - Four keys are written and deleted in one script.
+//! - Every command has a timeout.
+//!
+//! Not covered:
+//! - The meaning of the facts: see [`super::judge`].
 
 use std::collections::BTreeMap;
 
@@ -12,17 +16,18 @@ use crate::backend::redis::{Options, Place};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 
-/// Round trips that are timed: of so few the middle one tells.
+/// The number of timed round trips. Their median is reported.
 const ROUND_TRIPS: usize = 21;
 
-/// Keys that are tried at a node of a Cluster: one with a fiftieth of the slots has one of them in 99 cases
-/// of a hundred.
+/// The number of keys to try at a node of a Cluster. A node with 2 % of the
+/// slots owns one of them with a probability of 99 %: `1 - 0.98^256 = 0.994`.
 const MOST_KEYS: usize = 256;
 
-/// Does what the scripts do, and leaves nothing behind.
+/// The script that runs every command of our scripts, and deletes its keys.
 const PROBE: &str = include_str!("probe.lua");
 
-/// What is known of every process that holds counters; `reference` where they are the reference's.
+/// Returns the facts about every process that stores counters.
+/// `reference` selects the commands for envoyproxy/ratelimit's keys.
 pub(super) async fn look(
     options: &Options,
     reference: bool,
@@ -65,14 +70,14 @@ async fn one(node: &Node, options: &Options, reference: bool, clock: &Clock) -> 
     }
 }
 
-/// Whether it writes without a replica, which matters where sentinels choose another.
+/// Returns `true` if the primary of a Sentinel setup accepts writes without a replica.
 fn writes_alone(info: &Info, place: &Place) -> Option<bool> {
     let is_chosen = matches!(place, Place::Sentinel(_));
-    // It counts the replicas that follow only where it needs some, and knows when one follows no more.
+    // `INFO` has this field only if `min-replicas-to-write` and `min-replicas-max-lag` are set.
     info.text("role").filter(|_| is_chosen).map(|_| info.text("min_slaves_good_slaves").is_none())
 }
 
-/// What it says to scripts that do what ours do; nothing where no key was found that is its own.
+/// Runs the probe script. Returns `None` if the node owns none of the keys that were tried.
 async fn script(node: &Node, prefix: &str, reference: bool) -> Option<Result<(), String>> {
     let digest = match (node.ask(&["EVAL", "return 1", "0"]).await, loaded(node).await) {
         (Ok(_), Ok(digest)) => digest,
@@ -99,7 +104,7 @@ async fn loaded(node: &Node) -> Result<String, Refused> {
     }
 }
 
-/// What [`PROBE`] answers: the commands that it may not run, and why the first of them.
+/// Reads the reply of [`PROBE`]: the names of the refused commands, and the first reason.
 fn refused(said: Said) -> Result<(), String> {
     let Said::List(lines) = said else { return Err("a script is answered by nonsense".to_owned()) };
     let mut why = None;
@@ -114,7 +119,6 @@ fn refused(said: Said) -> Result<(), String> {
     why.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
 }
 
-/// `INFO`, line by line.
 struct Info(BTreeMap<String, String>);
 
 impl Info {
@@ -143,7 +147,7 @@ async fn text(node: &Node, command: &[&str]) -> Option<String> {
     }
 }
 
-/// `7.0.15` as 7 and 0.
+/// Parses `7.0.15` as 7 and 0.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.').map(str::parse);
     Some((parts.next()?.ok()?, parts.next()?.ok()?))
@@ -155,7 +159,6 @@ async fn cluster(node: &Node) -> Option<Cluster> {
     Some(Cluster { is_ok, slots: info.number("cluster_slots_assigned")? })
 }
 
-/// Whether it saves snapshots by itself.
 async fn saves(node: &Node) -> Option<bool> {
     match node.ask(&["CONFIG", "GET", "save"]).await {
         Ok(Said::List(pair)) => match pair.get(1)? {
@@ -166,7 +169,7 @@ async fn saves(node: &Node) -> Option<bool> {
     }
 }
 
-/// How far its clock is from this one's at the least, and the middle one of some round trips.
+/// Returns the least possible clock difference, and the median round trip.
 async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
     let (mut skew, mut took) = (None::<Nanos>, Vec::new());
     for _ in 0..ROUND_TRIPS {
@@ -175,7 +178,8 @@ async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
         let answered = clock.now();
         took.push(answered.since(sent));
         if let Some(its) = instant(&said) {
-            // Somewhere between the two it read its clock: what is outside is skew for certain.
+            // Redis read its clock between `sent` and `answered`.
+            // Only time outside that interval is a clock difference.
             let apart = its.since(answered).max(sent.since(its));
             skew = Some(skew.map_or(apart, |least| least.min(apart)));
         }
@@ -184,7 +188,7 @@ async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
     (skew, took.get(took.len() / 2).copied())
 }
 
-/// What `TIME` says: seconds and microseconds.
+/// Parses the reply of `TIME`: seconds and microseconds.
 fn instant(said: &Said) -> Option<Nanos> {
     let Said::List(parts) = said else { return None };
     let number = |part: Option<&Said>| match part {

@@ -1,8 +1,9 @@
--- Runs each command that the scripts run, and says which were refused. Its keys, one of each type, are gone afterwards.
+-- Runs every command of the scripts, reports the refused commands, and deletes its keys.
 --
--- KEYS     a text, a list, a hash, a sorted set, of one slot; the text stays for a second where nothing may be deleted
--- ARGV[1]  1 where the reference's keys are counted
--- Reply: for each refused command its name and why
+-- KEYS     a string, a list, a hash and a sorted set in one slot.
+--          If DEL is refused, the string expires after one second.
+-- ARGV[1]  1 if envoyproxy/ratelimit's keys are used
+-- Reply: one text `name: reason` for each refused command
 
 local refused = {}
 
@@ -15,9 +16,9 @@ end
 
 local text, list, hash, sorted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
--- First: a store without memory refuses the first write of a script, and none after one that it took.
+-- The first write: a Redis without memory refuses only the first write of a script.
 try('SET', text, '1', 'PX', '1000')
--- What may not be deleted is not made.
+-- Create no other keys if they cannot be deleted.
 local before = #refused
 try('DEL', text, list, hash, sorted)
 if before < #refused then return refused end

@@ -1,8 +1,8 @@
-//! How limits are counted and what answers show.
+//! Reads the variables for counting and response headers.
 
 use super::reading::Reading;
 
-/// The least that the reference's cache takes, in bytes.
+/// The smallest cache of envoyproxy/ratelimit, in bytes.
 const LEAST_CACHE: i64 = 512 * 1024;
 
 pub(super) fn read(reading: &mut Reading<'_>) {
@@ -40,7 +40,7 @@ fn cache(reading: &mut Reading<'_>) {
     reading.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
 }
 
-/// Another part than one of the whole has no meaning: the reference then counts nonsense.
+/// Clamps the ratio to 0..=1. envoyproxy/ratelimit computes meaningless counts outside that range.
 fn ratio(reading: &mut Reading<'_>) {
     let written = reading.float("NEAR_LIMIT_RATIO");
     let ratio = if written.is_nan() { 1.0 } else { written.clamp(0.0, 1.0) };

@@ -1,4 +1,4 @@
-//! Ports, TLS of gRPC, and the log.
+//! Reads the variables for ports, gRPC TLS and the log.
 
 use std::path::Path;
 
@@ -20,11 +20,11 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reading.is_ours("grpc_max_age") {
         reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
-    // What the reference does without being told.
+    // Fixed behavior of envoyproxy/ratelimit, without a variable.
     reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
     reading.put("PORT", "reuse_port", "true".to_owned());
     reading.put("PORT", "on_hangup", "stop".to_owned());
-    // Another port would be one more than the reference takes.
+    // envoyproxy/ratelimit has no peer port.
     reading.put("PORT", "peer_port", String::new());
     tls(reading);
     log(reading);

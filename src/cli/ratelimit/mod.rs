@@ -1,11 +1,14 @@
-//! The name `ratelimit`: the settings that envoyproxy/ratelimit's environment variables stand for.
+//! Translates envoyproxy/ratelimit's environment variables to settings.
 //!
-//! Guarantees: every variable of the reference is read by its rules and with its defaults ([`table`]); each
-//! becomes settings of ours, or a line says why it means nothing here; what it does not start with this
-//! does not start with either, and says every reason at once. Variables that it does not know are nobody's. Flags,
-//! `SLUICEGATE_*` and `server.yaml` win over all of this: of a setting that they name no variable is heeded, refused
-//! or spoken of.
-//! Leaves out: doing what the settings say.
+//! Guarantees:
+//! - Reads every variable of envoyproxy/ratelimit with its syntax and default ([`table`]).
+//! - Each variable becomes settings, or a log line explains why it has no effect.
+//! - Refuses every environment that envoyproxy/ratelimit refuses, and reports all reasons together.
+//! - Ignores unknown variables.
+//! - Flags, `SLUICEGATE_*` and `server.yaml` win. Variables that they override cause no message.
+//!
+//! Not covered:
+//! - Applying the settings.
 
 mod limiting;
 mod listeners;
@@ -24,18 +27,19 @@ pub use reading::Note;
 use reading::Reading;
 use table::{Means, TABLE};
 
-/// What the variables come to.
+/// The settings that come from the variables.
 pub struct Read {
-    /// Settings.
+    /// The settings.
     pub named: Vec<Named>,
-    /// What a person should know of variables that are not taken as they stand.
+    /// The variables that apply differently, or not at all, with an explanation.
     pub notes: Vec<Note>,
 }
 
-/// Reads `environment`, but for the settings that are `ours`: what wins over it names them.
+/// Reads `environment`, except for the settings in `ours`:
+/// flags, `SLUICEGATE_*` variables or `server.yaml` set these.
 ///
 /// # Errors
-/// A sentence for each reason why the reference, or this, does not start with it.
+/// One message for each reason to refuse the start.
 pub fn read(
     environment: impl IntoIterator<Item = (String, String)>,
     ours: &BTreeSet<&'static str>,

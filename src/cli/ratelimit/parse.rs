@@ -1,20 +1,23 @@
-//! Texts of variables as the reference reads them: by the rules of Go and of its settings library.
+//! Parses variables like envoyproxy/ratelimit, by the rules of Go and its `envconfig` library.
 //!
-//! Guarantees: what is accepted there is accepted here with the same meaning; what is refused there is refused.
-//! Leaves out: hexadecimal floats, which nobody writes.
+//! Guarantees:
+//! - Accepts the same texts with the same meaning, and refuses the same texts.
+//!
+//! Not covered:
+//! - Hexadecimal floats.
 
-/// The kinds of value a variable can have.
+/// The type of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Any text.
     Text,
     /// `1 t T true TRUE True 0 f F false FALSE False`.
     Bool,
-    /// A whole number, with a prefix for another base than ten; `_` between its digits.
+    /// An integer, optionally with a prefix for base 2, 8 or 16, and `_` between digits.
     Int,
-    /// A number; `_` between its digits.
+    /// A floating-point number, with `_` between digits.
     Float,
-    /// `1h30m`, with units.
+    /// A sum of numbers with units, such as `1h30m`.
     Duration,
     /// `a,b`.
     List,
@@ -23,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What is accepted, for a sentence.
+    /// Describes the accepted texts, for an error message.
     #[must_use]
     pub const fn accepts(self) -> &'static str {
         match self {
@@ -38,7 +41,7 @@ impl Kind {
     }
 }
 
-/// A variable's value.
+/// The value of a variable.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parsed {
     /// Of [`Kind::Text`].
@@ -57,7 +60,7 @@ pub enum Parsed {
     Map(Vec<(String, String)>),
 }
 
-/// What `text` means; nothing where it is refused.
+/// Parses `text`, or returns `None` if envoyproxy/ratelimit would refuse it.
 #[must_use]
 pub fn parse(kind: Kind, text: &str) -> Option<Parsed> {
     Some(match kind {
@@ -79,7 +82,8 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A sign, a base's prefix (`0` alone is eight's), digits, and `_` between them or behind the prefix.
+/// Parses a sign, a base prefix (`0` alone means octal)
+/// and digits. `_` may follow the prefix or a digit.
 fn integer(text: &str) -> Option<i64> {
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -93,7 +97,7 @@ fn integer(text: &str) -> Option<i64> {
         [b'0', _, ..] => (8, &lower[1..]),
         _ => (10, &lower[..]),
     };
-    // Behind a prefix one may come first.
+    // Only a number with a prefix may start with `_`.
     let sound = base != 10 || !digits.starts_with('_');
     let digits = without_underscores(digits).filter(|_| sound)?;
     if digits.starts_with(['+', '-']) {
@@ -102,13 +106,12 @@ fn integer(text: &str) -> Option<i64> {
     i64::from_str_radix(&format!("{sign}{digits}"), base).ok()
 }
 
-/// One between two digits, or between the prefix and the first.
+/// Removes the underscores. Each must be between two digits, or between the prefix and a digit.
 fn without_underscores(digits: &str) -> Option<String> {
     let sound = !digits.contains("__") && !digits.ends_with('_');
     sound.then(|| digits.replace('_', ""))
 }
 
-/// A number, and `_` between two digits of it.
 fn float(text: &str) -> Option<f32> {
     let parts: Vec<_> = text.split('_').collect();
     let digit = |c: char| c.is_ascii_digit();
@@ -116,7 +119,7 @@ fn float(text: &str) -> Option<f32> {
     parts.windows(2).all(between).then(|| parts.concat())?.parse().ok()
 }
 
-/// Nanoseconds of each unit.
+/// The nanoseconds of each unit.
 const UNITS: [(&str, u128); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -128,7 +131,7 @@ const UNITS: [(&str, u128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// The digits after a point that still make a nanosecond.
+/// The number of decimal places to read. Further places are below a nanosecond.
 const FRACTION: usize = 18;
 
 fn duration(text: &str) -> Option<i64> {
@@ -152,7 +155,7 @@ fn duration(text: &str) -> Option<i64> {
     Some(if negative { -total } else { total })
 }
 
-/// The first number with its unit, and what follows it.
+/// Splits off the first number with its unit, in nanoseconds.
 fn part(text: &str) -> Option<(u128, &str)> {
     let (whole, rest) = digits(text);
     let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);

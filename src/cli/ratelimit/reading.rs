@@ -1,8 +1,12 @@
-//! Variables on their way to settings.
+//! Collects settings from environment variables.
 //!
-//! Guarantees: every problem is collected; a variable that is not set has its default; of settings that what wins over the
-//! variables names, none is said.
-//! Leaves out: what variables mean.
+//! Guarantees:
+//! - Collects all problems.
+//! - An unset variable has its default.
+//! - Skips settings that a flag, a `SLUICEGATE_*` variable or `server.yaml` sets.
+//!
+//! Not covered:
+//! - The meaning of the variables.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
@@ -11,16 +15,15 @@ use super::parse::{Parsed, parse};
 use super::table::{Means, TABLE};
 use crate::config::settings::Named;
 
-/// A line about a variable that is not taken as it stands.
+/// An explanation of a variable that applies differently, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Which.
+    /// The name of the variable.
     pub variable: String,
-    /// What becomes of it, and why.
+    /// The effect of the variable, and the reason.
     pub line: String,
 }
 
-/// What was read so far.
 pub(super) struct Reading<'e> {
     environment: &'e HashMap<String, String>,
     ours: &'e BTreeSet<&'static str>,
@@ -31,7 +34,7 @@ pub(super) struct Reading<'e> {
 }
 
 impl<'e> Reading<'e> {
-    /// Every variable of the table, read by its kind.
+    /// Parses every variable of the table.
     pub(super) fn of(
         environment: &'e HashMap<String, String>,
         ours: &'e BTreeSet<&'static str>,
@@ -49,7 +52,7 @@ impl<'e> Reading<'e> {
             let mut parsed = parse(row.kind, text);
             if parsed.is_none() {
                 reading.refuse(row.name, &format!("takes {}", row.kind.accepts()));
-                // Where that is none of its business: as where it is not set.
+                // An overridden variable may have an invalid text. Use its default.
                 parsed = parse(row.kind, row.default);
             }
             reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
@@ -57,12 +60,12 @@ impl<'e> Reading<'e> {
         reading
     }
 
-    /// Whether what wins over the variables names `setting`.
+    /// Returns `true` if a flag, a `SLUICEGATE_*` variable or `server.yaml` sets `setting`.
     pub(super) fn is_ours(&self, setting: &str) -> bool {
         self.ours.contains(setting)
     }
 
-    /// Whether it names every setting that `variable` could be.
+    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings of `variable`.
     pub(super) fn is_overridden(&self, variable: &str) -> bool {
         let row = TABLE.iter().find(|row| row.name == variable);
         row.is_some_and(|row| match row.means {
@@ -71,12 +74,12 @@ impl<'e> Reading<'e> {
         })
     }
 
-    /// Whether the variable is there, even if empty.
+    /// Returns `true` if the variable exists, even if it is empty.
     pub(super) fn is_set(&self, variable: &str) -> bool {
         self.environment.contains_key(variable)
     }
 
-    /// The text of a variable that need not be in the table.
+    /// Returns the text of a variable, which may be missing from the table.
     pub(super) fn raw(&self, variable: &str) -> &str {
         self.environment.get(variable).map_or("", String::as_str)
     }
@@ -106,7 +109,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Nanoseconds; none for a duration below zero.
+    /// Returns nanoseconds. A negative duration becomes 0.
     pub(super) fn nanos(&self, variable: &str) -> u64 {
         match self.parsed.get(variable) {
             Some(Parsed::Duration(nanos)) => u64::try_from(*nanos).unwrap_or(0),
@@ -128,7 +131,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Says that `setting` is `text` because of `variable`.
+    /// Sets `setting` to `text`, with `variable` as its origin.
     pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
         if self.is_ours(setting) {
             return;
@@ -145,7 +148,7 @@ impl<'e> Reading<'e> {
         self.put(variable, setting, self.text(variable).to_owned());
     }
 
-    /// Says that `setting` is on where `variable` holds something.
+    /// Sets `setting` to true if `variable` is not empty.
     pub(super) fn put_presence(&mut self, variable: &'static str, setting: &'static str) {
         self.put(variable, setting, (!self.text(variable).is_empty()).to_string());
     }
@@ -161,7 +164,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// The address that a host's name or address stands for; all of this machine's where it is empty.
+    /// Sets `setting` to the IP address of `host`. An empty host means all IPv4 addresses.
     pub(super) fn put_host(&mut self, variable: &'static str, setting: &'static str, host: &str) {
         match resolve(host) {
             Some(address) => self.put(variable, setting, address.to_string()),
@@ -169,7 +172,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Pairs as our settings write them.
+    /// Sets `setting` to `pairs` in the format `name=text,name=text`.
     pub(super) fn put_pairs(
         &mut self,
         variable: &'static str,
@@ -180,7 +183,7 @@ impl<'e> Reading<'e> {
         self.put(variable, setting, pairs.join(","));
     }
 
-    /// Says that `variable` is not taken as it stands.
+    /// Records a note about `variable`, unless it is overridden.
     pub(super) fn note(&mut self, variable: &str, line: &str) {
         if self.is_overridden(variable) {
             return;
@@ -188,7 +191,7 @@ impl<'e> Reading<'e> {
         self.notes.push(Note { variable: variable.to_owned(), line: line.to_owned() });
     }
 
-    /// Says of those that hold something why nothing heeds them.
+    /// Records `why` as a note for each of `variables` that is not empty.
     pub(super) fn unused(&mut self, variables: &[&str], why: &str) {
         for variable in variables {
             if !self.raw(variable).is_empty() {
@@ -197,7 +200,8 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Says that the process cannot start. Where `variable` is overridden it can: what follows is still to be read.
+    /// Records an error that prevents the start. Ignored if `variable`
+    /// is overridden, so the caller must continue to read the rest.
     pub(super) fn refuse(&mut self, variable: &str, why: &str) {
         if self.is_overridden(variable) {
             return;

@@ -1,8 +1,7 @@
-//! The store of counters, as the reference's variables name it.
+//! Reads the variables for the store.
 
 use super::reading::Reading;
 
-/// The variables of one of the two stores.
 struct Names {
     socket_type: &'static str,
     kind: &'static str,
@@ -38,15 +37,15 @@ const PER_SECOND: Names = Names {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// How long the reference waits for a connection where nothing is said.
+/// The default connection timeout of envoyproxy/ratelimit.
 const REFERENCE_TIMEOUT_NANOS: u64 = 10_000_000_000;
-/// The shortest deadline that leaves time to answer.
+/// The shortest usable timeout of a store call.
 const LEAST_NANOS: u64 = 1_000_000;
 
 pub(super) fn read(reading: &mut Reading<'_>) {
     match reading.text("BACKEND_TYPE") {
         "redis" | "" => {}
-        // Our own word says where counters are.
+        // Our own setting selects the store.
         _ if reading.is_ours("backend") => {}
         "memcache" => {
             return reading.refuse(
@@ -76,7 +75,7 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     tls(reading, &stores);
 }
 
-/// Here a timeout bounds each command, not only the call for a connection.
+/// Reads the timeout. In Sluicegate it applies to each command, and not only to the connection.
 fn deadline(reading: &mut Reading<'_>) {
     let own = reading.nanos("REDIS_OP_TIMEOUT");
     let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
@@ -113,7 +112,7 @@ fn store(reading: &mut Reading<'_>, names: &Names, setting: &'static str) {
 
 type Wrong = (&'static str, &'static str);
 
-/// The store as our settings write it.
+/// Returns the URL of the store in the syntax of our settings.
 fn url(reading: &Reading<'_>, names: &Names) -> Result<String, Wrong> {
     let text = reading.text(names.url);
     let kind = reading.text(names.kind).to_uppercase();
@@ -164,14 +163,13 @@ fn single(reading: &Reading<'_>, names: &Names, tls: &str, text: &str) -> Result
     Ok(format!("redis+unix://{}{}", who(reading, names, &[]), escaped(text, "/")))
 }
 
-/// One address of a list.
 struct Node {
     who: Option<String>,
     host: String,
     database: String,
 }
 
-/// Each `host:port`, or `redis://user:password@host:port/database`.
+/// Parses `host:port` or `redis://user:password@host:port/0`.
 fn nodes(items: &[&str], names: &Names) -> Result<Vec<Node>, Wrong> {
     let node = |item: &&str| {
         let Some(rest) = item.strip_prefix("redis://") else {
@@ -206,7 +204,7 @@ fn database(nodes: &[Node]) -> String {
     named.map(|node| format!("/{}", node.database)).unwrap_or_default()
 }
 
-/// As whom: what the variable says wins over what a URL does.
+/// Returns the credentials as `user:password@`. The variable wins over the URL.
 fn who(reading: &Reading<'_>, names: &Names, nodes: &[Node]) -> String {
     let auth = reading.text(names.auth);
     if auth.is_empty() {
@@ -217,12 +215,12 @@ fn who(reading: &Reading<'_>, names: &Names, nodes: &[Node]) -> String {
     format!("{}:{}@", escaped(user, ""), escaped(password, ""))
 }
 
-/// Before the first colon stands the user; without one all is the password.
+/// Splits at the first colon. Without a colon, the text is the password.
 fn user_and_password(auth: &str) -> (&str, &str) {
     auth.split_once(':').unwrap_or(("", auth))
 }
 
-/// `text` with `%` escapes for all but letters, digits, `-._~` and what is `plain`.
+/// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
 fn escaped(text: &str, plain: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -237,7 +235,8 @@ fn escaped(text: &str, plain: &str) -> String {
     escaped
 }
 
-/// Those whose place our own word names: what it says there of TLS and sentinels is not known here.
+/// Returns the stores whose URL comes from our own settings.
+/// Their TLS and Sentinel options are unknown here.
 fn ours(reading: &Reading<'_>) -> impl Iterator<Item = &'static Names> {
     let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
     all.into_iter().filter(|(_, setting)| reading.is_ours(setting)).map(|(names, _)| names)

@@ -1,4 +1,4 @@
-//! Where limits come from: a tree of files in the reference's layouts, or a management server.
+//! Reads the variables for the source of limits: a directory tree, or an xDS server.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,8 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     }
 }
 
-/// Files that our own word names are no tree of the reference's: they are named as they are, and have to be there.
+/// Reads the file options for paths from our own limits
+/// setting. These paths are used unchanged, and must exist.
 fn our_files(reading: &mut Reading<'_>) {
     reading.unused(&XDS, OUR_FILES);
     dot_files(reading);
@@ -45,7 +46,7 @@ fn dot_files(reading: &mut Reading<'_>) {
 
 fn files(reading: &mut Reading<'_>) {
     reading.unused(&XDS, FILES);
-    // The first files may be wrong: then it serves without limits, as if it had been told to.
+    // If the first files are invalid, envoyproxy/ratelimit starts without limits.
     reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
     dot_files(reading);
     let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
@@ -57,7 +58,8 @@ fn files(reading: &mut Reading<'_>) {
     }
 }
 
-/// The tree below the subdirectory, of which the names must begin with the application's.
+/// Reads the tree below `RUNTIME_SUBDIRECTORY`. File
+/// names must start with `RUNTIME_APPDIRECTORY`.
 fn watched_root(reading: &mut Reading<'_>, root: &Path, tree: &Path) {
     reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
     let is_there = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
@@ -94,7 +96,7 @@ fn limits(reading: &mut Reading<'_>, tree: &Path) {
     reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
 }
 
-/// As Go joins: an absolute second part is still below the first.
+/// Joins paths like Go: an absolute `part` is still below `root`.
 fn below(root: &Path, part: &str) -> PathBuf {
     match part.trim_matches('/') {
         "" => root.to_owned(),
@@ -105,7 +107,7 @@ fn below(root: &Path, part: &str) -> PathBuf {
 fn xds(reading: &mut Reading<'_>) {
     reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
     let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
-    // How gRPC writes that a name is looked up, which it is.
+    // Remove gRPC's resolver schemes: the name is always resolved here.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
     reading.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
     reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");

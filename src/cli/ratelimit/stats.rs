@@ -1,4 +1,4 @@
-//! Where statistics go.
+//! Reads the variables for the sinks of statistics.
 
 use super::parse::{Kind, Parsed, parse};
 use super::reading::Reading;
@@ -7,7 +7,7 @@ use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 pub(super) fn read(reading: &mut Reading<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
-    // Where our own word says where they go, the variables may differ about it.
+    // If our own settings select a sink, conflicting variables are no error.
     let theirs = !["stats_sink", "metrics"].iter().any(|setting| reading.is_ours(setting));
     let (variable, sink) = match () {
         () if reading.flag("DISABLE_STATS") => return disabled(reading),
@@ -30,7 +30,8 @@ pub(super) fn read(reading: &mut Reading<'_>) {
         metrics(reading);
     }
     if reading.is_ours("stats_sink") {
-        // Which it is is not known here: what it does not heed is dropped.
+        // The sink of our own setting is unknown here.
+        // Settings that it does not use have no effect.
         sent(reading, &["statsd", "dogstatsd"]);
     } else if sink != "none" {
         sent(reading, &[sink]);

@@ -1,29 +1,34 @@
-//! Every variable of envoyproxy/ratelimit, with its default and what becomes of it here.
+//! Lists the variables of envoyproxy/ratelimit, with their defaults and settings.
 //!
-//! Guarantees: a variable that is read is in this table; what is not honoured says why, in a sentence.
-//! Leaves out: the mogrifiers' variables, whose names hold a name ([`super::stats`]), and `OTEL_*`.
+//! Guarantees:
+//! - Contains every variable that is read.
+//! - Each unsupported variable has an explanation.
+//!
+//! Not covered:
+//! - The variables of mogrifiers, whose names are not fixed: see [`super::stats`].
+//! - `OTEL_*`.
 
 use super::parse::Kind;
 
-/// One variable.
+/// A variable of envoyproxy/ratelimit.
 #[derive(Debug)]
 pub struct Row {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What its text must be.
+    /// The type.
     pub kind: Kind,
-    /// Its text where it is not set; nothing for an empty value of its kind.
+    /// The default text. Empty if the default is the empty value of the type.
     pub default: &'static str,
-    /// What becomes of it.
+    /// The effect in Sluicegate.
     pub means: Means,
 }
 
-/// What becomes of a variable.
+/// The effect of a variable in Sluicegate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// It is these settings, or part of them.
+    /// The variable determines these settings, alone or with other variables.
     Settings(&'static str),
-    /// It means nothing here: the line that says so where it is set.
+    /// The variable has no effect. Contains the explanation for the log.
     Nothing(&'static str),
 }
 
@@ -42,7 +47,7 @@ const PARALLEL: &str = "the slots of a Cluster are always asked at the same time
 const STARTS_ALL_THE_SAME: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
 const MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
 
-/// Every variable.
+/// All variables.
 pub static TABLE: &[Row] = &[
     // Listeners and server.
     row("HOST", Text, "0.0.0.0", Is("http_host")),
@@ -68,10 +73,9 @@ pub static TABLE: &[Row] = &[
              GRPC_CLIENT_TLS_CACERT demands one",
         ),
     ),
-    // Logging.
     row("LOG_LEVEL", Text, "WARN", Is("log_level")),
     row("LOG_FORMAT", Text, "text", Is("log_format")),
-    // Where limits come from.
+    // Source of limits.
     row("CONFIG_TYPE", Text, "FILE", Is("limits, xds_server")),
     row("FORCE_START_WITHOUT_INITIAL_CONFIG", Bool, "false", Is("start_without_config")),
     row("MERGE_DOMAIN_CONFIG", Bool, "false", Is("merge_domains")),
@@ -126,7 +130,6 @@ pub static TABLE: &[Row] = &[
     row("LIMIT_REMAINING_HEADER", Text, "RateLimit-Remaining", Is("remaining_header")),
     row("LIMIT_RESET_HEADER", Text, "RateLimit-Reset", Is("reset_header")),
     row("ENABLE_NEGATIVE_HITS", Bool, "false", Is("negative_hits")),
-    // Redis.
     row("REDIS_SOCKET_TYPE", Text, "unix", Is("backend")),
     row("REDIS_TYPE", Text, "SINGLE", Is("backend")),
     row("REDIS_URL", Text, "/var/run/nutcracker/ratelimit.sock", Is("backend")),
@@ -174,7 +177,6 @@ pub static TABLE: &[Row] = &[
     row("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Int, "1", Nothing(PARALLEL)),
     row("REDIS_PERSECOND_TIMEOUT", Duration, "10s", Is("backend_deadline")),
     row("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", Nothing(ONE_CONNECTION)),
-    // Memcached.
     row("MEMCACHE_HOST_PORT", List, "", Nothing(MEMCACHED)),
     row("MEMCACHE_SRV", Text, "", Nothing(MEMCACHED)),
     row("MEMCACHE_SRV_REFRESH", Duration, "0", Nothing(MEMCACHED)),
@@ -184,7 +186,6 @@ pub static TABLE: &[Row] = &[
     row("MEMCACHE_TLS_CLIENT_KEY", Text, "", Nothing(MEMCACHED)),
     row("MEMCACHE_TLS_CACERT", Text, "", Nothing(MEMCACHED)),
     row("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", Bool, "false", Nothing(MEMCACHED)),
-    // Statistics.
     row("DISABLE_STATS", Bool, "false", Is("stats_sink, metrics")),
     row("USE_STATSD", Bool, "true", Is("stats_sink")),
     row("USE_DOG_STATSD", Bool, "false", Is("stats_sink")),
@@ -199,7 +200,6 @@ pub static TABLE: &[Row] = &[
     row("PROMETHEUS_PATH", Text, "/metrics", Is("metrics_path")),
     row("PROMETHEUS_MAPPER_YAML", Text, "", Is("metrics_mapping")),
     row("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Bool, "false", Is("metrics_milliseconds")),
-    // Tracing.
     row("TRACING_ENABLED", Bool, "false", Is("otlp, otlp_counts")),
     row("TRACING_EXPORTER_PROTOCOL", Text, "http", Is("otlp_protocol")),
     row("TRACING_SERVICE_NAME", Text, "RateLimit", Is("otlp_service")),

@@ -1,6 +1,7 @@
-//! Traces: by `TRACING_*` as far as `OTEL_*`, which wins, says nothing.
+//! Reads `TRACING_*`. The `OTEL_*` variables win over them.
 //!
-//! Leaves out: `OTEL_EXPORTER_OTLP_*`, which both services read for themselves.
+//! Not covered:
+//! - `OTEL_EXPORTER_OTLP_*`: both services read them directly.
 
 use super::reading::Reading;
 
@@ -22,7 +23,7 @@ pub(super) fn read(reading: &mut Reading<'_>) {
         "grpc" => reading.put(variable, "otlp_protocol", "grpc".to_owned()),
         _ => reading.refuse(variable, "takes http or grpc"),
     }
-    // Its collector may take nothing but spans, which is all that the reference tells it.
+    // The collector may accept only spans: envoyproxy/ratelimit sends nothing else.
     reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
     reading.put_text("TRACING_SERVICE_NAME", "otlp_service");
     let named = [

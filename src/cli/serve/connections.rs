@@ -1,4 +1,4 @@
-//! How gRPC's connections are: whom they are for, how long they last, and whether anybody should make one.
+//! Configures the gRPC connections, and makes readiness follow the store.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::edge::health::Health;
 use crate::engine::Engine;
 use crate::kernel::units::Nanos;
 
-/// TLS of the gRPC port, if it is to be spoken.
+/// Loads the certificates of the gRPC port. Returns `None` if TLS is off.
 ///
 /// # Errors
-/// A sentence: what is wrong with the files.
+/// The problem with the files.
 pub(super) fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, String> {
     let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
     let Some((certificate, key)) = files else { return Ok(None) };
@@ -29,8 +29,8 @@ pub(super) fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, String> {
     Ok(Some(Arc::new(tls)))
 }
 
-/// When connections are told to go: a tenth sooner or later in each process, so that a fleet's do not all
-/// come back at one time.
+/// Returns the maximum connection age, varied by up to 10 % in
+/// each process. This spreads the reconnections to a fleet.
 pub(super) fn age_of(settings: &Settings) -> Option<grpc::Age> {
     let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
     let drawn = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
@@ -39,10 +39,9 @@ pub(super) fn age_of(settings: &Settings) -> Option<grpc::Age> {
     Some(grpc::Age { most, grace: grace.map(Duration::from) })
 }
 
-/// How often it is looked whether the store of counters answers, where health heeds that.
+/// The interval at which readiness follows the store's availability.
 const HEED: Duration = Duration::from_millis(250);
 
-/// Lets health follow the store of counters.
 pub(super) async fn heed_backend(health: Health, engine: Arc<Engine>) {
     let mut ticks = tokio::time::interval(HEED);
     loop {

@@ -1,11 +1,11 @@
-//! From the signal to the end: told to stop, the process leaves without failing a request.
+//! Shuts the process down without failing a request.
 //!
-//! 1. SIGTERM or SIGINT: health says `NOT_SERVING`, and questions are answered as before.
-//! 2. After `drain_delay`, when load balancers have looked elsewhere: GOAWAY, no new calls.
-//! 3. Calls under way finish, for `drain_timeout` at most. A second signal ends the wait.
+//! 1. SIGTERM or SIGINT: health checks report `NOT_SERVING`. Checks are still decided.
+//! 2. After `drain_delay`, when load balancers have reacted: GOAWAY, and no new calls.
+//! 3. Requests in flight finish within `drain_timeout`. A second signal ends the wait.
 //!
-//! SIGHUP is an end where `on_hangup: stop` says so; otherwise it reloads. It is heard from the first moment on either way: who
-//! does not hear it dies of it.
+//! SIGHUP shuts down if `on_hangup` is `stop`, and reloads otherwise. Its handler
+//! is installed first, because the default action of SIGHUP ends the process.
 
 use std::time::Duration;
 
@@ -16,27 +16,25 @@ use crate::config::settings::OnHangup;
 use crate::edge::health::{Health, Ready};
 use crate::source::Reload;
 
-/// The phases of the end, in order.
+/// The phases of a shutdown, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
-    /// Not ending.
     Serving,
-    /// Take no new calls, finish those under way.
+    /// No new calls. Requests in flight finish.
     Finishing,
 }
 
-/// The signals that end the process.
 pub(super) struct Ends {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
 }
 
-/// The hangups that ask for a load; none where they end the process.
+/// The SIGHUP signals that trigger a reload. `None` if SIGHUP ends the process.
 pub(super) struct Hangups(Option<Signal>);
 
 impl Hangups {
-    /// Asks `reload` at each, from the first that came.
+    /// Triggers a reload at each SIGHUP since the start. Never returns.
     pub(super) async fn ask(self, reload: Reload) {
         let Some(mut hangups) = self.0 else { return std::future::pending().await };
         while hangups.recv().await.is_some() {
@@ -46,8 +44,10 @@ impl Hangups {
 }
 
 impl Ends {
+    /// Installs the signal handlers.
+    ///
     /// # Errors
-    /// When the system refuses a handler.
+    /// The system refuses a handler.
     pub(super) fn listen(on_hangup: OnHangup) -> std::io::Result<(Self, Hangups)> {
         let hangups = Some(signal(SignalKind::hangup())?);
         let (hangup, hangups) = match on_hangup {
@@ -59,7 +59,7 @@ impl Ends {
         Ok((Self { terminate, interrupt, hangup }, Hangups(hangups)))
     }
 
-    /// The next one.
+    /// Waits for the next signal, and returns its name.
     pub(super) async fn next(&mut self) -> &'static str {
         let hangup = async {
             match &mut self.hangup {
@@ -75,15 +75,14 @@ impl Ends {
     }
 }
 
-/// How long the phases take.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) delay: Duration,
     pub(super) finish: Duration,
 }
 
-/// Waits for the signal and leads through the phases; returns when the process must end, finished
-/// or not.
+/// Waits for the first signal, then runs the phases. Returns when
+/// the process must end, even if requests are still in flight.
 pub(super) async fn lead(
     mut ends: Ends,
     health: Health,
@@ -109,8 +108,7 @@ pub(super) async fn lead(
     }
 }
 
-/// Resolves when calls under way are to be finished.
 pub(super) async fn finishing(mut phase: watch::Receiver<Phase>) {
-    // A sender that is gone means that the process is ending as well.
+    // A closed channel also means that the process ends.
     drop(phase.wait_for(|phase| *phase == Phase::Finishing).await);
 }

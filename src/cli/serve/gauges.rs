@@ -1,6 +1,7 @@
-//! Requests in flight and balances, from the engine's words to those of metrics.
+//! Converts requests in flight and lease balances to metrics.
 //!
-//! Leaves out: which of them have series of their own, which is for [`metrics`].
+//! Not covered:
+//! - The selection of limits with their own series: see [`metrics`].
 
 use crate::engine::ceilings::InUse;
 use crate::engine::{Engine, admit};
@@ -29,7 +30,6 @@ pub(super) fn in_use(engine: &Engine) -> Vec<metrics::Ceiling> {
     engine.ceilings_in_use().into_iter().map(ceiling).collect()
 }
 
-/// What is held of leased limits.
 pub(super) fn balances(engine: &Engine) -> metrics::Balances {
     let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
     metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }

@@ -1,4 +1,4 @@
-//! From the source of limits to the engine, and what admin shows of it.
+//! Loads limits from the source into the engine, and reports the loads on the admin port.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
@@ -26,10 +26,10 @@ use crate::telemetry::stats::{Stat, Stats};
 use super::drain::Ends;
 use super::waiting;
 
-/// Starts watching the limits; the first load is done when this returns.
+/// Starts the source. For files, the first load has finished when this returns.
 ///
 /// # Errors
-/// A sentence, where a management server cannot be asked so.
+/// The xDS headers are invalid.
 pub(super) async fn watch(settings: &Settings, engine: &Arc<Engine>) -> Result<Source, String> {
     let merge_domains = settings.merge_domains;
     let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
@@ -90,7 +90,8 @@ fn xds_of(settings: &Settings, server: &Address) -> xds::Options {
 }
 
 impl Source {
-    /// Waits for the first limits, and says at `http` meanwhile that it lives. False when it is told to stop before.
+    /// Waits for the first limits, and answers probes at `http`
+    /// meanwhile. Returns `false` if a signal arrives first.
     pub(super) async fn is_first_here(
         &mut self,
         http: Option<&TcpListener>,
@@ -105,8 +106,8 @@ impl Source {
     }
 }
 
-/// The leased limits that cannot be: the reference service asks the same counters, and knows of no
-/// leases.
+/// Finds leased limits that conflict with `counter_keys: envoyproxy`.
+/// envoyproxy/ratelimit uses the same counters, and ignores leases.
 fn not_leased(config: &Config, texts: &[TextFile]) -> Diagnostics {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
     let mut lines: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
@@ -130,7 +131,6 @@ fn is_shared_and_leased(limit: &Limit) -> bool {
     is_leased && is_shared && matches!(limit.window, Window::Unit(_))
 }
 
-/// One for each of these lines and paths of `text`.
 fn refusals(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
     let (source, mut findings) = (source(&text.name, &text.bytes), Findings::default());
     for (line, path) in lines {
@@ -143,25 +143,23 @@ fn refusals(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
     findings.into_diagnostics(&source)
 }
 
-/// The most domains that a warning names.
 const MOST_NAMED: usize = 8;
 
-/// Puts every accepted load in force, and only then shows it: whoever reads on admin that a load was
-/// accepted is answered by it.
+/// Applies each accepted load before admin shows it. A
+/// client that sees a load on admin is limited by that load.
 pub(super) struct Follower {
     published: watch::Receiver<Published>,
     engine: Arc<Engine>,
-    /// Where health follows the limits: no domain at all is as good as none.
+    /// Set if readiness requires limits. A configuration without domains does not satisfy it.
     judged: Option<Health>,
     hooks: Hooks,
-    /// The hooks whose domain is in no file, as they were last told of.
+    /// The hooks with unknown domains, as last logged.
     astray: Vec<Hook>,
     shown: watch::Sender<Published>,
     counted: Counted,
 }
 
 impl Follower {
-    /// Puts the first load in force.
     pub(super) fn start(
         published: watch::Receiver<Published>,
         engine: Arc<Engine>,
@@ -175,12 +173,10 @@ impl Follower {
         follower
     }
 
-    /// What is in force, as it is now and will be.
     pub(super) fn shown(&self) -> watch::Receiver<Published> {
         self.shown.subscribe()
     }
 
-    /// Goes on until the source ends.
     pub(super) async fn follow(mut self) {
         while self.published.changed().await.is_ok() {
             self.put_in_force();
@@ -205,7 +201,7 @@ impl Follower {
         self.shown.send_replace(latest);
     }
 
-    /// What is asked in a domain that no file has meets no limit, and nobody would notice.
+    /// Warns about hooks with unknown domains. Their checks match no limit.
     fn tell_astray(&mut self, config: &Config) {
         let is_astray = |hook: &&Hook| !config.domains.contains_key(&*hook.domain);
         let astray: Vec<Hook> = self.hooks.0.iter().filter(is_astray).cloned().collect();
@@ -224,7 +220,6 @@ impl Follower {
     }
 }
 
-/// The first names of the domains that there are.
 fn named(config: &Config) -> String {
     let mut names: Vec<&str> = config.domains.keys().map(|name| &**name).collect();
     names.sort_unstable();
@@ -232,7 +227,7 @@ fn named(config: &Config) -> String {
     names.join(", ")
 }
 
-/// Loads that metrics have been told of.
+/// The loads that metrics already include.
 #[derive(Default)]
 struct Counted {
     loads: u64,
@@ -264,7 +259,6 @@ impl Counted {
     }
 }
 
-/// What admin shows.
 pub(super) fn loads(published: &watch::Receiver<Published>) -> Loads {
     let Published { status, .. } = published.borrow().clone();
     Loads {
@@ -290,7 +284,6 @@ fn json(diagnostic: &Diagnostic) -> Value {
     serde_json::to_value(diagnostic).unwrap_or_default()
 }
 
-/// The refusal of a load, as a person reads it.
 pub(super) fn in_words(refused: &Refused) -> String {
     match &refused.why {
         Why::Diagnostics(found) => found.to_string(),

@@ -1,9 +1,11 @@
-//! The sockets, bound before anything else is started.
+//! Binds all sockets before any task starts.
 //!
-//! Guarantees: either every listener is bound or none stays; what could not be bound is told in
-//! words, all at once; while the first limits of a management server are waited for, HTTP alone is
-//! bound; port 0 takes a free port; a Unix socket that nobody listens on any more is replaced, and
-//! goes before its listener does, unless another process has the path by then.
+//! Guarantees:
+//! - Either all sockets are bound, or none stays open. The error lists all failures.
+//! - While the first limits are awaited from xDS, at most HTTP is bound.
+//! - Port 0 takes a free port.
+//! - An abandoned Unix socket is replaced.
+//! - A Unix socket's file is removed before its listener closes, unless another process owns it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -13,10 +15,9 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
 
 use crate::config::settings::Settings;
 
-/// Connections that may wait to be accepted.
+/// The maximum number of connections that are not yet accepted.
 const BACKLOG: u32 = 1024;
 
-/// The bound sockets.
 pub(super) struct Listeners {
     pub(super) grpc: Grpc,
     pub(super) http: TcpListener,
@@ -26,29 +27,29 @@ pub(super) struct Listeners {
     pub(super) peers: Option<TcpListener>,
 }
 
-/// What is bound at first.
+/// The sockets that are bound at startup.
 pub(super) enum Bound {
-    /// Everything.
     All(Box<Listeners>),
-    /// HTTP at most, to say that the process lives: who may not be asked yet must not be found listening.
+    /// At most HTTP, for probes. A process without limits must not listen on other ports.
     Waits(Option<TcpListener>),
 }
 
 impl Bound {
-    /// Binds what is to be found before the limits are there.
+    /// Binds the sockets that must exist before the limits are loaded.
     ///
     /// # Errors
-    /// A sentence for each that cannot be bound.
+    /// One message for each socket.
     pub(super) async fn first(settings: &Settings) -> Result<Self, Vec<String>> {
         if settings.xds_server.is_some() && !settings.start_without_config {
-            // Beside another process at the same port it would be sent that one's questions, and answer none.
+            // With `reuse_port`, the kernel would send this listener
+            // another process' checks, which it cannot answer.
             let http = (!settings.reuse_port).then(|| http(settings)).transpose();
             return http.map(Self::Waits).map_err(|why| vec![why]);
         }
         Ok(Self::All(Box::new(Listeners::bind(settings, http(settings)).await?)))
     }
 
-    /// Binds the rest.
+    /// Binds the remaining sockets.
     ///
     /// # Errors
     /// As [`Bound::first`].
@@ -62,26 +63,24 @@ impl Bound {
     }
 }
 
-/// What the kernel is asked to keep of datagrams that come faster than they are read; it gives what
-/// its `net.core.rmem_max` allows.
+/// The requested receive buffer for datagrams, in
+/// bytes. The kernel limits it to `net.core.rmem_max`.
 const DATAGRAMS_KEPT: usize = 4 << 20;
-/// Where gRPC is spoken.
 pub(super) enum Grpc {
-    /// At a port.
     Tcp(TcpListener),
-    /// At a socket in the file system, whose file goes first.
+    /// A Unix socket. The file is first, so that it is dropped first.
     Unix(SocketFile, UnixListener),
 }
 
-/// A socket's file, which goes when this does: before its listener, for once nobody listens the next process takes the
-/// path, and the file there is its own.
+/// Removes the socket's file when dropped, which must be before the listener
+/// closes. After that, the file may belong to the next process that takes the path.
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// Which file it is; none where nobody could say.
+    /// The identity of the file. `None` if it could not be read.
     inode: Option<Inode>,
 }
 
-/// Device and number: as long as the listener is open no other file has them.
+/// Device and inode number. Unique as long as the listener is open.
 type Inode = (u64, u64);
 
 fn inode(path: &Path) -> Option<Inode> {
@@ -98,14 +97,14 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.inode.is_some() && self.inode == inode(&self.path) {
-            // Whoever took it away already is welcome.
+            // The file may already be removed.
             std::fs::remove_file(&self.path).ok();
         }
     }
 }
 
 impl Listeners {
-    /// Binds all of them, `http` beside them.
+    /// Binds all sockets except HTTP.
     async fn bind(
         settings: &Settings,
         http: Result<TcpListener, String>,
@@ -138,7 +137,6 @@ impl Listeners {
         }
     }
 
-    /// A line for each: its name and where it listens.
     pub(super) fn lines(&self) -> Vec<String> {
         let line = |name: &str, listener: &TcpListener| {
             let address = listener.local_addr().ok()?;
@@ -157,7 +155,6 @@ impl Listeners {
     }
 }
 
-/// A port to listen on.
 struct Ask {
     name: &'static str,
     host: IpAddr,
@@ -173,7 +170,7 @@ impl Ask {
 
     fn listen(&self) -> std::io::Result<TcpListener> {
         let socket = if self.host.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // As after a restart: connections of the process before may still be ending.
+        // Allows a restart while connections of the previous process are still closing.
         socket.set_reuseaddr(true)?;
         if self.reuse {
             socket.set_reuseport(true)?;
@@ -195,7 +192,7 @@ async fn unix(path: &Path) -> Result<Grpc, String> {
     };
     if let Ok(there) = std::fs::symlink_metadata(path) {
         let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-        // Left behind by a process that was killed; anything else is somebody's.
+        // A killed process left the socket. Any other file belongs to another program.
         let is_left =
             there.file_type().is_socket() && UnixStream::connect(path).await.is_err_and(refused);
         if !is_left {

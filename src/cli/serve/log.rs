@@ -1,4 +1,4 @@
-//! Where log lines go: standard error, as text for people or one JSON object a line.
+//! Writes the log to standard error, as text or as one JSON object per line.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::clock::Clock;
 use crate::config::settings::{LogFormat, LogLevel};
 
-/// Starts the log. A second start, as in tests, changes nothing.
+/// Starts the log. Later calls have no effect.
 pub(super) fn start(level: LogLevel, format: LogFormat) {
     let lines = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -27,8 +27,9 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     drop(started);
 }
 
-/// What others write at `trace` is not for people: one tells of every change to a file, and be it the log's own. The client
-/// of Redis shows at `debug` whatever it is answered, which can be the password that it sent.
+/// Limits the log level of libraries. At `trace`, the file watcher
+/// logs every file change, even those of the log file. At `debug`,
+/// the Redis client logs all replies, which can contain the password.
 fn filter(level: LogLevel) -> EnvFilter {
     EnvFilter::new(match level.word() {
         "trace" => "debug,sluicegate=trace,fred=info",
@@ -37,7 +38,8 @@ fn filter(level: LogLevel) -> EnvFilter {
     })
 }
 
-/// The keys of the reference's JSON: `@timestamp`, `@message`, `level`, and each field by its name.
+/// The JSON format of envoyproxy/ratelimit: `@timestamp`,
+/// `@message`, the level, and the fields by name.
 struct Reference(Clock);
 
 impl<S, N> FormatEvent<S, N> for Reference

@@ -1,4 +1,4 @@
-//! What replicas that share a store tell each other, wired.
+//! Connects replicas that share a store.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,16 @@ use crate::edge::grpc::tls;
 use crate::engine::Engine;
 use crate::engine::peers::Post;
 
-/// The shortest secret in a file: as that of `peer_secret`.
+/// The minimum length of a secret, as for `peer_secret`.
 const SHORTEST: usize = 16;
 
-/// The port that other replicas are heard on, where there may be others.
+/// Returns the port for other replicas. `None` if the store is not shared.
 pub(super) fn port(settings: &Settings) -> Option<u16> {
     settings.peer_port.filter(|_| settings.backend != Backend::Memory)
 }
 
-/// The engine, one of those that pass ends on to each other where there may be others.
+/// Lets the engine forward releases to other replicas if the
+/// store is shared. Returns the queue of these releases.
 pub(super) fn joined(
     settings: &Settings,
     engine: Engine,
@@ -34,10 +35,10 @@ pub(super) fn joined(
     if port(settings).is_some() { engine.with_peers() } else { (engine, None) }
 }
 
-/// How other replicas are known.
+/// Loads the credentials for authenticating other replicas.
 ///
 /// # Errors
-/// A sentence: what is wrong with the files.
+/// The problem with the files.
 pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
     let plain = settings.peer_secret.as_ref().map(|secret| Seal::new(secret.reveal()));
     let file = settings.peer_secret_file.as_deref().map(secret_in).transpose()?;
@@ -53,23 +54,21 @@ pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
     trust.with_certificates(files).map(Arc::new).map_err(|error| error.to_string())
 }
 
-/// How often the file of the secret is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// For how many looks the secret before is good beside a new one, ten minutes: Kubernetes tells a pod of a changed secret within
-/// two.
+/// The polls after which the previous secret becomes invalid:
+/// ten minutes. Kubernetes updates a mounted secret within two.
 const OVERLAP: u32 = 600;
 
-/// The secret, kept as its file says.
+/// The secret of the peers, and the state of polling its file.
 struct Secret {
     trust: Arc<Trust>,
-    /// What was wrong with the file, if anything is.
+    /// The last error of the file, or empty.
     wrong: String,
-    /// Looks since it was last replaced.
+    /// The polls since the last change of the secret.
     looks: u32,
 }
 
 impl Secret {
-    /// Reads the file again and again; never ends.
     async fn keep(mut self, path: PathBuf) {
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -99,7 +98,7 @@ impl Secret {
             }
             Err(wrong) => wrong,
         };
-        // Once, not each second.
+        // Log an error once, and not every second.
         if !wrong.is_empty() && wrong != self.wrong {
             tracing::error!(error = %wrong, "the peers' secret cannot be read anew; the last good one stays");
         }
@@ -120,7 +119,6 @@ fn secret_in(path: &Path) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// What the parts for other replicas are made of.
 pub(super) struct Peering<'s> {
     pub(super) settings: &'s Settings,
     pub(super) engine: &'s Arc<Engine>,
@@ -129,7 +127,7 @@ pub(super) struct Peering<'s> {
 }
 
 impl Peering<'_> {
-    /// Hears other replicas on `listener`, and brings them what is `posted` for them.
+    /// Serves other replicas on `listener`, and sends them the releases in `posted`.
     pub(super) fn start(
         self,
         listener: TcpListener,

@@ -1,11 +1,16 @@
-//! envoyproxy/ratelimit's statistics: made, shown, sent.
+//! Collects, exposes and sends envoyproxy/ratelimit's statistics.
 //!
-//! Guarantees: what cannot be sent waits, up to [`MOST_WAITING`] bytes, and is dropped beyond that with a line in the log; a
-//! line that a broken connection cut is sent again whole, and no other one; a datagram that is known not to have been taken
-//! is sent again; nothing here holds a question up.
-//! Leaves out: what is counted ([`crate::telemetry::stats`]); what the system had taken when a connection broke, and datagrams
-//! that were on their way before another host said that nobody takes them, for nobody says which of these arrived: they are
-//! lost, and the datagram at which that was heard may come twice.
+//! Guarantees:
+//! - Unsent lines wait, up to [`MOST_WAITING`] bytes. Beyond that, they are dropped and logged.
+//! - After a broken connection, only an incomplete line is sent again, as a whole.
+//! - A datagram that is known to be refused is sent again.
+//! - Nothing here delays a check.
+//!
+//! Not covered:
+//! - The counted events: see [`crate::telemetry::stats`].
+//! - Data that the system had accepted before a connection broke. It is lost.
+//! - Datagrams in transit when a remote host refuses one. They are lost.
+//! - The datagram that revealed the refusal. It may arrive twice.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,23 +33,21 @@ use crate::engine::Engine;
 use crate::telemetry::stats::mapping::Mapping;
 use crate::telemetry::stats::{Dialect, Lines, Looked, Rewrite, Stats, page};
 
-/// Most bytes that wait for StatsD.
 const MOST_WAITING: usize = 4 << 20;
-/// How long a connection or a write may take.
+/// The timeout of one send or one name lookup.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The most that is handed to a connection at a time, in bytes.
+/// The maximum size of one write to a connection, in bytes.
 const BATCH: usize = 64 << 10;
-/// The longest datagram: what fits a frame of Ethernet.
+/// The maximum size of a datagram with several lines, in bytes: one Ethernet frame.
 const DATAGRAM: usize = 1432;
-/// The longest that a line alone can make: 65,535 bytes without the headers of IP and UDP.
+/// The maximum size of a datagram with one line, in bytes: 65,535 without the IP and UDP headers.
 const LONGEST: usize = 65_507;
-/// How often the name of who takes datagrams is looked up again: it may stand for another address by now, and nothing tells
-/// that the old one loses them.
+/// The interval for resolving the receiver's name again.
+/// Datagrams to an outdated address are lost without an error.
 const LOOKUP: Duration = Duration::from_secs(30);
-/// The largest file of a mapping, in bytes.
 const LARGEST: u64 = 1 << 20;
 
-/// What the settings ask to be counted, if anything.
+/// Returns the statistics, or `None` if the settings neither expose nor send them.
 pub(super) fn of(settings: &Settings) -> Option<Arc<Stats>> {
     let is_shown = settings.metrics && settings.metrics_names != MetricNames::Own;
     let is_sent = settings.stats_sink != StatsSink::None;
@@ -53,7 +56,8 @@ pub(super) fn of(settings: &Settings) -> Option<Arc<Stats>> {
     (is_shown || is_sent).then(|| Arc::new(made()))
 }
 
-/// The mapping that is named, or the built-in one: a file that is not there or wrong is no reason not to limit.
+/// Returns the mapping that the settings name. Uses the built-in mapping if
+/// the file is missing or invalid, because limits must still be enforced.
 fn mapping(settings: &Settings) -> Mapping {
     let built_in = || Mapping::built_in(settings.metrics_milliseconds);
     let Some(path) = &settings.metrics_mapping else { return built_in() };
@@ -74,10 +78,8 @@ fn mapping(settings: &Settings) -> Mapping {
     })
 }
 
-/// What looks up the reference's statistics that are counted elsewhere.
 pub(super) type Look = Arc<dyn Fn() -> Vec<Looked> + Send + Sync>;
 
-/// Those of this process.
 pub(super) fn look(
     engine: &Arc<Engine>,
     tls: Option<Arc<Tls>>,
@@ -96,7 +98,7 @@ pub(super) fn look(
     })
 }
 
-/// Names of what is open, what was made and what is gone.
+/// The statistics of open, created and closed connections.
 const FIRST: [&str; 3] = [
     "ratelimit.redis_pool.cx_active",
     "ratelimit.redis_pool.cx_total",
@@ -135,7 +137,7 @@ fn certificates(of: Readings) -> [Looked; 3] {
     ]
 }
 
-/// The page of metrics: `own`, the reference's, or both.
+/// Returns the metrics page: our own metrics, those of envoyproxy/ratelimit, or both.
 pub(super) fn pages(
     names: MetricNames,
     own: impl Fn() -> String + Send + Sync + 'static,
@@ -154,7 +156,8 @@ pub(super) fn pages(
     })
 }
 
-/// How that page may be had: the reference's in its own format alone, for it has counters that are not called `_total`.
+/// Returns the formats of the metrics page. envoyproxy/ratelimit's
+/// counters lack the suffix `_total` that OpenMetrics requires.
 pub(super) const fn formats(names: MetricNames) -> Formats {
     match names {
         MetricNames::Own => Formats::Both,
@@ -162,7 +165,6 @@ pub(super) const fn formats(names: MetricNames) -> Formats {
     }
 }
 
-/// Sends statistics for ever.
 pub(super) async fn send(settings: Settings, stats: Arc<Stats>, look: Look) {
     let dialect = match settings.stats_sink {
         StatsSink::None => return std::future::pending().await,
@@ -188,7 +190,7 @@ pub(super) async fn send(settings: Settings, stats: Arc<Stats>, look: Look) {
 }
 
 fn rewrite(rule: &Mogrifier) -> Option<Rewrite> {
-    // The settings have compiled it before.
+    // The settings have already validated the pattern.
     let pattern = Regex::new(&rule.pattern).ok()?;
     Some(Rewrite { pattern, name: rule.name.clone(), tags: rule.tags.clone() })
 }
@@ -233,7 +235,7 @@ impl Sink {
         }
     }
 
-    /// Sends what waits, until something fails.
+    /// Sends the waiting lines until an error occurs.
     async fn send(&mut self) {
         let was_tried = self.to.is_tried();
         let sent = timeout(PATIENCE, self.to.send(&mut self.waiting)).await;
@@ -271,7 +273,7 @@ impl To {
                 std::io::stderr().lock().write_all(text.as_bytes())?;
                 waiting.clear();
             }
-            // Whatever ends this early takes the connection with it.
+            // An error or a timeout also drops the connection.
             Self::Tcp(at, held) => {
                 let mut stream = match held.take().filter(is_open) {
                     Some(stream) => stream,
@@ -292,8 +294,8 @@ impl To {
         Ok(())
     }
 
-    /// Looks up again where datagrams go, and goes on from a port of its own, for what is on the way may remember the old
-    /// one's. If that fails, nothing changes.
+    /// Resolves the receiver's name again, and opens a new socket. The new source
+    /// port avoids stale NAT entries. If the lookup fails, nothing changes.
     async fn look_up(&mut self) {
         let Self::Udp(at, Some(socket)) = self else { return };
         if let Ok(Ok(anew)) = timeout(PATIENCE, connected(at)).await {
@@ -301,8 +303,8 @@ impl To {
         }
     }
 
-    /// Whether a send that succeeds proves that somebody takes it: the first of a socket does not, for nobody has had
-    /// time to refuse it.
+    /// Returns `true` if a successful send would prove that a receiver exists. The
+    /// first datagram of a socket proves nothing, because a refusal arrives later.
     const fn is_tried(&self) -> bool {
         !matches!(self, Self::Udp(_, None))
     }
@@ -316,7 +318,7 @@ impl To {
     }
 }
 
-/// Whether the other side has not hung up. What it says otherwise is of no interest.
+/// Returns `true` if the receiver has not closed the connection. Discards data from the receiver.
 fn is_open(stream: &TcpStream) -> bool {
     match stream.try_read(&mut [0; 64]) {
         Ok(length) => length != 0,
@@ -324,7 +326,7 @@ fn is_open(stream: &TcpStream) -> bool {
     }
 }
 
-/// Writes what waits. A line waits until the system has taken the whole of it.
+/// Writes the waiting lines. Removes a line only after the system has accepted all of it.
 async fn write(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
     let mut begun = 0;
     while let Some((text, _)) = packet(waiting, BATCH) {
@@ -338,7 +340,7 @@ async fn write(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::R
     Ok(())
 }
 
-/// Drops the lines that are within the bytes `taken`; how many of the next one's are among them.
+/// Removes the lines within the first `taken` bytes. Returns the accepted bytes of the next line.
 fn drop_taken(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
     while let Some(length) = waiting.front().map(String::len).filter(|length| *length <= taken) {
         taken -= length;
@@ -347,7 +349,6 @@ fn drop_taken(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
     taken
 }
 
-/// Sends what waits as datagrams.
 async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
     while let Some((text, lines)) = packet(waiting, DATAGRAM) {
         let text = text.trim_end();
@@ -355,7 +356,8 @@ async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result
             tracing::warn!(bytes = text.len(), "a statistic is lost: no datagram is so long");
         } else {
             to.send(text.as_bytes()).await?;
-            // That nobody is there is told afterwards: at once by this host, to the next datagram by another one.
+            // The system reports a refusal after the send: at once
+            // for this host, at the next datagram for a remote host.
             to.take_error()?.map_or(Ok(()), Err)?;
         }
         waiting.drain(..lines);
@@ -363,7 +365,7 @@ async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result
     Ok(())
 }
 
-/// The next lines that fit together, at least one, and how many they are.
+/// Joins the next lines that fit into `most` bytes, at least one. Also returns the number of lines.
 fn packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
     let mut lines = waiting.iter();
     let (mut packet, mut count) = (lines.next()?.clone(), 1);
@@ -398,7 +400,7 @@ mod tests {
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(20);
-    /// Long enough for what does not come.
+    /// Long enough to show that nothing arrives.
     const MOMENT: Duration = Duration::from_millis(100);
 
     fn address(of: SocketAddr) -> Address {
@@ -413,7 +415,7 @@ mod tests {
         waiting.iter().map(String::as_str).collect()
     }
 
-    /// The next datagram, and the port that it came from.
+    /// Receives the next datagram, and its source port.
     async fn heard(socket: &UdpSocket) -> (String, u16) {
         let mut bytes = [0; 2_048];
         let (length, from) =
@@ -423,7 +425,8 @@ mod tests {
 
     #[test]
     fn a_datagram_is_as_long_as_fits_a_frame_of_ethernet_and_no_longer() {
-        // 1432: what StatsD advises for fast Ethernet (docs/metric_types.md, "Multi-Metric Packets").
+        // StatsD recommends 1432 bytes for fast Ethernet
+        // (docs/metric_types.md, "Multi-Metric Packets").
         let of = |its: [usize; 3]| -> Vec<usize> {
             let mut waiting: VecDeque<_> = its.map(|length| "x".repeat(length)).into();
             let next = || {
@@ -435,7 +438,7 @@ mod tests {
         };
         assert_eq!(of([700, 732, 1]), [1_432, 1]);
         assert_eq!(of([700, 733, 1]), [700, 734]);
-        // What is longer alone is not held back.
+        // A longer single line is still sent.
         assert_eq!(of([1_433, 1_431, 1]), [1_433, 1_432]);
     }
 
@@ -443,7 +446,7 @@ mod tests {
     async fn lines_that_a_connection_did_not_take_wait_and_no_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        // What both sides keep for who does not read is far less than is sent.
+        // The buffers of both sides are far smaller than the data.
         SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
         let sender = TcpStream::connect(at).await.unwrap();
         SockRef::from(&sender).set_send_buffer_size(64 << 10).unwrap();
@@ -453,7 +456,8 @@ mod tests {
         let all = joined(&waiting);
         let mut to = To::Tcp(address(at), Some(sender));
         assert!(timeout(MOMENT, to.send(&mut waiting)).await.is_err(), "nobody reads");
-        // It was given up, and the connection with it: what is left to read is all that was ever taken.
+        // The timeout has closed the connection. The rest
+        // of the stream is everything that was accepted.
         let mut taken = String::new();
         timeout(DEADLINE, receiver.read_to_string(&mut taken)).await.expect("in time").unwrap();
         let (whole, cut) = taken.split_at(taken.rfind('\n').map_or(0, |end| end + 1));
@@ -481,7 +485,7 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_that_nobody_takes_wait_for_somebody() {
-        // It takes datagrams of its own alone: for all others nobody is there.
+        // This socket accepts only its own datagrams. For all other senders, the port is closed.
         let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = nobody.local_addr().unwrap();
         nobody.connect(at).await.unwrap();
@@ -502,7 +506,7 @@ mod tests {
         sink.send().await;
         assert_eq!(heard(&somebody).await.0, "a:1|c");
         assert!(sink.waiting.is_empty());
-        // The log is told of the next refusal only when it is sure that this one is over.
+        // The next outage is logged only after this one has certainly ended.
         assert!(sink.is_cut_off, "one datagram proves nothing");
         sink.take(vec!["b:1|c".to_owned()]);
         sink.send().await;

@@ -1,4 +1,4 @@
-//! The engine over the store of counters that the settings name.
+//! Creates the engine and the store that the settings name.
 
 use std::hash::BuildHasher as _;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::engine::admit::fleet::{Fleet, Pace};
 use crate::engine::{Engine, Local, Membership, Policy};
 use crate::kernel::units::Nanos;
 
-/// Settings of the store that do not go together.
+/// Checks rules that involve several settings of the store.
 ///
 /// # Errors
-/// A sentence that says which.
+/// The rule and the values that break it.
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
     let Backend::Redis(_) = settings.backend else { return Ok(()) };
     if settings.backend_deadline < Nanos::MILLI {
@@ -37,11 +37,11 @@ pub(super) fn check(settings: &Settings) -> Result<(), String> {
     Ok(())
 }
 
-/// Sooner than this and calls that wait out their deadline would take up all the time.
+/// Below this interval, timeouts of store calls could fill all the time.
 const SHORTEST_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
-/// The engine, and what keeps its connection where it has one. `memory` counts where there is no
-/// other store, and where that does not answer.
+/// Creates the engine, and the task of its store connections, if any.
+/// `memory` is the store without Redis, and the fallback store with Redis.
 pub(super) fn engine(
     settings: &Settings,
     memory: &Arc<Memory>,
@@ -54,7 +54,7 @@ pub(super) fn engine(
     };
     let (stores, connections) = stores(settings, url);
     let clock = Clock::system();
-    // Another one in every life: no two begin in one nanosecond.
+    // Differs in every start: no two starts share a nanosecond.
     let incarnation = clock.now().0;
     let membership = Membership::new(&node(settings), incarnation, settings.replicas_min.get());
     let membership = Arc::new(membership);
@@ -68,7 +68,6 @@ pub(super) fn engine(
     (engine, Some(connections))
 }
 
-/// The stores, and what keeps their connections.
 fn stores(
     settings: &Settings,
     url: &RedisUrl,
@@ -106,12 +105,11 @@ fn reference_of(settings: &Settings) -> reference::Options {
     }
 }
 
-/// Any number, another one in every process.
+/// Returns a random number, which differs between processes.
 fn random() -> u64 {
     std::hash::RandomState::new().hash_one(0_u8)
 }
 
-/// What no other process is called: a random UUID.
 pub(super) fn instance() -> String {
     let (high, low) = (random(), random());
     let (version, variant) = (high & !0xf000 | 0x4000, low & !(3 << 62) | 2 << 62);
@@ -120,7 +118,6 @@ pub(super) fn instance() -> String {
     format!("{first:08x}-{second:04x}-{:04x}-{fourth:04x}-{last:012x}", version & 0xffff)
 }
 
-/// The name of this replica.
 fn node(settings: &Settings) -> String {
     if !settings.node_id.is_empty() {
         return settings.node_id.clone();
@@ -131,10 +128,9 @@ fn node(settings: &Settings) -> String {
     format!("{host}-{:08x}", random() >> 32)
 }
 
-/// Characters of the host's name that are kept: with the random end, as long as `node_id` may be.
+/// The maximum length of the host part. The name then has 64 characters, the maximum of `node_id`.
 const HOST_AT_MOST: usize = 55;
 
-/// How each Redis that `settings` name is spoken to.
 pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
     let main = match &settings.backend {
         Backend::Redis(url) => Some(url),
@@ -143,7 +139,6 @@ pub(in crate::cli) fn all(settings: &Settings) -> Vec<redis::Options> {
     main.into_iter().chain(&settings.backend_per_second).map(|url| options(settings, url)).collect()
 }
 
-/// How the Redis at `url` is spoken to.
 fn options(settings: &Settings, url: &RedisUrl) -> redis::Options {
     redis::Options {
         user: url.user.clone(),

@@ -1,9 +1,13 @@
-//! The HTTP port while the first limits are waited for: it says that the process lives.
+//! Answers probes on the HTTP port while the first limits are awaited.
 //!
-//! Guarantees: `/livez` is answered, and health checks hear that nobody may ask yet. Who asks anything else gets no answer, as
-//! where nobody listens: proxies try another replica then, which they may not after an error. What waits here in silence holds
-//! nobody up, and is let go with the wait.
-//! Leaves out: how long the wait is, and the port, which the service keeps.
+//! Guarantees:
+//! - `/livez` succeeds, and readiness checks fail.
+//! - Other requests get no reply, so that proxies try another replica.
+//! - Idle connections delay no other connection, and close when the wait ends.
+//!
+//! Not covered:
+//! - The duration of the wait.
+//! - The listener, which the service continues to use.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -19,16 +23,17 @@ use tokio::task::JoinSet;
 
 use crate::edge::health::Ready;
 
-/// How long a connection may take: probes are answered at once.
+/// The maximum duration of a connection. Probes are answered at once.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Most connections at one time; the next wait in the kernel's queue.
+/// The maximum number of connections. Further connections wait in the kernel's queue.
 const MOST: usize = 256;
 
-/// The pause after a failed accept: without it a process that is out of files spins.
+/// The pause after a failed accept. Prevents a busy
+/// loop when the process has no free file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers probes at `port`, if there is one, for as long as it is polled.
+/// Answers probes at `port`, if any, as long as the future is polled.
 pub(super) async fn say_alive(port: Option<&TcpListener>) -> Infallible {
     let Some(port) = port else { return std::future::pending().await };
     let mut connections = JoinSet::new();
@@ -46,13 +51,14 @@ pub(super) async fn say_alive(port: Option<&TcpListener>) -> Infallible {
 async fn serve(stream: TcpStream) {
     let asked = async |request: Request<Incoming>| answer(request.uri().path());
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
-    // One request each: the service itself is to have the next.
+    // One request per connection: the next request must reach the service itself.
     http.http1().timer(TokioTimer::new()).keep_alive(false);
-    // A client that breaks off is its own affair.
+    // A disconnected client needs no handling.
     http.serve_connection(TokioIo::new(stream), service_fn(asked)).await.ok();
 }
 
-/// As the service answers that has no limits and needs some. An error ends the connection.
+/// Replies like a service without the limits that it needs. An error closes the
+/// connection: proxies retry another replica after that, but not after an error reply.
 fn answer(path: &str) -> std::io::Result<Response<String>> {
     let (status, text) = match path {
         "/livez" => (StatusCode::OK, "alive\n".to_owned()),

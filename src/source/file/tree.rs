@@ -1,9 +1,14 @@
-//! The files below the paths that were named.
+//! Lists and reads the files below the configured paths.
 //!
-//! Guarantees: every regular file counts, whatever its extension, as in the reference; dot files, unless asked for,
-//! and what editors leave behind do not, so that a Kubernetes volume is read once and not also
-//! through its `..data`. Files come in the order of their names. What is read is bounded.
-//! Leaves out: directories behind symbolic links below a named path: they are passed over.
+//! Guarantees:
+//! - Files with any extension are read, as in envoyproxy/ratelimit.
+//! - Dot files are skipped unless enabled, so Kubernetes' `..data` is not read twice.
+//! - Backups and swap files of editors are skipped.
+//! - Files are sorted by name.
+//! - The number and sizes of files are bounded.
+//!
+//! Not covered:
+//! - Symbolic links to directories below a configured path: they are skipped.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -17,29 +22,29 @@ use siphasher::sip::SipHasher13;
 
 use crate::source::{SourceError, TextFile};
 
-/// The largest file, in bytes; a hundred thousand limits take about ten million.
+/// The largest file in bytes. 100,000 limits need about 10 MB.
 pub const LARGEST_FILE: u64 = 64 << 20;
-/// The most that all files may hold together, in bytes: they are all in memory at once.
+/// The largest total in bytes, because all files are in memory at the same time.
 pub const LARGEST_TOGETHER: u64 = 256 << 20;
-/// The most files.
+/// The maximum number of files.
 pub const MOST_FILES: usize = 10_000;
-/// How many directories may lie between a named one and a file; bounds the stack.
+/// The maximum number of directories between a configured path and a file. Bounds the stack.
 pub const DEEPEST: usize = 32;
 
-/// Which files below the named paths count.
+/// The filter for files below the configured paths.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// The beginning of a file's name, that is its path below the named one with dots for slashes; a dot
-    /// follows. Empty for all files.
+    /// The required prefix of a file's name, followed by a dot. The name is the path below
+    /// the configured one, with dots for slashes. An empty prefix matches every file.
     pub prefix: String,
-    /// Whether names that begin with a dot count.
+    /// Includes names that begin with a dot.
     pub dot_files: bool,
-    /// Whether a path that is not there is one with nothing below it.
+    /// Treats a missing path as an empty directory.
     pub optional: bool,
 }
 
 impl Tree {
-    /// Whether the file at `path` below `root` counts.
+    /// Returns `true` if the file at `path` below `root` has the required prefix.
     fn has(&self, root: &Path, path: &Path) -> bool {
         if self.prefix.is_empty() {
             return true;
@@ -57,46 +62,42 @@ impl Tree {
     }
 }
 
-/// What is there, before it is read.
+/// The files and directories before reading.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// The files, by name.
     pub(super) files: Vec<Listed>,
-    /// The directories that were listed.
     pub(super) directories: Vec<PathBuf>,
-    /// What was passed over although it could have been meant.
+    /// The paths that are neither regular files nor directories.
     pub(super) passed_over: Vec<PathBuf>,
-    /// The size of all files.
     bytes: u64,
-    /// Changes when any file is written, replaced, added or taken away.
+    /// Changes when a file is written, replaced, added or removed.
     pub(super) fingerprint: u64,
 }
 
-/// One file that is there.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Listed {
     name: String,
     path: PathBuf,
-    /// Inode, size, and when content or inode last changed.
+    /// The inode, the size, and the time of the last change of content or inode.
     state: [u64; 4],
 }
 
-/// Reads the files below `paths`, in the order of their names.
+/// Reads the files below `paths`, sorted by name.
 ///
 /// # Errors
 ///
-/// The first file or directory that cannot be read, or the first bound that is passed.
+/// The first file or directory that cannot be read, or the first exceeded bound.
 pub fn read_tree(paths: &[PathBuf]) -> Result<Vec<TextFile>, SourceError> {
     let (listing, error) = list(paths, &Tree::default());
     error.map_or_else(|| read(&listing), Err)
 }
 
-/// Lists the files below `paths`. What could be listed is listed even when there is an error.
+/// Lists the files below `paths`. After an error, the listing contains the files found so far.
 pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceError>) {
     let mut listing = Listing::default();
     let mut error = None;
     for path in paths {
-        // What cannot be looked at may be there all the same: to take it for nothing would lift every limit.
+        // Only a missing path is optional. Skipping an inaccessible one would remove its limits.
         if tree.optional && matches!(path.try_exists(), Ok(false)) {
             continue;
         }
@@ -118,7 +119,6 @@ pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceErr
     (listing, error)
 }
 
-/// Reads what is listed.
 pub(super) fn read(listing: &Listing) -> Result<Vec<TextFile>, SourceError> {
     let read = listing.files.iter().map(|file| {
         let bytes = read_file(&file.path)?;
@@ -132,7 +132,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
     File::open(path)
         .and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes))
         .map_err(unreadable(path))?;
-    // It may have grown since it was listed.
+    // The file may have grown since it was listed.
     within(LARGEST_FILE, bytes.len() as u64, path).map(|()| bytes)
 }
 
@@ -144,7 +144,7 @@ fn within(most: u64, bytes: u64, path: &Path) -> Result<(), SourceError> {
 }
 
 impl Listing {
-    /// A path that a person named: followed wherever it leads.
+    /// Adds a configured path. Follows symbolic links.
     fn named(&mut self, path: &Path, tree: &Tree) -> Result<(), SourceError> {
         let metadata = fs::metadata(path).map_err(unreadable(path))?;
         if metadata.is_dir() {
@@ -172,7 +172,7 @@ impl Listing {
 
     fn entry(&mut self, path: &Path, depth: usize, tree: &Tree) -> Result<(), SourceError> {
         let own = match fs::symlink_metadata(path) {
-            // It went away since the directory was read; so it is not there.
+            // Deleted since the directory was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             own => own.map_err(unreadable(path))?,
         };
@@ -205,8 +205,8 @@ impl Listing {
     }
 }
 
-/// What editors leave behind: backups, swap files, and the `4913` by which Vim finds
-/// out whether it may write.
+/// Returns `true` for files of editors: backups, swap files,
+/// and `4913`, which Vim creates to test for write access.
 fn is_left_behind(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let ends = ["~", ".swp", ".swx"];

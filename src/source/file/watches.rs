@@ -1,10 +1,12 @@
-//! Being told when something below the named paths changes.
+//! Notifies the loader of changes below the configured paths.
 //!
-//! Guarantees: directories are watched one by one, and again after each change, so that one which
-//! vanishes and comes back is watched anew; the places from which a named path could vanish or be
-//! pointed elsewhere (its parent, and the parent of each symbolic link on the way) are watched, too.
-//! Leaves out: files behind symbolic links that are written in place, and file systems that tell
-//! nothing: for these the loader looks from time to time.
+//! Guarantees:
+//! - Watches are renewed after each change, so a recreated directory is watched again.
+//! - Parents of configured paths and of symbolic links are watched for replacement.
+//!
+//! Not covered:
+//! - In-place writes behind symbolic links: polling finds them.
+//! - File systems without notifications: polling finds their changes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,25 +16,22 @@ use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
-/// The directories that are watched.
 pub(super) struct Watches {
-    /// None where the operating system has no more to give.
+    /// `None` if the system has no free watch.
     watcher: Option<RecommendedWatcher>,
     named: Arc<[PathBuf]>,
     armed: BTreeSet<PathBuf>,
 }
 
-/// What arming came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Armed {
-    /// A directory is watched that was not: it may have changed unnoticed.
+    /// `true` if a directory is watched for the first time. It may have changed before.
     pub(super) more: bool,
-    /// Every directory is watched.
     pub(super) all: bool,
 }
 
 impl Watches {
-    /// Watches nothing yet; tells `changed` of what concerns the `named` paths.
+    /// Watches nothing yet. Later events about the paths `named` notify `changed`.
     pub(super) fn new(named: &[PathBuf], changed: Arc<Notify>) -> Self {
         let named: Arc<[_]> = named.iter().map(|path| absolute(path)).collect();
         let concerned = Arc::clone(&named);
@@ -52,16 +51,16 @@ impl Watches {
         Self { watcher: watcher.ok(), named, armed: BTreeSet::new() }
     }
 
-    /// Watches `directories` and the places that decide about the named paths, and nothing else.
+    /// Watches exactly `directories` and the parents that can replace a configured path.
     pub(super) fn arm(&mut self, directories: &[PathBuf]) -> Armed {
         let Some(watcher) = &mut self.watcher else { return Armed { more: false, all: false } };
         let mut wanted: BTreeSet<_> = directories.iter().map(|path| absolute(path)).collect();
         wanted.extend(self.named.iter().flat_map(|path| places(path)));
         for gone in self.armed.difference(&wanted) {
-            // It is mostly gone itself, and its watch with it.
+            // Fails if the directory was deleted, which removes the watch as well.
             watcher.unwatch(gone).ok();
         }
-        // Those that are armed as well: a name may stand for another directory by now.
+        // Renew existing watches too: the path may be another directory now.
         let before = std::mem::take(&mut self.armed);
         let asked = wanted.len();
         wanted.retain(|path| watcher.watch(path, RecursiveMode::NonRecursive).is_ok());
@@ -70,7 +69,7 @@ impl Watches {
     }
 }
 
-/// Where a named path could vanish from or be pointed elsewhere.
+/// Returns the directories in which a configured path can be deleted or replaced.
 fn places(named: &Path) -> BTreeSet<PathBuf> {
     let parents = named.ancestors().skip(1);
     let nearest = parents.clone().find(|parent| parent.is_dir()).map(Path::to_owned);
@@ -82,8 +81,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether an event may have changed what the named paths hold. Reading a file is an event as well:
-/// taking it for a change would have every load bring about the next.
+/// Returns `true` if an event may have changed the content. Read accesses
+/// are ignored, because otherwise every load would cause the next one.
 fn concerns(event: &Event, named: &[PathBuf]) -> bool {
     let reading = match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
@@ -94,7 +93,7 @@ fn concerns(event: &Event, named: &[PathBuf]) -> bool {
     event.need_rescan() || (!reading && event.paths.iter().any(touches))
 }
 
-/// Whether `path` is below `named`, on the way to it, or a link of Kubernetes' beside it.
+/// Returns `true` if `path` is below `named`, is a parent of it, or is a Kubernetes link beside it.
 fn decides(path: &Path, named: &Path) -> bool {
     let beside = path.parent() == named.parent()
         && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));

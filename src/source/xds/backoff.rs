@@ -1,27 +1,28 @@
-//! How long to wait before calling again.
+//! Computes the wait before the next connection.
 //!
-//! Guarantees: no wait is shorter than the shortest nor longer than the longest; waits double and begin anew
-//! after a stream that brought something.
+//! Guarantees:
+//! - Every wait is within the bounds.
+//! - Waits double, and start again at the minimum after an accepted response.
 
 use std::time::Duration;
 
-/// The bounds.
+/// The bounds of the wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// The shortest wait.
     pub least: Duration,
-    /// The longest.
+    /// The longest wait.
     pub most: Duration,
-    /// Whether each is drawn anew between the shortest and what is due.
+    /// Draws each wait at random between the shortest wait and the current one.
     pub jitter: bool,
-    /// Any number, another one in every process: where the drawing begins.
+    /// The seed of the random numbers. Should differ between processes.
     pub seed: u64,
 }
 
-/// No wait is shorter, whatever the bounds say: a server that refuses at once would be called as fast as it can.
+/// The shortest wait for any bounds. Prevents a busy loop if the server refuses at once.
 const LEAST: Duration = Duration::from_millis(10);
 
-/// Waits.
+/// The state of the exponential backoff.
 #[derive(Debug)]
 pub struct Backoff {
     bounds: Bounds,
@@ -30,18 +31,18 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The first wait is the shortest.
+    /// Starts with the shortest wait.
     #[must_use]
     pub const fn new(bounds: Bounds) -> Self {
         Self { bounds, due: bounds.least, drawn: bounds.seed }
     }
 
-    /// Begins anew.
+    /// Returns to the shortest wait.
     pub const fn reset(&mut self) {
         self.due = self.bounds.least;
     }
 
-    /// How long to wait now.
+    /// Returns the next wait.
     pub fn wait(&mut self) -> Duration {
         let Bounds { least, most, jitter, .. } = self.bounds;
         let least = least.max(LEAST);

@@ -1,8 +1,13 @@
-//! A connection to the management server, in plain text or TLS.
+//! Connects to the xDS server with plain text or TLS.
 //!
-//! Guarantees: a call is given up after [`PATIENCE`]; a server that vanished is noticed by the kernel; files are read
-//! anew for each connection; a certificate must be signed and made out to the name.
-//! Leaves out: what is said over it.
+//! Guarantees:
+//! - A connection attempt fails after [`PATIENCE`].
+//! - TCP keepalive detects a vanished server.
+//! - TLS files are read again for each connection.
+//! - The server's certificate must have a trusted issuer and the expected name.
+//!
+//! Not covered:
+//! - The messages (see [`super`]).
 
 use std::fmt;
 use std::future::Future;
@@ -26,21 +31,20 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
 
-/// How long a connection may take, its handshake with it.
+/// The timeout of a connection, including its TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a connection may be silent before the kernel asks whether the server is
-/// still there. Not HTTP/2's pings: servers
-/// in Go take them for abuse and hang up.
+/// The idle time before the first TCP keepalive probe. HTTP/2 pings are
+/// not used, because Go servers close connections that send many pings.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Where the management server is.
+/// The address of the xDS server.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// Its host, an IPv6 address without brackets.
+    /// The host. An IPv6 address has no brackets.
     pub host: String,
-    /// Its port.
+    /// The port.
     pub port: u16,
-    /// TLS; plain text without.
+    /// The TLS options. `None` means plain text.
     pub tls: Option<Tls>,
 }
 
@@ -51,43 +55,43 @@ impl fmt::Display for Server {
 }
 
 impl Server {
-    /// Its host as a URI has it.
+    /// Returns the host as in a URI, with brackets for IPv6.
     fn in_uri(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
 }
 
-/// Who is believed, and who we are.
+/// The TLS options of the client.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// PEM certificates of who may sign the server's; the system's without.
+    /// The CA bundle (PEM) that verifies the server. Default: the system's CAs.
     pub ca: Option<PathBuf>,
-    /// Whether the system's sign as well where `ca` is there.
+    /// Trusts the system's CAs in addition to `ca`.
     pub system_roots: bool,
-    /// Our certificate and its key.
+    /// The client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Whom the server's certificate must be made out to; its host without.
+    /// The expected name in the server's certificate. Default: the host.
     pub server_name: Option<String>,
 }
 
-/// Why there is no connection.
+/// The reasons for a failed connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address cannot be called.
+    /// The address is invalid.
     #[error("{0}")]
     Address(String),
-    /// The connection failed.
+    /// The transport failed.
     #[error("no connection: {}", chain(.0))]
     Transport(#[from] tonic::transport::Error),
 }
 
-/// An error with all that it came from.
+/// Returns the error with its chain of causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let said = error.to_string();
-        // Some say again what they came from.
+        // Some errors already end with the text of their cause.
         if !text.ends_with(&said) {
             text.push_str(": ");
             text.push_str(&said);
@@ -97,10 +101,10 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Calls `server`.
+/// Connects to `server`.
 ///
 /// # Errors
-/// There is no connection, and why.
+/// [`Error::Address`] or [`Error::Transport`].
 pub async fn connect(server: &Server) -> Result<Channel, Error> {
     let scheme = if server.tls.is_some() { "https" } else { "http" };
     let uri = |scheme: &str| {
@@ -165,13 +169,12 @@ fn config(tls: &Tls) -> io::Result<ClientConfig> {
     Ok(config)
 }
 
-/// A stream of bytes.
 pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
-/// Does with the stream what the body says.
+/// Applies the body to the stream inside of either variant.
 macro_rules! either {
     ($stream:expr, $inner:ident => $body:expr) => {
         match $stream.get_mut() {

@@ -1,50 +1,50 @@
-//! The limits on the wire: `proto/rls_conf.proto`.
+//! Defines the xDS resources of `proto/rls_conf.proto`.
 
 use envoy_types::pb::google::protobuf::Struct;
 use prost::Message;
 
-/// The type of a resource that holds limits.
+/// The type URL of a resource with limits.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
 /// One domain.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitConfig {
-    /// What errors call it.
+    /// The name of the resource, which errors refer to.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// What proxies ask for.
+    /// The domain in the checks of proxies.
     #[prost(string, tag = "2")]
     pub domain: String,
-    /// The first level.
+    /// The first level of rules.
     #[prost(message, repeated, tag = "3")]
     pub descriptors: Vec<RateLimitDescriptor>,
 }
 
-/// One node of the tree.
+/// One rule.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitDescriptor {
     /// The entry's key.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Its value; empty for any.
+    /// The entry's value. Empty matches any value.
     #[prost(string, tag = "2")]
     pub value: String,
-    /// The limit, if there is one.
+    /// The limit, if any.
     #[prost(message, optional, tag = "3")]
     pub rate_limit: Option<RateLimitPolicy>,
-    /// The next level.
+    /// The next level of rules.
     #[prost(message, repeated, tag = "4")]
     pub descriptors: Vec<RateLimitDescriptor>,
-    /// Counts and never denies.
+    /// Counts hits, but never denies.
     #[prost(bool, tag = "5")]
     pub shadow_mode: bool,
-    /// Metrics carry what was asked.
+    /// Adds the descriptor's values to metrics.
     #[prost(bool, tag = "6")]
     pub detailed_metric: bool,
-    /// Joins the quota group.
+    /// Adds the rule to the quota group.
     #[prost(bool, tag = "7")]
     pub quota_mode: bool,
-    /// Returned to the proxy; `sluicegate` in it is for us.
+    /// The metadata for the proxy. Its key `sluicegate` contains Sluicegate's own fields.
     #[prost(message, optional, tag = "8")]
     pub metadata: Option<Struct>,
 }
@@ -52,32 +52,32 @@ pub struct RateLimitDescriptor {
 /// A limit.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitPolicy {
-    /// A [`RateLimitUnit`].
+    /// The unit, a [`RateLimitUnit`].
     #[prost(enumeration = "RateLimitUnit", tag = "1")]
     pub unit: i32,
-    /// How many per unit.
+    /// The requests per unit.
     #[prost(uint32, tag = "2")]
     pub requests_per_unit: u32,
-    /// Admits everything.
+    /// Allows every request.
     #[prost(bool, tag = "3")]
     pub unlimited: bool,
     /// The rule's name.
     #[prost(string, tag = "4")]
     pub name: String,
-    /// What it takes out of the same question.
+    /// The rules that this one replaces in the same check.
     #[prost(message, repeated, tag = "5")]
     pub replaces: Vec<RateLimitReplace>,
 }
 
-/// The name of a rule.
+/// A reference to a rule.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitReplace {
-    /// The name.
+    /// The rule's name.
     #[prost(string, tag = "1")]
     pub name: String,
 }
 
-/// The units, by their numbers on the wire.
+/// The units with their numbers in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -93,7 +93,7 @@ pub enum RateLimitUnit {
 }
 
 impl RateLimitUnit {
-    /// The unit as a file of limits writes it.
+    /// Returns the unit's name in a configuration file.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {

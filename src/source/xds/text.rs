@@ -1,8 +1,12 @@
-//! A resource as a file of limits: what the reference writes to both means the same.
+//! Converts an xDS resource to a configuration file with the same meaning.
 //!
-//! Guarantees: every field becomes the word of its name; what stands under `sluicegate` in a descriptor's metadata
-//! becomes words beside them and is gone from the metadata; such words never take the place of a field.
-//! Leaves out: what the words mean, and whether they do.
+//! Guarantees:
+//! - Every protobuf field becomes the field of the same name.
+//! - Fields under `sluicegate` in a descriptor's metadata become fields of its rule.
+//! - Such fields leave the metadata and never override a protobuf field.
+//!
+//! Not covered:
+//! - Validating the fields (see [`crate::config`]).
 
 use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::value::Kind;
@@ -10,15 +14,15 @@ use serde_json::{Map, Value, json};
 
 use super::message::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-/// Where our own words stand in a descriptor's metadata.
+/// The metadata key with Sluicegate's own fields.
 const OURS: &str = "sluicegate";
-/// Where, among those of a descriptor of the first level, words of the whole domain stand.
+/// The key below it with fields of the whole domain. Allowed in first-level descriptors.
 const DOMAIN: &str = "domain";
 
-/// The text of one domain. JSON, which YAML reads as well.
+/// Returns the file of one domain, as JSON, which is valid YAML.
 ///
 /// # Errors
-/// A sentence, where our own words are no words or stand in a field's way.
+/// A message, if our fields are not an object or repeat a protobuf field.
 pub(super) fn of(config: &RateLimitConfig) -> Result<String, String> {
     let mut file = Map::new();
     file.insert("domain".to_owned(), config.domain.clone().into());
@@ -32,7 +36,6 @@ pub(super) fn of(config: &RateLimitConfig) -> Result<String, String> {
     Ok(Value::Object(file).to_string())
 }
 
-/// A node, and what its words say of the domain.
 fn node(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, Value>), String> {
     let RateLimitDescriptor { key, value, shadow_mode, detailed_metric, quota_mode, .. } =
         descriptor;
@@ -71,7 +74,7 @@ fn node(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, Value>),
     Ok((node.into(), more))
 }
 
-/// Puts our words beside the fields; what they say of the domain is left.
+/// Adds our fields to the rule. Returns the fields for the domain.
 fn words(
     node: &mut Map<String, Value>,
     mut ours: Map<String, Value>,
@@ -96,7 +99,8 @@ fn words(
     Ok(more)
 }
 
-/// Adds `words`, none of which may be there. `per` takes the place of a unit, which has no name for none.
+/// Adds `words`. Fails if a field already exists. `per` replaces a
+/// unit of `unknown`, which is protobuf's value for an unset unit.
 fn join(fields: &mut Map<String, Value>, words: Map<String, Value>) -> Result<(), String> {
     if words.contains_key("per") && fields.get("unit").is_some_and(|unit| unit == "unknown") {
         fields.remove("unit");
@@ -154,10 +158,11 @@ fn value(kind: Option<&Kind>) -> Value {
     }
 }
 
-/// A whole number stays one: our words take no others. What JSON has no number for is its name.
+/// Keeps whole numbers as integers, because our fields accept
+/// no others. Numbers that JSON cannot express become strings.
 #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
 fn number(number: f64) -> Value {
-    /// Up to here every whole number has a float of its own.
+    /// The integers up to here are exact as `f64`.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if number.fract() == 0.0 && number.abs() < EXACT {
         return (number as i64).into();

@@ -1,36 +1,38 @@
-//! One traced question for each bucket of the histogram of times: the last.
+//! The exemplars of the duration histogram: the last sampled check of each bucket.
 //!
-//! Guarantees: as many are kept as there are buckets, whatever is asked; keeping one never waits; while nobody collects traces
-//! nothing here is reached.
-//! Leaves out: which questions are traced ([`crate::telemetry::trace`]).
+//! Guarantees:
+//! - At most one exemplar is stored for each bucket.
+//! - Storing an exemplar never blocks.
+//! - Without a trace collector, checks never run this code.
+//!
+//! Not covered:
+//! - The choice of sampled checks: the SDK reads `OTEL_TRACES_SAMPLER`.
 
 use parking_lot::Mutex;
 
 use super::BOUNDS;
 use crate::kernel::units::Nanos;
 
-/// Buckets, the one without end among them.
+/// The number of buckets, including the one without an upper bound.
 const BUCKETS: usize = BOUNDS.len() + 1;
 
-/// A span that is told to a collector.
+/// The identity of a span that is exported to a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traced {
-    /// The trace that it is in.
+    /// The trace ID.
     pub trace: u128,
-    /// Its own number.
+    /// The span ID.
     pub span: u64,
 }
 
-/// A question that took so long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exemplar {
     pub(super) traced: Traced,
     pub(super) took: Nanos,
-    /// When it was answered, since the Unix epoch.
+    /// The instant of the reply, since the Unix epoch.
     pub(super) at: Nanos,
 }
 
-/// By bucket.
 #[derive(Debug)]
 pub(super) struct Exemplars(Mutex<[Option<Exemplar>; BUCKETS]>);
 
@@ -39,13 +41,12 @@ impl Exemplars {
         Self(Mutex::new([None; BUCKETS]))
     }
 
-    /// Keeps this one, unless another thread keeps one at this moment: either is as good an example.
+    /// Stores `exemplar`, unless another thread stores one now: both are equally good examples.
     pub(super) fn keep(&self, bucket: usize, exemplar: Exemplar) {
         let Some(mut kept) = self.0.try_lock() else { return };
         kept[bucket] = Some(exemplar);
     }
 
-    /// Those that are kept, in the buckets' order.
     pub(super) fn look(&self) -> [Option<Exemplar>; BUCKETS] {
         *self.0.lock()
     }

@@ -1,51 +1,51 @@
-//! Ceilings in use, one series each.
+//! The metric series of single concurrency limits.
 //!
-//! Guarantees: at most [`SHOWN`] ceilings have series of their own, the first by path, so that a series does not come and
-//! go with the load of others; the rest are added up in one named `other`. A label is a path of the limits' file,
-//! never a value that a request brought.
-//! Leaves out: single buckets of a ceiling for each value, which `/permits` shows.
+//! Guarantees:
+//! - At most [`SHOWN`] limits have separate series; the rest are summed as `other`.
+//! - They are the first by path, independent of load.
+//! - A label is a path of the limits file, never a value from a request.
+//!
+//! Not covered:
+//! - The buckets of a limit, which the admin endpoint `/permits` shows.
 
 use std::fmt;
 
 use super::{Seconds, head};
 use crate::kernel::units::Nanos;
 
-/// Ceilings with series of their own.
+/// The maximum number of concurrency limits with separate series.
 pub const SHOWN: usize = 100;
 
-/// What the rest are called. No path is: one has a dot behind its domain.
+/// The label of the remaining limits. It equals no path, because a path contains a dot.
 const OTHER: &str = "other";
 
-/// One ceiling, all its buckets together.
+/// The state of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct Ceiling {
-    /// Its path in the limits.
+    /// The path of the limit in the configuration.
     pub path: Box<str>,
-    /// How many are in flight.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// How many wait.
+    /// Requests that wait for a permit.
     pub waiting: u64,
-    /// How many may be in flight.
+    /// Requests that may be in flight.
     pub limit: u64,
-    /// Latency of the busiest bucket, smoothed.
+    /// The smoothed RTT of the busiest bucket.
     pub rtt: Option<Nanos>,
-    /// Its latency without a queue.
+    /// The min RTT of the busiest bucket.
     pub min_rtt: Option<Nanos>,
-    /// The second over the first, in millionths.
+    /// `min_rtt / rtt`, in millionths.
     pub gradient: Option<u64>,
 }
 
-/// Beside what every replica says for itself.
+/// A strict limit applies to the fleet, but the metric shows this replica's part.
 const MAY_BE: &str =
     "Requests that may be in flight, of a strict ceiling this replica's part of it";
 
-/// A whole number of a ceiling.
 type Count = fn(&Ceiling) -> u64;
 
-/// A time of a ceiling, where it has one.
 type Time = fn(&Ceiling) -> Option<Nanos>;
 
-/// Writes the series of all.
 pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::Result {
     let mut sorted: Vec<_> = in_use.iter().collect();
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
@@ -57,7 +57,6 @@ pub(super) fn write(page: &mut fmt::Formatter<'_>, in_use: &[Ceiling]) -> fmt::R
     ];
     for (name, help, count) in counts {
         head(page, name, "gauge", &[help, ", by ceiling"].concat())?;
-        // Bound: `SHOWN`, and the rest.
         for ceiling in own {
             writeln!(page, "{name}{{ceiling=\"{}\"}} {}", Escaped(&ceiling.path), count(ceiling))?;
         }
@@ -74,7 +73,6 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&Ceiling]) -> fmt::Resu
     ];
     for (name, help, time) in times {
         head(page, name, "gauge", help)?;
-        // Bound: `SHOWN`.
         for (ceiling, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
             let path = Escaped(&ceiling.path);
             writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", Seconds(time))?;
@@ -82,7 +80,6 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&Ceiling]) -> fmt::Resu
     }
     let name = "sluicegate_ceiling_gradient";
     head(page, name, "gauge", "Latency without a queue over latency, 1 without a queue")?;
-    // Bound: `SHOWN`.
     for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
         writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", Escaped(&ceiling.path))?;
@@ -90,7 +87,7 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&Ceiling]) -> fmt::Resu
     Ok(())
 }
 
-/// A label's value as the text format wants it.
+/// The value of a label with the escapes of the text format.
 struct Escaped<'t>(&'t str);
 
 impl fmt::Display for Escaped<'_> {

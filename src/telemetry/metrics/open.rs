@@ -1,20 +1,25 @@
-//! The page as OpenMetrics 1.0 wants it, with exemplars.
+//! Converts the metrics page to OpenMetrics 1.0 and adds exemplars.
 //!
-//! Guarantees: the same samples under the same names as the page that it is made of; families of counters lose `_total`, families
-//! that end in a base unit name it, bounds of buckets are written as floats, and the page ends with `# EOF`. Where both formats
-//! are scraped, `le="1"` of the one is `le="1.0"` of the other, which Prometheus' own clients do as well.
-//! Leaves out: pages with counters that are not called `_total`, such as envoyproxy/ratelimit's.
 //! Source: <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>
+//!
+//! Guarantees:
+//! - Samples keep their names and values.
+//! - Counter families are named without `_total`.
+//! - Families that end in a base unit declare the unit.
+//! - `le="1"` becomes `le="1.0"`, as in Prometheus' own clients.
+//! - The page ends with `# EOF`.
+//!
+//! Not covered:
+//! - Counters without the suffix `_total`, such as those of envoyproxy/ratelimit.
 
 use std::fmt::{self, Write as _};
 
 use super::exemplar::Exemplar;
 use super::{BOUNDS, DURATION, Metrics, Seconds};
 
-/// The units in which metrics are told.
 const UNITS: [&str; 2] = ["seconds", "bytes"];
 
-/// `page`, which is Prometheus' text, as OpenMetrics, with what `metrics` keeps as exemplars.
+/// Converts `page` from Prometheus' text format and adds the exemplars of `metrics`.
 #[must_use]
 pub fn open(page: &str, metrics: &Metrics) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 8);
@@ -26,7 +31,7 @@ pub fn open(page: &str, metrics: &Metrics) -> String {
         own.find(|(le, _)| labels.split('"').nth(1) == Some(le)).and_then(|(_, kept)| *kept)
     };
     for line in page.lines() {
-        // A text takes everything.
+        // Writing to a `String` cannot fail.
         if let Some(rest) = line.strip_prefix("# HELP ") {
             help = rest.split_once(' ').map_or("", |(_, help)| help);
         } else if let Some((name, kind)) =
@@ -54,14 +59,14 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     writeln!(text, "# HELP {family} {}", help.replace('"', "\\\""))
 }
 
-/// A bucket's name, its labels, of which the bound is the only one, and its count.
+/// Splits the line of a bucket into name, labels and count. The only label is `le`.
 fn bucket(line: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = line.split_once('{')?;
     let (labels, value) = rest.split_once("} ")?;
     labels.starts_with("le=\"").then_some((name, labels, value))
 }
 
-/// A bound as a float.
+/// A label `le` with its bound written as a float.
 struct Floats<'t>(&'t str);
 
 impl fmt::Display for Floats<'_> {
@@ -72,7 +77,7 @@ impl fmt::Display for Floats<'_> {
     }
 }
 
-/// An exemplar behind its bucket, where there is one.
+/// The exemplar after the count of a bucket. Writes nothing for `None`.
 struct Shown(Option<Exemplar>);
 
 impl fmt::Display for Shown {

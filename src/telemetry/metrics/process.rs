@@ -1,7 +1,10 @@
-//! What the system says of this process, under the names that every client library uses.
+//! The standard `process_*` metrics of Prometheus' client libraries.
 //!
-//! Guarantees: what the system does not say is not there; no number is made up.
-//! Leaves out: systems without `/proc`.
+//! Guarantees:
+//! - All values are reported by the system, or none is shown.
+//!
+//! Not covered:
+//! - Systems without `/proc`.
 
 use std::fmt;
 use std::fs;
@@ -9,26 +12,26 @@ use std::fs;
 use super::{Seconds, head};
 use crate::kernel::units::Nanos;
 
-/// What a tick of the kernel's accounts stands for: Linux shows hundredths of seconds to programs on every machine.
+/// The unit of CPU times in `/proc/self/stat`: 10 ms on every Linux architecture.
 const TICK: Nanos = Nanos(10 * Nanos::MILLI.0);
 
-/// What a process takes.
+/// The resource usage of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Memory that is in use, in bytes.
+    /// Resident memory, in bytes.
     pub resident: u64,
-    /// Memory that it has addresses for, in bytes.
+    /// Virtual memory, in bytes.
     pub virtual_size: u64,
-    /// Time on a processor.
+    /// CPU time in user and kernel mode.
     pub cpu: Nanos,
-    /// Files and sockets that are open.
+    /// Open files and sockets.
     pub files: u64,
-    /// That may be.
+    /// The maximum number of open files and sockets.
     pub most_files: u64,
 }
 
 impl Process {
-    /// What the system says of this one now, if it says all of it.
+    /// Reads the usage of this process. Returns `None` if any value is missing.
     #[must_use]
     pub fn look() -> Option<Self> {
         let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
@@ -42,7 +45,8 @@ impl Process {
             let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
             Some(rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
         };
-        // After the name, which may hold anything: the twelfth and thirteenth are ticks in user and kernel mode.
+        // The process name may contain any character, so the fields are counted after its last
+        // parenthesis. Fields 11 and 12 (from 0) are the ticks in user and in kernel mode.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;

@@ -1,8 +1,12 @@
-//! How a collector is called: by HTTP/1.1, or by HTTP/2 for gRPC; in plain text or TLS.
+//! Connections to a collector: HTTP/1.1, or HTTP/2 for gRPC, in plain text or with TLS.
 //!
-//! Guarantees: a collector's certificate must be signed by who was named, or by whom the system trusts where nobody was;
-//! a call ends within its patience, and an answer is read up to [`MOST`] bytes.
-//! Leaves out: what is said.
+//! Guarantees:
+//! - The configured CA bundle, by default the system CAs, verifies the collector's certificate.
+//! - Every call has a timeout.
+//! - At most [`MOST`] bytes of an HTTP response are read.
+//!
+//! Not covered:
+//! - The content of requests and responses.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -24,32 +28,30 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
 
-/// The longest answer that is read, in bytes.
+/// The maximum size of a response, in bytes.
 const MOST: usize = 1 << 20;
 
-/// Whom a collector must be, and who we are.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    /// PEM certificates of who may sign the collector's; the system's without.
+    /// CA bundle (PEM) that verifies the collector. Default: the system CAs.
     pub(super) certificate: Option<String>,
-    /// Our certificate and its key.
+    /// The client certificate and its key.
     pub(super) identity: Option<(String, String)>,
 }
 
-/// A client of OTLP over HTTP.
 #[derive(Debug)]
 pub(super) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// Spans are told from a thread that has no runtime.
+    /// The exporter's thread for spans has no runtime.
     runtime: Handle,
     patience: Duration,
 }
 
 impl Http {
-    /// Within a runtime of tokio.
+    /// Creates a client. Must run within a Tokio runtime.
     ///
     /// # Errors
-    /// A file cannot be read or holds something else.
+    /// A TLS file cannot be read or has an invalid content.
     pub(super) fn new(files: &Files, patience: Duration) -> Result<Self, String> {
         let connector = HttpsConnectorBuilder::new().with_tls_config(tls(files)?);
         let connector = connector.https_or_http().enable_http1().build();
@@ -68,15 +70,15 @@ impl HttpClient for Http {
             Ok(Response::from_parts(head, body))
         };
         let patience = self.patience;
-        // Made there: a timer needs the runtime that it is made in.
+        // Created in the spawned task, because a timer needs a runtime.
         self.runtime.spawn(async move { tokio::time::timeout(patience, whole).await? }).await?
     }
 }
 
-/// A connection for gRPC in TLS, made when it is needed. Within a runtime of tokio.
+/// Creates a gRPC channel with TLS that connects at its first use. Must run within a Tokio runtime.
 ///
 /// # Errors
-/// The endpoint is no address; a file cannot be read or holds something else.
+/// The endpoint is not a URI, or a TLS file cannot be read or has an invalid content.
 pub(super) fn secure(endpoint: &str, files: &Files, patience: Duration) -> Result<Channel, String> {
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls(files)?);
     let connector = Secure(connector.https_only().enable_http2().build());
@@ -87,7 +89,8 @@ pub(super) fn secure(endpoint: &str, files: &Files, patience: Duration) -> Resul
     Ok(at.connect_with_connector_lazy(connector))
 }
 
-/// Speaks TLS to what it is told to call in plain text: who makes the channel refuses to be told otherwise.
+/// Connects with TLS although the URI starts with `http:`. Tonic's channel would reject an `https:`
+/// URI without a TLS configuration of its own.
 #[derive(Clone)]
 struct Secure(HttpsConnector<HttpConnector>);
 

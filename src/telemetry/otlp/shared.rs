@@ -1,7 +1,8 @@
-//! One page for all families that are told together.
+//! Renders one metrics page for each export and shares it among all families.
 //!
-//! Guarantees: the page is made once for each time that all families are looked at, in whatever order; a family never
-//! looks at one page twice.
+//! Guarantees:
+//! - Each export renders the page once, in any order of the families.
+//! - A family never reads the same page twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,22 +11,21 @@ use parking_lot::Mutex;
 
 use super::Page;
 
-/// The last page.
 pub(super) struct Shared {
     make: Page,
     last: Mutex<Last>,
 }
 
 struct Last {
-    /// Pages are numbered from 1.
+    /// The number of the page, from 1. 0 before the first.
     number: u64,
     text: Arc<str>,
 }
 
-/// One family's view of it.
+/// The reader of one family.
 pub(super) struct Reader {
     shared: Arc<Shared>,
-    /// The number of the page that it looked at last, 0 before the first.
+    /// The number of the last page that this reader returned, 0 before the first.
     seen: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Reader {
         Self { shared: Arc::clone(shared), seen: AtomicU64::new(0) }
     }
 
-    /// The page after the one that it looked at last: whoever comes first makes it.
+    /// Returns a page that is newer than the last one. The first reader of an export renders it.
     pub(super) fn next(&self) -> Arc<str> {
         let mut last = self.shared.last.lock();
         if last.number == self.seen.load(Relaxed) {
@@ -65,7 +65,7 @@ mod tests {
         assert_eq!([a.next(), b.next()].map(|text| text.to_string()), ["1", "1"]);
         assert_eq!([b.next(), a.next()].map(|text| text.to_string()), ["2", "2"]);
         assert_eq!(made.load(Relaxed), 2);
-        // Whoever was left out once sees the newest, and takes none of it away.
+        // A reader that missed a page returns the newest one without rendering another.
         assert_eq!([a.next(), a.next(), b.next()].map(|text| text.to_string()), ["3", "4", "4"]);
     }
 }

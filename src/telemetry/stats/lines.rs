@@ -1,8 +1,12 @@
-//! The reference's statistics as lines: for StatsD, for DogStatsD, for a log.
+//! Formats the statistics of envoyproxy/ratelimit as lines for StatsD, DogStatsD or a log.
 //!
-//! Guarantees: a counter is sent as what it grew by since the last time, and not where it did not, nor where it shrank; a
-//! time is sent once.
-//! Leaves out: sending.
+//! Guarantees:
+//! - A counter is formatted as its growth since the last call.
+//! - A counter that did not grow is omitted.
+//! - Each duration is formatted once.
+//!
+//! Not covered:
+//! - Sending the lines.
 
 use std::collections::HashMap;
 
@@ -12,40 +16,40 @@ use serde_json::json;
 use super::mapping::filled;
 use super::{Looked, Sample, Stats};
 
-/// How lines are written.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Tags at the end of the name.
+    /// StatsD, with tags at the end of the name.
     Statsd,
-    /// Tags of their own.
+    /// DogStatsD, with tags in a separate field.
     Dogstatsd,
-    /// One JSON object a line.
+    /// Log lines, one JSON object each.
     Log,
 }
 
-/// Makes another name and tags of a name.
+/// A rule that replaces the name of a statistic and adds tags.
 #[derive(Clone, Debug)]
 pub struct Rewrite {
-    /// What a name must match somewhere.
+    /// The pattern. It may match any part of the name.
     pub pattern: Regex,
-    /// The name instead, with `$1` for a group.
+    /// The new name. `$1` stands for the first group.
     pub name: String,
-    /// Tags, with the same.
+    /// The tags, with the same placeholders.
     pub tags: Vec<(String, String)>,
 }
 
-/// What was sent so far, and how it is written.
+/// A formatter that remembers the last value of each counter.
 #[derive(Debug)]
 pub struct Lines {
     dialect: Dialect,
-    /// Sorted, fit for a name.
+    /// Sorted and without reserved characters.
     tags: Vec<(String, String)>,
     rewrites: Vec<Rewrite>,
     sent: HashMap<Box<str>, u64>,
 }
 
 impl Lines {
-    /// With these tags on every statistic.
+    /// Creates a formatter that adds `tags` to every statistic.
     #[must_use]
     pub fn new(dialect: Dialect, tags: &[(String, String)], rewrites: Vec<Rewrite>) -> Self {
         let fit = |text: &String| text.replace(['.', ':', '|'], "_");
@@ -54,7 +58,7 @@ impl Lines {
         Self { dialect, tags, rewrites, sent: HashMap::new() }
     }
 
-    /// A line for everything that is to be told of `stats` now.
+    /// Returns the lines for all changes of `stats` since the last call.
     pub fn next(&mut self, stats: &Stats, looked: &[Looked]) -> Vec<String> {
         let mut lines = Vec::new();
         stats.each(looked, |sample| match sample {
@@ -106,7 +110,7 @@ impl Lines {
         format!("{name}:{value}|{kind}{mark}{}", tags.join(","))
     }
 
-    /// What the first rule that matches makes of a name.
+    /// Applies the first matching rule. Returns the new name and its tags.
     fn rewritten(&self, name: &str) -> (String, Vec<(String, String)>) {
         let matched =
             self.rewrites.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));

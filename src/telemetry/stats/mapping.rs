@@ -1,54 +1,56 @@
-//! How a statistic's name becomes a metric's name and labels: the rules of `statsd_exporter`.
+//! Maps the names of statistics to metric names and labels, with the rules of `statsd_exporter`.
 //!
-//! Guarantees: patterns of parts rule before regular expressions, each in the file's order; what no rule maps keeps
-//! its name, made fit for a metric.
-//! Leaves out: `ttl` (metrics never expire), and of summaries all but which quantiles: they are those of the last ten minutes.
+//! Guarantees:
+//! - Glob rules precede regular expressions, each in the order of the file.
+//! - Without a matching rule, a statistic keeps its name, with invalid characters replaced.
+//!
+//! Not covered:
+//! - `ttl`: metrics never expire.
+//! - Options of summaries except `quantiles`. Quantiles cover the last ten minutes.
 
 use std::collections::BTreeMap;
 
 use regex::Regex;
 use serde::Deserialize;
 
-/// The bounds of a histogram that names none, in seconds.
+/// The default bounds of a histogram, in seconds.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// The quantiles of a summary that names none.
 pub(super) const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
-/// The rules that the reference has built in.
 const BUILT_IN: &str = include_str!("mapping.yaml");
 
 /// A kind of statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// A value that only grows.
     Counter,
-    /// Goes up and down.
+    /// A value that grows and shrinks.
     Gauge,
-    /// How long something took.
+    /// A series of durations.
     Timer,
 }
 
-/// The rules.
+/// A list of mapping rules.
 #[derive(Debug, Default)]
 pub struct Mapping {
     rules: Vec<Rule>,
 }
 
-/// What a statistic is shown as.
+/// The metric of a statistic.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mapped {
-    /// The metric's name.
+    /// The name of the metric.
     pub name: String,
-    /// Its labels, by name.
+    /// The labels by name.
     pub labels: BTreeMap<String, String>,
-    /// A histogram's upper bounds; empty for what is none.
+    /// The upper bounds of a histogram. Empty for any other metric.
     pub buckets: Vec<f64>,
-    /// The quantiles that are shown of what is no histogram.
+    /// The quantiles of a summary.
     pub quantiles: Vec<f64>,
-    /// What values are multiplied by.
+    /// The factor for values.
     pub scale: f64,
-    /// It is not shown.
+    /// `true` if the statistic is not shown.
     pub is_dropped: bool,
 }
 
@@ -66,23 +68,23 @@ struct Rule {
 
 #[derive(Debug)]
 enum Pattern {
-    /// Parts between dots; none stands for any.
+    /// The parts between dots. `None` matches any part.
     Parts(Vec<Option<String>>),
     Regex(Regex),
 }
 
-/// Why a text holds no rules.
+/// An error in a file of mapping rules.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not YAML, or not of this shape.
+    /// The file is not YAML or has an unknown structure.
     #[error("{0}")]
     Unreadable(String),
-    /// One of the rules.
+    /// A rule is invalid.
     #[error("mapping {number}: {what}")]
     Rule {
-        /// Which, from 1.
+        /// The position of the rule in the file, from 1.
         number: usize,
-        /// What is wrong with it.
+        /// The error of the rule.
         what: String,
     },
 }
@@ -142,17 +144,17 @@ struct Quantile {
     quantile: f64,
 }
 
-/// Those that options name, in their new place or their old one.
+/// Returns the quantiles of `summary_options`, or those of the deprecated field `quantiles`.
 fn named(summary: Option<&Summary>, old: Option<&Vec<Quantile>>) -> Option<Vec<f64>> {
     let list = summary.and_then(|summary| summary.quantiles.as_ref()).or(old)?;
     Some(list.iter().map(|named| named.quantile).collect())
 }
 
 impl Mapping {
-    /// The rules that the reference has built in; with times in milliseconds, if asked.
+    /// Returns the built-in rules of envoyproxy/ratelimit. Times are in milliseconds or in seconds.
     #[must_use]
     pub fn built_in(milliseconds: bool) -> Self {
-        // A test holds that it is sound.
+        // The default is unreachable: a test parses the built-in rules.
         let mut mapping = Self::read(BUILT_IN).unwrap_or_default();
         for rule in mapping.rules.iter_mut().filter(|_| milliseconds) {
             rule.scale = 1.0;
@@ -160,10 +162,11 @@ impl Mapping {
         mapping
     }
 
-    /// The rules of a file.
+    /// Parses the rules of a YAML file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// - [`Error::Unreadable`] if the file is not YAML or has an unknown structure.
+    /// - [`Error::Rule`] for the first invalid rule.
     pub fn read(text: &str) -> Result<Self, Error> {
         let file: File =
             serde_saphyr::from_str(text).map_err(|error| Error::Unreadable(error.to_string()))?;
@@ -175,7 +178,7 @@ impl Mapping {
         Ok(Self { rules })
     }
 
-    /// What the first rule for `name` makes of it.
+    /// Applies the first matching rule to `name`. Returns `None` if no rule matches.
     #[must_use]
     pub fn map(&self, name: &str, kind: Kind) -> Option<Mapped> {
         let of_kind = self.rules.iter().filter(|rule| rule.kind.is_none_or(|own| own == kind));
@@ -248,7 +251,7 @@ impl Rule {
 }
 
 impl Pattern {
-    /// What stands for `$1` and so on.
+    /// Returns the values of `$1`, `$2` and so on. `None` if `name` does not match.
     fn groups<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         match self {
             Self::Parts(parts) => {
@@ -271,7 +274,7 @@ impl Pattern {
     }
 }
 
-/// `text` with the groups for `$1` and `${1}`; one that is not there is left as it stands.
+/// Replaces `$1` and `${1}` in `text` by the groups. References to missing groups are unchanged.
 pub(super) fn filled(text: &str, groups: &[&str]) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
@@ -289,7 +292,8 @@ pub(super) fn filled(text: &str, groups: &[&str]) -> String {
     filled
 }
 
-/// How long the reference is that `text` begins with, and its number; 0 for none.
+/// Returns the length and the number of the reference at the start of `text`. The number is 0 if
+/// there is no reference.
 fn reference(text: &str) -> (usize, usize) {
     let (open, close) = if text.starts_with("${") { (2, 1) } else { (1, 0) };
     let digits = text[open..].bytes().take_while(u8::is_ascii_digit).count();
@@ -298,7 +302,7 @@ fn reference(text: &str) -> (usize, usize) {
     if number == 0 || !is_closed { (1, 0) } else { (open + digits + close, number) }
 }
 
-/// `name` as a metric may be called.
+/// Replaces the characters of `name` that a metric name does not allow by `_`.
 #[must_use]
 pub fn fit(name: &str) -> String {
     let fit = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };

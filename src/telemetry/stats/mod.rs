@@ -1,8 +1,14 @@
-//! envoyproxy/ratelimit's statistics, by its names.
+//! The statistics of envoyproxy/ratelimit, under the same names.
 //!
-//! Guarantees: a statistic is there once it is not zero; amounts are exact; the number of names is bounded: so
-//! many that requests make and so many that files do, and what comes then is counted as [`OVERFLOW`].
-//! Leaves out: what this service counts for itself ([`super::metrics`]), and sending.
+//! Guarantees:
+//! - A statistic appears as soon as it is not zero.
+//! - Amounts are exact.
+//! - Names from files and names from requests are bounded separately.
+//! - Further names are counted as [`OVERFLOW`].
+//!
+//! Not covered:
+//! - The service's own metrics (see [`super::metrics`]).
+//! - Sending statistics.
 
 mod lines;
 pub mod mapping;
@@ -25,34 +31,34 @@ pub use page::page;
 pub use rule::{Rule, Verdict};
 pub use timer::{Timer, Times};
 
-/// What is counted once there are as many names as may be: domain and key alike.
+/// The domain and the key of statistics beyond the maximum number of names.
 pub const OVERFLOW: &str = "_overflow_";
 
-/// The longest name that a question makes, in bytes: one entry alone may be sixty times as long, and each name is kept
-/// several times.
+/// The maximum length of a name from a request, in bytes. Longer names are counted as [`OVERFLOW`],
+/// because one entry may be 60 times as long and each name is stored several times.
 const LONGEST: usize = 1024;
 
-/// Statistics that are one counter each.
+/// A statistic with a single counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stat {
-    /// A question of no domain, no descriptor or before the first configuration, or one that cannot be meant.
+    /// A check without domain, descriptor or loaded configuration, or an invalid one.
     ServiceError,
-    /// A question that the store did not answer.
+    /// A check that failed because of the store.
     RedisError,
-    /// A denial that global shadow mode turned into an admission.
+    /// A denial that global shadow mode turned into an allowed check.
     GlobalShadowMode,
-    /// A configuration was taken.
+    /// A configuration was loaded.
     ConfigLoadSuccess,
-    /// A configuration was refused.
+    /// A configuration was invalid.
     ConfigLoadError,
-    /// The files were looked at for a load.
+    /// An attempt to read the files.
     RuntimeLoadAttempts,
-    /// The files could not be read.
+    /// A failed attempt to read the files.
     RuntimeLoadFailures,
 }
 
 impl Stat {
-    /// Every one, in the order of their discriminants.
+    /// Every statistic with its name, in the order of the discriminants.
     const ALL: [(Self, &'static str); 7] = [
         (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
         (Self::RedisError, "ratelimit.service.call.should_rate_limit.redis_error"),
@@ -64,12 +70,12 @@ impl Stat {
     ];
 }
 
-/// The methods that are timed.
+/// A gRPC method with a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Envoy's question.
+    /// The rate limit check.
     ShouldRateLimit,
-    /// A check of health.
+    /// The gRPC health check.
     Check,
 }
 
@@ -78,32 +84,32 @@ impl Method {
         [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
 }
 
-/// The name of a rule's statistics, not yet fit for a statistic.
+/// The name of a rule's statistics before invalid characters are replaced.
 #[derive(Clone, Copy, Debug)]
 pub enum Key<'k> {
-    /// As a file writes it.
+    /// A name from a limits file.
     Written(&'k str),
-    /// With parts of a request.
+    /// A name with values from a request.
     Made(&'k str),
 }
 
-/// A number that is looked up, not counted here.
+/// A value that is counted elsewhere and read when statistics are shown.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Looked {
-    /// The name and value of one that goes up and down.
+    /// The name and value of a gauge.
     Gauge(&'static str, u64),
-    /// Of one that only grows.
+    /// The name and value of a counter.
     Counter(&'static str, u64),
 }
 
-/// One statistic at one time.
+/// The value of one statistic at one instant.
 #[derive(Clone, Copy, Debug)]
 pub enum Sample<'s> {
-    /// A counter's name and value.
+    /// The name and value of a counter.
     Counter(&'s str, u64),
-    /// A gauge's.
+    /// The name and value of a gauge.
     Gauge(&'s str, u64),
-    /// A timer's.
+    /// The name and the times of a timer.
     Timer(&'s str, &'s Timer),
 }
 
@@ -121,18 +127,18 @@ pub struct Stats {
 
 #[derive(Debug, Default)]
 struct Rules {
-    /// By what files and requests say.
+    /// By the original name.
     by_key: HashMap<Box<str>, Arc<Rule>>,
-    /// By what statistics hold of that, which may be the same for several.
+    /// By the sanitized name. Several original names may have the same one.
     by_name: HashMap<Box<str>, Arc<Rule>>,
-    /// How often questions named a domain that there is not.
+    /// The number of checked descriptors for each unknown domain.
     unknown_domains: HashMap<Box<str>, Arc<AtomicU64>>,
     written: usize,
     made: usize,
 }
 
 impl Stats {
-    /// With at most `most` rules of each kind, and shown by `mapping`.
+    /// Creates statistics with at most `most` rules from files and `most` from requests.
     #[must_use]
     pub fn new(most: u32, mapping: Mapping) -> Self {
         let times = Method::ALL.map(|(_, method)| {
@@ -142,7 +148,7 @@ impl Stats {
         });
         let name = format!("{OVERFLOW}.{OVERFLOW}");
         let overflow = Arc::new(Rule::new(&name));
-        // Among the others, so that a rule of that name is the same one.
+        // Also in the map, so that a rule with this name shares its counters.
         let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
             rules: RwLock::new(Rules { by_name, ..Rules::default() }),
@@ -155,7 +161,7 @@ impl Stats {
         }
     }
 
-    /// Where what a rule does is counted.
+    /// Returns the counters of a rule. Creates them at the first call.
     #[must_use]
     pub fn rule(&self, key: Key<'_>) -> Arc<Rule> {
         let (Key::Written(text) | Key::Made(text)) = key;
@@ -184,7 +190,7 @@ impl Stats {
         rule
     }
 
-    /// Counts descriptors of a domain that there is not.
+    /// Counts descriptors of an unknown domain.
     pub fn unknown_domain(&self, domain: &str, descriptors: u64) {
         let domain = if LONGEST < domain.len() { OVERFLOW } else { domain };
         if let Some(count) = self.rules.read().unknown_domains.get(domain) {
@@ -197,30 +203,30 @@ impl Stats {
         rules.unknown_domains.entry(name.into()).or_default().fetch_add(descriptors, Relaxed);
     }
 
-    /// Counts what is one counter.
+    /// Adds `count` to a single counter.
     pub fn add(&self, stat: Stat, count: u64) {
         self.single[stat as usize].fetch_add(count, Relaxed);
     }
 
-    /// Counts a call that ended at `now` and the time that it took.
+    /// Counts a call that ended at `now` and records its duration.
     pub fn called(&self, method: Method, now: Nanos, took: Nanos) {
         self.requests[method as usize].fetch_add(1, Relaxed);
         self.times[method as usize].1.took(now, took.0 / Nanos::MILLI.0);
     }
 
-    /// The same, where nobody is sent what single calls took.
+    /// Disables the collection of single durations, because no sink sends them.
     #[must_use]
     pub fn unsent(mut self) -> Self {
         self.times.iter_mut().for_each(|(_, timer)| timer.keep_none());
         self
     }
 
-    /// It is `now`: quantiles forget what is too old.
+    /// Advances the time to `now` and removes old durations from the quantiles.
     pub fn pass(&self, now: Nanos) {
         self.times.iter().for_each(|(_, timer)| timer.pass(now));
     }
 
-    /// Shows every statistic that is not zero, and what was looked up, to `see`.
+    /// Calls `see` with each statistic that is not zero, and with `looked`.
     pub fn each(&self, looked: &[Looked], mut see: impl FnMut(Sample<'_>)) {
         let mut counter = |name: &str, count: u64| {
             if count != 0 {
@@ -253,12 +259,13 @@ impl Stats {
         }
     }
 
-    /// What has a name of its own, each name once. Copied, so that who shows it holds up nobody who counts.
+    /// Copies the rules and the unknown domains by sanitized name, so that output does not block
+    /// counting.
     fn named(&self) -> (Vec<Arc<Rule>>, HashMap<String, u64>) {
         let rules = self.rules.read();
         let mut unknown = HashMap::new();
         for (domain, count) in &rules.unknown_domains {
-            // Several domains may be one name, whose count would go up and down if each were shown by itself.
+            // Several domains may have one name. Separate samples would make its count jump.
             let sum: &mut u64 = unknown.entry(names::sound(domain).into_owned()).or_default();
             *sum = sum.saturating_add(count.load(Relaxed));
         }

@@ -1,8 +1,9 @@
-//! What of a name statistics cannot hold.
+//! Replaces the characters of names that statistics do not allow.
 
 use std::borrow::Cow;
 
-/// `name` with `_` for colons, pipes, and the dots of IPv4 addresses; all other dots part a name.
+/// Replaces colons, pipes and the dots of IPv4 addresses by `_`. All other dots separate parts of
+/// the name.
 pub(super) fn sound(name: &str) -> Cow<'_, str> {
     if !name.contains([':', '|']) && !has_address(name.as_bytes()) {
         return Cow::Borrowed(name);
@@ -25,7 +26,7 @@ pub(super) fn sound(name: &str) -> Cow<'_, str> {
         }
         at += 1;
     }
-    // Only ASCII was replaced, by ASCII.
+    // Still valid UTF-8, because only ASCII was replaced by ASCII.
     Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -33,7 +34,7 @@ fn has_address(bytes: &[u8]) -> bool {
     (0..bytes.len()).any(|at| address(bytes, at).is_some())
 }
 
-/// The end of four numbers of one to three digits, with dots between them, that begin at `at`.
+/// Returns the end of the IPv4 address at `at`: four numbers of one to three digits.
 fn address(bytes: &[u8], mut at: usize) -> Option<usize> {
     for part in 0..4 {
         let digits = bytes[at..].iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();

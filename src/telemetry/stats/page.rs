@@ -1,4 +1,4 @@
-//! The reference's statistics as Prometheus' text.
+//! Renders the statistics of envoyproxy/ratelimit in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use super::mapping::{Kind, Mapped, fit};
 use super::timer::Times;
 use super::{Looked, Sample, Stats};
 
-/// A metric's type and what it holds, by its labels as they are shown.
+/// The type of a metric, and its values by rendered labels.
 type Family = (&'static str, BTreeMap<String, Shown>);
 
 enum Shown {
@@ -15,7 +15,7 @@ enum Shown {
     Times(Times),
 }
 
-/// Every statistic that is not zero, mapped. Two that are mapped to one are added up.
+/// Renders every statistic that is not zero. Statistics with the same mapped name are summed.
 #[must_use]
 pub fn page(stats: &Stats, looked: &[Looked]) -> String {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
@@ -33,7 +33,7 @@ pub fn page(stats: &Stats, looked: &[Looked]) -> String {
     });
     let mut page = String::new();
     for (name, (kind, series)) in families {
-        // A text takes everything.
+        // Writing to a `String` cannot fail.
         write_family(&mut page, &name, kind, &series).ok();
     }
     page
@@ -96,7 +96,6 @@ fn braced(labels: &str) -> String {
     if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
 }
 
-/// A label's text, which may hold anything.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,29 +1,32 @@
-//! What took how long of late, for quantiles.
+//! The durations of the last ten minutes, for quantiles.
 //!
-//! Guarantees: what is older than ten minutes is not in it, what is younger than eight is; a quantile is one of the times that
-//! were seen, exact up to a second and a hundredth part too low at most beyond; some thousand numbers at most.
-//! Leaves out: the clock.
+//! Guarantees:
+//! - Durations younger than eight minutes are included.
+//! - Durations older than ten minutes are excluded.
+//! - A quantile is a recorded duration, rounded down to three digits.
+//! - It is exact below one second and at most 1 % too low above.
+//! - A slice has at most 1,000 values plus 900 per power of ten.
+//!
+//! Not covered:
+//! - The clock.
 
 use std::collections::BTreeMap;
 
 use crate::kernel::units::Nanos;
 
-/// How long a slice takes up times.
 const SLICE: Nanos = Nanos::from_secs(120);
-/// Slices that are kept.
 const SLICES: usize = 5;
 
-/// Times of the last ten minutes.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    /// How often each time was seen, the youngest slice first.
+    /// The count of each duration in milliseconds, the youngest slice first.
     slices: [BTreeMap<u64, u64>; SLICES],
-    /// The number of the youngest slice since the beginning of time.
+    /// The number of the youngest slice, counted from time zero.
     youngest: u64,
 }
 
 impl Recent {
-    /// It is `now`. A time before the last one that was told changes nothing.
+    /// Advances the time to `now`. An earlier time has no effect.
     pub(super) fn pass(&mut self, now: Nanos) {
         let number = now.0 / SLICE.0;
         let passed = usize::try_from(number.saturating_sub(self.youngest)).unwrap_or(usize::MAX);
@@ -34,13 +37,12 @@ impl Recent {
         self.youngest = self.youngest.max(number);
     }
 
-    /// Something took so many milliseconds.
     pub(super) fn took(&mut self, now: Nanos, millis: u64) {
         self.pass(now);
         *self.slices[0].entry(rounded(millis)).or_default() += 1;
     }
 
-    /// The least time that at least this part of all, 0 to 1, did not exceed.
+    /// Returns the smallest duration that at least the fraction `part` (0 to 1) does not exceed.
     pub(super) fn quantile(&self, part: f64) -> Option<u64> {
         let mut all: BTreeMap<u64, u64> = BTreeMap::new();
         for (millis, count) in self.slices.iter().flatten() {
@@ -56,7 +58,7 @@ impl Recent {
     }
 }
 
-/// Which of `total` in order is the quantile, from 1.
+/// Returns the rank of the quantile among `total` sorted values, from 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -67,7 +69,7 @@ fn rank(part: f64, total: u64) -> u64 {
     ((part * total as f64).ceil() as u64).clamp(1, total.max(1))
 }
 
-/// With three digits: what bounds how many different times there are.
+/// Rounds down to three digits, which bounds the number of distinct durations.
 const fn rounded(millis: u64) -> u64 {
     let mut unit = 1;
     while 1_000 <= millis / unit {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one rule did.
+/// The statistics of one rule.
 #[derive(Debug)]
 pub struct Rule {
     names: [Box<str>; SUFFIXES.len()],
@@ -27,18 +27,18 @@ const OVER_IN_CACHE: usize = 4;
 const SHADOW: usize = 5;
 const NEGATIVE: usize = 6;
 
-/// What became of one charge.
+/// The result of one charge.
 #[derive(Clone, Copy, Debug)]
 pub struct Verdict {
-    /// Of the charge.
+    /// The hits of the charge.
     pub hits: u64,
-    /// What the counter holds with them.
+    /// The value of the counter after the charge.
     pub held: u64,
-    /// What it may hold.
+    /// The maximum value of the counter.
     pub limit: u64,
-    /// From beyond how many on it is near its limit.
+    /// Values above this one are near the limit.
     pub near: u64,
-    /// Nobody was asked: it was known to be over.
+    /// The deny cache denied the charge without a store call.
     pub is_remembered: bool,
     /// The rule is in shadow mode.
     pub shadow: bool,
@@ -51,17 +51,17 @@ impl Rule {
         Self { names, cells: Default::default() }
     }
 
-    /// Counts hits that are about to be put to the counter.
+    /// Counts hits before they are charged.
     pub fn hits(&self, hits: u64) {
         self.add(TOTAL, hits);
     }
 
-    /// Counts hits that are given back.
+    /// Counts refunded hits.
     pub fn refund(&self, hits: u64) {
         self.add(NEGATIVE, hits);
     }
 
-    /// Counts what became of them. Source: `reference` §6.2.
+    /// Counts the result of a charge. Source: `reference` §6.2.
     pub fn verdict(&self, verdict: Verdict) {
         let Verdict { hits, held, limit, near, is_remembered, shadow } = verdict;
         let before = held.saturating_sub(hits);

@@ -1,4 +1,4 @@
-//! Times of calls, in whole milliseconds as the reference counts them.
+//! The durations of calls, in whole milliseconds like those of envoyproxy/ratelimit.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,41 +8,39 @@ use super::mapping::{Kind, Mapping, QUANTILES};
 use super::recent::Recent;
 use crate::kernel::units::Nanos;
 
-/// Most times that wait to be sent one by one; what comes then is only summed up.
+/// The maximum number of unsent durations. Further durations are only added to the totals.
 const MOST_WAITING: usize = 10_000;
 
-/// One timer.
+/// The durations of one method.
 #[derive(Debug)]
 pub struct Timer {
-    /// Upper bounds as they are shown, and in milliseconds. Empty where it is no histogram.
+    /// Upper bounds in the unit of the output and in milliseconds. Empty for a summary.
     bounds: Vec<(f64, u64)>,
-    /// Per bound, not cumulated; the last has no upper bound.
+    /// One count for each bound, not cumulative. The last bucket has no upper bound.
     counts: Vec<AtomicU64>,
     sum: AtomicU64,
     scale: f64,
-    /// Which quantiles are shown, where it is no histogram.
+    /// The quantiles of a summary. Empty for a histogram.
     quantiles: Vec<f64>,
     recent: Mutex<Recent>,
-    /// Most times that wait to be sent.
     most: usize,
     waiting: Mutex<Vec<u64>>,
 }
 
-/// A timer at one time.
+/// The state of a timer at one instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Times {
-    /// Upper bounds and how many are below or at them. Empty where it is no histogram.
+    /// Upper bounds and their cumulative counts. Empty for a summary.
     pub buckets: Vec<(f64, u64)>,
-    /// Quantiles of the last ten minutes, nothing where nobody called. Empty where it is a histogram.
+    /// Quantiles of the last ten minutes, `None` without calls. Empty for a histogram.
     pub quantiles: Vec<(f64, Option<f64>)>,
-    /// How many.
+    /// The number of durations.
     pub count: u64,
-    /// Their sum, in what bounds are in.
+    /// The sum of the durations, in the unit of the bounds.
     pub sum: f64,
 }
 
 impl Timer {
-    /// With the buckets and the scale that `mapping` gives to `name`.
     pub(super) fn new(mapping: &Mapping, name: &str) -> Self {
         let mapped = mapping.map(name, Kind::Timer);
         let scale = mapped.as_ref().map_or(1.0, |mapped| mapped.scale);
@@ -63,7 +61,6 @@ impl Timer {
         }
     }
 
-    /// Nobody is sent what comes from now on.
     pub(super) const fn keep_none(&mut self) {
         self.most = 0;
     }
@@ -88,12 +85,12 @@ impl Timer {
         }
     }
 
-    /// The times since the last call, in milliseconds.
+    /// Removes and returns the unsent durations, in milliseconds.
     pub fn take(&self) -> Vec<u64> {
         std::mem::take(&mut *self.waiting.lock())
     }
 
-    /// What it is now.
+    /// Returns the current state.
     #[expect(clippy::cast_precision_loss, reason = "shown to people, who do not count to 2^53 ms")]
     pub fn times(&self) -> Times {
         let mut count = 0;
@@ -114,20 +111,20 @@ impl Timer {
 }
 
 impl Times {
-    /// Whether it is shown by quantiles, not by buckets.
+    /// Returns `true` for quantiles and `false` for buckets.
     #[must_use]
     pub const fn is_summary(&self) -> bool {
         self.buckets.is_empty()
     }
 }
 
-/// The most whole milliseconds that, scaled, are not above `bound`.
+/// Returns the largest number of milliseconds whose scaled value is at most `bound`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "rounded down; a bound of more milliseconds than that is none"
 )]
 fn millis(bound: f64, scale: f64) -> u64 {
-    // Beyond the rounding of `0.005 / 0.001`, which is not quite 5.
+    // Compensates rounding errors: `0.005 / 0.001` is slightly less than 5.
     (bound / scale + 1e-9).floor() as u64
 }

@@ -1,7 +1,11 @@
-//! The trace that a caller is in, from the headers it sends.
+//! Reads the caller's trace from the request headers.
 //!
-//! Guarantees: headers that are not what they should be are no trace; a caller that says not to sample is heard.
-//! Leaves out: baggage, which nothing here reads.
+//! Guarantees:
+//! - Invalid headers are ignored.
+//! - A caller's decision not to sample is respected.
+//!
+//! Not covered:
+//! - Baggage.
 
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
@@ -10,20 +14,20 @@ use opentelemetry::trace::{
 };
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 
-/// Looks a header up by its lower-case name.
+/// Returns the header with a lower-case name.
 pub type Headers<'h> = &'h dyn Fn(&str) -> Option<&'h str>;
 
-/// Whose headers are read.
+/// The header formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Propagators {
     /// W3C: `traceparent`, `tracestate`.
     pub w3c: bool,
-    /// B3: `b3`, or `x-b3-traceid` and those beside it.
+    /// B3: `b3`, or `x-b3-traceid` and the other `x-b3-*` headers.
     pub b3: bool,
 }
 
 impl Propagators {
-    /// What `OTEL_PROPAGATORS` says, both without it; `None` where it names others as well.
+    /// Parses `OTEL_PROPAGATORS`. The default is both formats. Returns `None` for an unknown name.
     #[must_use]
     pub fn read(text: Option<&str>) -> Option<Self> {
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
@@ -34,7 +38,7 @@ impl Propagators {
             match word {
                 "tracecontext" => found.w3c = true,
                 "b3" | "b3multi" => found.b3 = true,
-                // Nothing is passed on from here, so that nothing is lost.
+                // Ignored without loss, because this service calls no other service.
                 "baggage" | "none" => {}
                 _ => return None,
             }
@@ -43,8 +47,8 @@ impl Propagators {
     }
 }
 
-/// Whose child the question's span is: empty where the caller says nothing, `None` where it says not
-/// to sample and no more.
+/// Returns the parent of the check's span. The context is empty without a trace of the caller.
+/// Returns `None` if the headers contain only the decision not to sample.
 pub(super) fn of(propagators: Propagators, headers: Headers<'_>) -> Option<Context> {
     if propagators.w3c && headers("traceparent").is_some() {
         return Some(TraceContextPropagator::new().extract(&Asked(headers)));
@@ -77,7 +81,7 @@ enum B3 {
     Trace(SpanContext),
 }
 
-/// Source: openzipkin/b3-propagation, single header and several.
+/// Parses the single or the multiple B3 headers. Source: openzipkin/b3-propagation.
 fn b3(headers: Headers<'_>) -> B3 {
     if let Some(single) = headers("b3") {
         let mut parts = single.split('-');
@@ -121,7 +125,6 @@ mod tests {
     const TRACE: &str = "80f198ee56343ba864fe8b2a57d3eff7";
     const SPAN: &str = "e457b5a2e4d86bd1";
 
-    /// The caller's trace, its span, and whether it is sampled.
     fn parent(sent: &[(&str, &str)]) -> String {
         let headers = |name: &str| sent.iter().find(|(key, _)| *key == name).map(|(_, v)| *v);
         let Some(context) = of(Propagators { w3c: true, b3: true }, &headers) else {
